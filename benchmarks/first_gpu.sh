@@ -66,7 +66,7 @@ if [ "$device" = cpu ]; then
   share=(--learner.device=cpu --rollout.device=cpu --learner.param_dtype=float32 --model.dtype=float32)
 elif [ "$gpus" -lt 2 ]; then
   # One device for all.
-  share=(--learner.devices=[0] --rollout.devices=[0])
+  share=(--placement.devices.learner=[0] --placement.devices.generators=[[0]])
   share+=(--rollout.vllm.gpu_memory_utilization=0.4 --rollout.sglang.mem_fraction=0.4)
 fi
 for engine in hf vllm sglang; do

@@ -12,6 +12,7 @@ from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.engines.types import EngineSettings, KvPolicy
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.agent_tools import agent_schemas
+from rollmesh.mesh.config.generator_places import generator_places
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.runtime.devices import choose_device
 
@@ -84,11 +85,15 @@ def kv_policy(config: Config) -> KvPolicy:
 
 
 def sharing(config: Config, device: str) -> int:
-    """Most processes of the run that share one device's memory: on a CPU its generators, else those that are named."""
-    rollout, learner = config.rollout, config.learner
+    """Most processes of the run that use one device's memory at the same time.
+
+    On a CPU these are its generators. A learner that takes turns with generators has no memory in theirs.
+    """
+    named = config.placement.devices
     if device == "cpu":
-        return max(1, rollout.replicas)
-    if not rollout.devices:
+        return max(1, len(generator_places(config)))
+    if not named.generators:
         return 1
-    users = Counter([*rollout.devices, *(learner.devices or ())])
-    return max(users[number] for number in rollout.devices)
+    learner = () if config.placement.shares_devices else (named.learner or ())
+    users = Counter([*(number for devices in named.generators for number in devices), *learner])
+    return max((users[number] for devices in named.generators for number in devices), default=1)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeInt, model_validator
 
-from rollmesh.mesh.config.base import DeviceName, DeviceNumbers, ModelPath, PositiveFloat, PositiveInt, Section
+from rollmesh.mesh.config.base import DeviceName, ModelPath, PositiveFloat, PositiveInt, Section
 from rollmesh.mesh.config.parallel import MegatronSection, ParallelSection
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -222,9 +222,6 @@ class LearnerSection(Section):
         "package provides (docs/training-engines.md).",
     )
     device: DeviceName = Field("auto", description="Device of the learner; auto: cuda where there is one.")
-    devices: DeviceNumbers | None = Field(
-        None, description="CUDA devices of the ranks that `rollmesh run` starts, by number; none: the first free ones."
-    )
     ranks: PositiveInt = Field(
         1,
         description="Ranks of the learner, one process each, over all nodes. They are data-parallel, unless "

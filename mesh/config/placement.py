@@ -20,8 +20,8 @@ class PlacementDevices(Section):
     )
     generators: list[DeviceNumbers] | None = Field(
         None,
-        description="CUDA devices of the generators that `rollmesh run` starts, by number, one list per generator. "
-        "None: those that the learner leaves, or the learner's own where they are shared.",
+        description="CUDA devices of the generators that `rollmesh run` starts, by number, one list per generator, "
+        "with `mode: hybrid` those of their own first. None: those that the learner leaves, or its own in turns.",
     )
 
 
@@ -47,7 +47,7 @@ class PlacementSection(Section):
     shared_generators: PositiveInt | None = Field(
         None,
         description="Generators on the learner's devices with `mode: hybrid`, in addition to `rollout.replicas`; "
-        "none: as many as these devices take.",
+        "none: as many as find devices among one for each rank, at least 1.",
     )
     step_timeout_s: PositiveFloat = Field(
         300.0, description="Seconds for each step of a swap, for example until generators have given memory back."
@@ -72,6 +72,11 @@ class PlacementSection(Section):
     def shares_devices(self) -> bool:
         """True where the learner may take turns with generators."""
         return self.mode != "split"
+
+    @property
+    def takes_turns(self) -> bool:
+        """True where all generators of `rollmesh run` may take turns with the learner."""
+        return self.mode in ("collocated", "auto")
 
 
 def section_from(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from rollmesh.mesh.config import engine_options
-from rollmesh.mesh.config.base import DeviceName, DeviceNumbers, PositiveFloat, PositiveInt, Section, Temperature
+from rollmesh.mesh.config.base import DeviceName, PositiveFloat, PositiveInt, Section, Temperature
 
 EngineName = Literal["hf", "vllm", "sglang"]
 ParserName = Literal["auto", "hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek", "pythonic"]
@@ -177,11 +177,6 @@ class RolloutSection(Section):
         "rollmesh and the engine; none: the one that runs `rollmesh`.",
     )
     device: DeviceName = Field("auto", description="Device of the generators; auto: cuda where there is one.")
-    devices: DeviceNumbers | None = Field(
-        None,
-        description="CUDA devices of the generators that `rollmesh run` starts, by number, one generator after the "
-        "other; none: those that the learner leaves.",
-    )
     replicas: int = Field(1, ge=0, description="Generators that `rollmesh run` starts here; others may join.")
     n: PositiveInt = Field(8, description="Responses per prompt (the group size).")
     temperature: Temperature = Field(1.0, description="Softmax temperature: 0 (greedy), or 0.01 and above.")

@@ -15,17 +15,26 @@ _WAITING_WORKERS = 32
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlan:
-    """Compute threads per process."""
+    """Compute threads per process.
+
+    Attributes:
+        cores: available.
+        learner: of each rank.
+        generator: of each generator of `rollout.replicas`.
+        shared: of each generator in addition to them, which takes turns with the learner.
+    """
 
     cores: int
     learner: int
     generator: int
+    shared: int = 1
 
-    def describe(self, ranks: int, replicas: int) -> str:
+    def describe(self, ranks: int, replicas: int, shared: int = 0) -> str:
         """The description of the threads, one line for the start of a run."""
+        further = f", those on the learner's cores {shared} x {self.shared} thread(s)" if shared else ""
         return (
             f"{self.cores} cores: learner {ranks} x {self.learner} thread(s), "
-            f"generators {replicas} x {self.generator} thread(s)"
+            f"generators {replicas} x {self.generator} thread(s){further}"
         )
 
 
@@ -35,22 +44,34 @@ def available_cores() -> int:
 
 
 def plan_threads(
-    cores: int, *, ranks: int, replicas: int, learner: int | None = None, generator: int | None = None
+    cores: int,
+    *,
+    ranks: int,
+    replicas: int,
+    shared: int = 0,
+    in_turns: bool = False,
+    learner: int | None = None,
+    generator: int | None = None,
 ) -> ThreadPlan:
     """Divides the cores: half for the learner ranks, the rest for the generators, at least one thread each.
+
+    Where they take turns, each side has all cores in its own.
 
     Args:
         cores: cores available.
         ranks: learner processes on this machine.
         replicas: generator processes on this machine.
+        shared: generator processes in addition, which take turns with the learner: they have its cores.
+        in_turns: all generators take turns with the learner.
         learner, generator: threads set by the user, used unchanged.
     """
-    for_learner = max(1, cores // 2) if replicas else cores
-    for_generators = max(1, cores - for_learner)
+    for_learner = max(1, cores // 2) if replicas and not in_turns else cores
+    for_generators = cores if in_turns else max(1, cores - for_learner)
     return ThreadPlan(
         cores=cores,
         learner=learner or max(1, for_learner // max(1, ranks)),
         generator=generator or max(1, for_generators // max(1, replicas)),
+        shared=generator or max(1, for_learner // max(1, shared)),
     )
 
 

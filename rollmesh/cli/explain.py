@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from rollmesh.launcher.devices import device_plan
-from rollmesh.launcher.services import interpreters_of
+from rollmesh.launcher.placement.description import describe_turns, placement_notices
+from rollmesh.launcher.placement.devices import DevicePlan, device_plan
+from rollmesh.launcher.services import describe_threads, interpreters_of, thread_plan
+from rollmesh.mesh.config.generator_places import generator_places
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.rollout import RolloutSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.liveness.freeze_detector import Bounds
-from rollmesh.mesh.runtime.threads import available_cores, plan_threads, reward_workers
+from rollmesh.mesh.runtime.threads import reward_workers
 
 
 def explain(config: Config) -> Iterator[str]:
@@ -59,20 +61,13 @@ def explain(config: Config) -> Iterator[str]:
         f"network: calls {config.network.rpc_timeout_s:g} s, a lost peer is retried for {config.network.retry_s:g} s, "
         f"a bucket of weights {config.weights.timeout_s:g} s"
     )
-    plan = plan_threads(
-        available_cores(),
-        ranks=config.learner.ranks,
-        replicas=rollout.replicas,
-        learner=config.resources.learner_threads,
-        generator=config.resources.generator_threads,
-    )
-    yield f"threads: {plan.describe(config.learner.ranks, rollout.replicas)}"
-    yield f"devices: {_devices(config)}"
+    yield f"threads: {describe_threads(config, thread_plan(config))}"
+    yield from _devices(config)
     yield f"generators: engine {rollout.engine}{_spread(rollout)}"
     for interpreter in interpreters_of(config):
         if interpreter.path is not None:
             yield f"{interpreter.field}: {interpreter.path}"
-    yield f"sequences decoded together: {rollout.replicas} generator(s) x {rollout.slots}"
+    yield f"sequences decoded together: {len(generator_places(config))} generator(s) x {rollout.slots}"
     yield f"reward: {_rewards(config)}"
     if not config.reward.endpoints:
         where = "in each generator" if config.reward.in_process else "in the reward service"
@@ -150,12 +145,17 @@ def _front(config: Config) -> str:
     return f"{buffer.fronts} front(s) on {redis}"
 
 
-def _devices(config: Config) -> str:
-    """The assignment of devices on this machine; it may be another one than the run's."""
+def _devices(config: Config) -> Iterator[str]:
+    """The placement, and the devices on this machine, which may be another one than the run's."""
+    yield describe_turns(config)
     try:
-        return device_plan(config).describe()
+        plan = device_plan(config)
     except ConfigError as error:
-        return f"not enough for this run on this machine: {error}"
+        yield f"devices: not enough for this run on this machine: {error}"
+        plan = DevicePlan()
+    else:
+        yield f"devices: {plan.describe()}"
+    yield from placement_notices(config, plan)
 
 
 def _spread(rollout: RolloutSection) -> str:

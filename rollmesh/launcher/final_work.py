@@ -19,7 +19,7 @@ from rollmesh.protos import learner_pb2, learner_pb2_grpc
 _ASK_EVERY_S = 2.0
 _ANSWER_S = 5.0
 # Others are over as soon as a learner hears that it should end, or nothing is lost with them.
-_LEARNER_WORK = frozenset({"training", "publishing", "checkpointing", "exporting", "ending"})
+_LEARNER_WORK = frozenset({"training", "publishing", "swapping", "checkpointing", "exporting", "ending"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,13 @@ from rollmesh.launcher.events import LOG, EventLog
 from rollmesh.launcher.memory import MemoryWatch
 from rollmesh.launcher.mesh_client import MeshClient, Snapshot
 from rollmesh.launcher.mesh_log import MeshLog
+from rollmesh.launcher.placement.description import describe_turns
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.launcher.preflight.continuing import Continuation
 from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.run_secrets import make_secrets, with_own_secrets
 from rollmesh.launcher.service_process import log_file
-from rollmesh.launcher.services import ServiceCatalogue, drain_order, mesh_address, thread_plan
+from rollmesh.launcher.services import ServiceCatalogue, describe_threads, drain_order, mesh_address, thread_plan
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
@@ -159,9 +160,10 @@ class LocalRun:
             make_secrets(self._folder)
             config_path = folders.write_launch(config)
             plan = thread_plan(config)
-            self._events.record(plan.describe(config.learner.ranks, config.rollout.replicas))
+            self._events.record(describe_threads(config, plan))
             self._events.record(f"the learner trains with {config.learner.describe_engine('actor')}")
             self._events.record(self._prepared.devices.describe())
+            self._events.record(describe_turns(config))
             for notice in (*self._prepared.notices, *folders.permission_warnings(self._folder)):
                 self._events.record(notice)
             started = time.time()

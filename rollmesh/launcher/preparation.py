@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollmesh.launcher.devices import DevicePlan
+from rollmesh.launcher.placement.devices import DevicePlan
 from rollmesh.launcher.service_process import LoadedProcess
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from rollmesh.launcher.devices import DevicePlan
 from rollmesh.launcher.final_work import FinalWork, learner_work
 from rollmesh.launcher.folder import takeover_stamp
 from rollmesh.launcher.interpreters import Interpreter, command_of, environment_of
 from rollmesh.launcher.loading import Loading
+from rollmesh.launcher.placement.devices import DevicePlan
 from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.service_process import ServiceSpec, ready_file
 from rollmesh.learner.checkpoint.deadlines import LAST_S
+from rollmesh.mesh.config.generator_places import GeneratorPlace, generator_places, shared_generators
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.rpc.held_ports import ENVIRONMENT, HeldPorts
 from rollmesh.mesh.runtime.threads import ThreadPlan, available_cores, plan_threads, thread_environment
@@ -21,7 +22,8 @@ BUFFER = "buffer"
 REWARD = "reward"
 LEARNER = "learner"
 _FRONT = "buffer-"
-_GENERATOR = "generator-"
+# Names of generators, as they begin.
+_GENERATORS = ("generator-", "shared-")
 # Torch has to be loaded on a machine where everything starts at once; models come after the first answer.
 _TORCH_START_S = 300.0
 # Beyond its step, its checkpoint and the like, for which it is waited in addition.
@@ -36,9 +38,17 @@ def thread_plan(config: Config) -> ThreadPlan:
         available_cores(),
         ranks=config.learner.ranks,
         replicas=config.rollout.replicas,
+        shared=shared_generators(config),
+        in_turns=config.placement.takes_turns,
         learner=config.resources.learner_threads,
         generator=config.resources.generator_threads,
     )
+
+
+def describe_threads(config: Config, plan: ThreadPlan) -> str:
+    """The threads in words, one line for the start of a run."""
+    text = plan.describe(config.learner.ranks, config.rollout.replicas, shared_generators(config))
+    return f"{text}; each side has all cores in its turn" if config.placement.takes_turns else text
 
 
 def drain_order(name: str) -> int:
@@ -46,7 +56,7 @@ def drain_order(name: str) -> int:
 
     The front that may own Redis ends last.
     """
-    if name.startswith(_GENERATOR):
+    if name.startswith(_GENERATORS):
         return 0
     if name.startswith(_FRONT):
         return 3
@@ -74,7 +84,7 @@ def interpreters_of(config: Config) -> Iterator[Interpreter]:
     yield Interpreter("learner.python", config.learner.python)
     if needs_reward_service(config):
         yield Interpreter("reward.python", config.reward.python)
-    if not rollout.replicas:
+    if not generator_places(config):
         return
     # SGLang's server is a process of its own, which may be elsewhere; it does not need rollmesh.
     apart = rollout.engine == "sglang" and (rollout.sglang.address is not None or rollout.sglang.python is not None)
@@ -161,7 +171,7 @@ class ServiceCatalogue:
         specs = [self._learner(mesh)]
         if needs_reward_service(self._config):
             specs.append(self._reward(mesh))
-        specs += [self._generator(mesh, index) for index in range(self._config.rollout.replicas)]
+        specs += [self._generator(mesh, index, place) for index, place in enumerate(generator_places(self._config))]
         return specs
 
     def _reward(self, mesh: str) -> ServiceSpec:
@@ -171,28 +181,35 @@ class ServiceCatalogue:
 
         return ServiceSpec(REWARD, command, _environment(1, self._config.reward.python))
 
-    def _generator(self, mesh: str, index: int) -> ServiceSpec:
-        name = f"{_GENERATOR}{index}"
+    def _generator(self, mesh: str, index: int, place: GeneratorPlace) -> ServiceSpec:
+        name = place.name
         rollout, network = self._config.rollout, self._config.network
+        in_addition = place.shares_devices and not self._config.placement.takes_turns
+        threads = self._plan.shared if in_addition else self._plan.generator
+        option = "--shares-devices" if place.shares_devices else "--own-devices"
+        sharing = (option,) if self._config.placement.shares_devices else ()
 
         def command(_restart: bool) -> Sequence[str]:
             return (
                 *(*command_of(rollout.python), "generator", "--mesh", mesh, "--host", network.host),
                 *("--metrics-host", network.metrics_host),
                 # The configuration is this user's own.
-                *("--threads", str(self._plan.generator), "--allow-code", "any", *self._advertise()),
+                *("--threads", str(threads), "--allow-code", "any", *self._advertise()),
+                *sharing,
                 *(*self._security(), *self._port(), *self._ready(name)),
             )
 
         return ServiceSpec(
             name,
             command,
-            _environment(self._plan.generator, rollout.python) | self._prepared.devices.for_generator(index),
+            _environment(threads, rollout.python) | self._prepared.devices.for_generator(index),
             start_deadline_s=_TORCH_START_S,
             drain_s=_GENERATOR_DRAIN_S[rollout.engine],
         )
 
     def _learner(self, mesh: str) -> ServiceSpec:
+        placement = self._config.placement
+
         def command(restart: bool) -> Sequence[str]:
             runner = command_of(self._config.learner.python)
             # With a Redis of its own, the former holder of this run ran here and is gone: the lock proves it.
@@ -206,7 +223,8 @@ class ServiceCatalogue:
             command,
             learner_environment(self._config, self._plan, self._prepared.devices),
             start_deadline_s=_TORCH_START_S,
-            drain_s=_LEARNER_DRAIN_S,
+            # Generators have ended before, but it may have to take the devices for its last checkpoint.
+            drain_s=_LEARNER_DRAIN_S + placement.shares_devices * placement.step_timeout_s,
             final_work=FinalWork(learner_work, LAST_S),
             completes_run=True,
             parts=tuple(f"{LEARNER}-{rank}" for rank in range(1, self._config.learner.ranks)),

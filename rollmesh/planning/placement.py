@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollmesh.launcher.devices import VisibleDevices, assign_devices, devices_per_generator
+from rollmesh.launcher.placement.devices import assign_devices
+from rollmesh.launcher.placement.visible import VisibleDevices
+from rollmesh.mesh.config.generator_places import devices_per_generator
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.cluster import Cluster
@@ -110,7 +112,7 @@ def _generators_by_node(config: Config, cluster: Cluster, each: int) -> tuple[in
     """Generators on each of the learner's nodes, and on each of the others."""
     rollout, nodes = config.rollout, min(config.learner.distributed.nodes, cluster.nodes)
     others = cluster.nodes - nodes
-    if rollout.devices is not None:
+    if config.placement.devices.generators is not None:
         # Numbers of devices are those of the machine that starts them all.
         return rollout.replicas, 0
     if not others:

@@ -234,8 +234,8 @@ def _layouts(config: Config, ranks: int, nodes: int, planner: Planner) -> Iterat
     rest: dict[str, Any] = {
         f"learner.roles.{name}.parallel": None for name in ours if learner.roles[name].parallel is not None
     }
-    if learner.devices is not None:
-        rest["learner.devices"] = None
+    if config.placement.devices.learner is not None:
+        rest["placement.devices.learner"] = None
     found: Iterable[dict[str, Any]] = [
         {key: None for key in ("shards", "dp") if getattr(learner.parallel, key) is not None}
     ]

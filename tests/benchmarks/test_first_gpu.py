@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.common import REPOSITORY
-from rollmesh.launcher.devices import VisibleDevices, assign_devices
+from rollmesh.launcher.placement.devices import assign_devices
+from rollmesh.launcher.placement.visible import VisibleDevices
 from rollmesh.mesh.config import load_config
 
 
@@ -23,7 +24,7 @@ def test_every_run_that_it_would_start_has_devices_and_a_configuration(tmp_path:
         config = load_config(REPOSITORY / path, overrides)
         engines.append(config.rollout.engine)
         # One device is shared by name; the larger runs are for machines that have four.
-        count = 1 if config.learner.devices else 4
+        count = 1 if config.placement.devices.learner else 4
         plan = assign_devices(config, VisibleDevices(tuple(map(str, range(count))), count, count))
         assert all(plan.generators)
         assert len(plan.learner) == config.learner.ranks

@@ -11,19 +11,20 @@ from rollmesh.mesh.config.load import load_config
 
 
 @pytest.mark.parametrize(
-    ("rollout", "learner", "on_cpu", "on_cuda"),
+    ("replicas", "devices", "on_cpu", "on_cuda"),
     [
-        ({}, {}, 1, 1),
-        ({"replicas": 0}, {}, 1, 1),
-        ({"replicas": 4}, {"devices": [0]}, 4, 1),
-        ({"replicas": 4, "devices": [0, 0, 0, 1]}, {"devices": [2]}, 4, 3),
-        ({"replicas": 2, "devices": [0, 1]}, {"devices": [1]}, 2, 2),
+        (1, {}, 1, 1),
+        (0, {}, 1, 1),
+        (4, {"learner": [0]}, 4, 1),
+        (4, {"learner": [2], "generators": [[0], [0], [0], [1]]}, 4, 3),
+        (2, {"learner": [1], "generators": [[0], [1]]}, 2, 2),
     ],
 )
 def test_memory_is_shared_with_those_on_the_same_device(
-    rollout: dict[str, Any], learner: dict[str, Any], on_cpu: int, on_cuda: int
+    replicas: int, devices: dict[str, Any], on_cpu: int, on_cuda: int
 ) -> None:
-    config = load_config({"model": {"path": "m"}, "data": {"train": "t"}, "rollout": rollout, "learner": learner})
+    sections = {"rollout": {"replicas": replicas}, "placement": {"devices": devices}}
+    config = load_config({"model": {"path": "m"}, "data": {"train": "t"}, **sections})
     assert (sharing(config, "cpu"), sharing(config, "cuda")) == (on_cpu, on_cuda)
 
 

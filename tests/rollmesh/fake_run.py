@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmesh.launcher import local
-from rollmesh.launcher.devices import DevicePlan
+from rollmesh.launcher.placement.devices import DevicePlan
 from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.service_process import ServiceSpec
 from rollmesh.launcher.services import BUFFER, LEARNER

@@ -12,7 +12,7 @@ import pytest
 
 from rollmesh.launcher import folder, local
 from rollmesh.launcher.console.view import SilentView
-from rollmesh.launcher.devices import DevicePlan
+from rollmesh.launcher.placement.devices import DevicePlan
 from rollmesh.launcher.preflight.changes import describe_changes
 from rollmesh.launcher.preflight.continuing import Continuation
 from rollmesh.launcher.preparation import Preparation

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rollmesh.cli.explain import explain
-from rollmesh.launcher.devices import DevicePlan
 from rollmesh.launcher.interpreters import check_interpreters
+from rollmesh.launcher.placement.devices import DevicePlan
 from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.services import ServiceCatalogue, interpreters_of
 from rollmesh.mesh.config import load_config

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 
-from rollmesh.launcher.devices import DevicePlan, device_plan
 from rollmesh.launcher.interpreters import check_interpreters, environment_of
+from rollmesh.launcher.placement.description import placement_notices
+from rollmesh.launcher.placement.devices import DevicePlan, device_plan
 from rollmesh.launcher.preflight.trial import StartTrial, try_learner
 from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.services import interpreters_of, learner_environment, needs_reward_service, thread_plan
@@ -80,7 +81,9 @@ def check_code(config: Config, *, fresh: bool = False) -> Iterator[Preparation]:
         if learner is not None and config.learner.ranks > 1:
             # Ranks are started by a process that loads nothing, each in an environment of its own.
             learner.close()
-        yield Preparation(devices, notices, learner.become if learner is not None else None)
+        yield Preparation(
+            devices, [*notices, *placement_notices(config, devices)], learner.become if learner is not None else None
+        )
 
 
 def _learner_trial(config: Config, devices: DevicePlan, *, fresh: bool) -> AbstractContextManager[StartTrial | None]:

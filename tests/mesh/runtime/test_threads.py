@@ -22,6 +22,19 @@ def test_a_laptop() -> None:
     assert "2 cores" in plan.describe(1, 2)
 
 
+@given(st.integers(1, 128), st.integers(1, 8), st.integers(1, 8))
+def test_in_turns_each_side_has_all_cores(cores: int, ranks: int, replicas: int) -> None:
+    plan = plan_threads(cores, ranks=ranks, replicas=replicas, in_turns=True)
+    assert plan.learner == max(1, cores // ranks)
+    assert plan.generator == max(1, cores // replicas)
+
+
+def test_generators_in_addition_have_the_learners_cores() -> None:
+    plan = plan_threads(16, ranks=2, replicas=2, shared=4)
+    assert (plan.learner, plan.generator, plan.shared) == (4, 4, 2)
+    assert plan.describe(2, 2, 4).endswith("generators 2 x 4 thread(s), those on the learner's cores 4 x 2 thread(s)")
+
+
 def test_figures_of_the_user_stand() -> None:
     assert plan_threads(2, ranks=1, replicas=1, learner=2, generator=3).generator == 3
     assert thread_environment(3)["OMP_NUM_THREADS"] == "3"

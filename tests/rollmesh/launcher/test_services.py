@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.launcher.devices import DevicePlan
+from rollmesh.launcher.placement.devices import DevicePlan
 from rollmesh.launcher.preparation import Preparation
-from rollmesh.launcher.services import ServiceCatalogue
+from rollmesh.launcher.services import ServiceCatalogue, drain_order
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.rpc.held_ports import ENVIRONMENT, HeldPorts
 from rollmesh.mesh.runtime.threads import ThreadPlan
@@ -32,3 +32,23 @@ def test_each_is_started_at_a_port_that_nobody_else_can_have(tmp_path: Path) -> 
         for port in ports:
             with socket.socket() as other, pytest.raises(OSError, match="in use"):
                 other.bind((asked.network.host, port))
+
+
+def test_generators_are_told_whether_they_share_devices_and_have_threads_of_their_side(tmp_path: Path) -> None:
+    asked = load_config(
+        {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "placement": "hybrid"},
+        [f"run.dir={tmp_path}", "learner.ranks=2", "placement.step_timeout_s=50"],
+    )
+    plan = ThreadPlan(8, learner=2, generator=4, shared=3)
+    with HeldPorts(asked.network.host) as held:
+        prepared = Preparation(DevicePlan())
+        catalogue = ServiceCatalogue(asked, Path("c.yaml"), plan, prepared, held, allow_changes=False)
+        specs = {spec.name: spec for spec in catalogue.others("host:1")}
+        commands = {name: spec.command(False) for name, spec in specs.items()}
+    assert list(specs) == ["learner", "reward", "generator-0", "shared-0", "shared-1"]
+    assert "--own-devices" in commands["generator-0"]
+    for name, threads in (("generator-0", "4"), ("shared-0", "3"), ("shared-1", "3")):
+        assert specs[name].environment["OMP_NUM_THREADS"] == threads
+        assert ("--shares-devices" in commands[name]) == name.startswith("shared")
+        assert drain_order(name) == 0
+    assert specs["learner"].drain_s >= 50 + 120

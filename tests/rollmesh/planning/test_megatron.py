@@ -313,9 +313,9 @@ def test_what_does_not_fit_undivided_is_divided_by_what_is_proposed() -> None:
 def test_switches_of_the_learner_are_told_where_generators_do_not_fit_either(shared: bool) -> None:
     """Eight ranks on all devices, and a generator that is too large for one."""
     devices = list(range(8)) if shared else None
-    learner = {"engine": "megatron", "ranks": 8, "devices": devices}
-    rollout = {"engine": "hf", "replicas": 1, "devices": devices and devices[:1]}
-    config = configured("qwen3-30b-a3b", rollout=rollout, learner=learner)
+    learner, rollout = {"engine": "megatron", "ranks": 8}, {"engine": "hf", "replicas": 1}
+    named = {"devices": {"learner": devices, "generators": devices and [devices[:1]]}}
+    config = configured("qwen3-30b-a3b", rollout=rollout, learner=learner, placement=named)
     findings = found(config, H100)
     text = "\n".join(lines(findings))
 

@@ -96,11 +96,11 @@ def test_what_is_proposed_can_be_pasted(model: str, ranks: int, nodes: int) -> N
 
 
 def test_switches_are_not_listed_where_none_of_them_helps() -> None:
-    config = configured("llama-3-70b", learner={"ranks": 1, "devices": [9]})
+    config = configured("llama-3-70b", learner={"ranks": 1}, placement={"devices": {"learner": [9]}})
     findings = found(config, H100, 1)
     assert findings.savings
     text = "\n".join(lines(findings))
-    assert "learner.devices: no CUDA device 9" in text
+    assert "placement.devices.learner: no CUDA device 9" in text
     assert "no switch that saves memory makes it fit" in text
     assert "not enough by itself" not in text
 
@@ -227,9 +227,10 @@ def test_more_sequence_parallel_ranks_than_devices_are_an_obstacle_with_a_name()
 
 
 def test_named_devices_of_generators_are_those_of_one_node() -> None:
-    rollout = {"engine": "vllm", "replicas": 4, "devices": [4, 5, 6, 7]}
-    learner = {"ranks": 8, "distributed": over(2)}
-    assert planned(configured("qwen2.5-7b", rollout=rollout, learner=learner), H100, 2).placement.problems == ()
+    rollout = {"engine": "vllm", "replicas": 4}
+    on = {"devices": {"generators": [[4], [5], [6], [7]]}}
+    config = configured("qwen2.5-7b", rollout=rollout, learner={"ranks": 8, "distributed": over(2)}, placement=on)
+    assert planned(config, H100, 2).placement.problems == ()
 
 
 def test_ranks_and_devices_of_an_engine_are_doubled_until_they_fit() -> None:

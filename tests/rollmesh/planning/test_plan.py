@@ -61,8 +61,9 @@ def test_copies_divide_states_over_their_shards_alone() -> None:
 
 
 def test_the_smallest_layout_is_not_held_up_by_the_configured_division() -> None:
-    divided = {"ranks": 16, "parallel": {"shards": 8}, "distributed": over(2), "devices": list(range(8))}
-    config = configured("qwen3-0.6b", learner=divided)
+    divided = {"ranks": 16, "parallel": {"shards": 8}, "distributed": over(2)}
+    on = {"devices": {"learner": list(range(8))}}
+    config = configured("qwen3-0.6b", learner=divided, placement=on)
 
     findings = found(config, "8xH100-80G", 2)
 
@@ -74,7 +75,7 @@ def test_the_smallest_layout_is_not_held_up_by_the_configured_division() -> None
     ).fits
     text = "\n".join(lines(findings))
     assert "smallest layout: --learner.ranks=1 --learner.distributed.nodes=1" in text
-    assert "--learner.parallel.shards=null --learner.devices=null" in text
+    assert "--learner.parallel.shards=null --placement.devices.learner=null" in text
 
     in_threes = with_settings(config, {"learner.ranks": 12, "learner.parallel.sp": 4, "learner.parallel.shards": None})
     proposal = found(in_threes, "6xH100-80G", 2).search.proposal

@@ -1,0 +1,65 @@
+"""The placement of a run in words: who takes turns, and settings of it that have no effect. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rollmesh.launcher.placement.devices import DevicePlan
+from rollmesh.mesh.config.generator_places import devices_per_generator, generator_places
+from rollmesh.mesh.config.models import Config
+
+
+def describe_turns(config: Config) -> str:
+    """The placement in one line, for the start of a run."""
+    placement = config.placement
+    if not placement.shares_devices:
+        return "placement split: generators and learner have devices of their own, and work at the same time"
+    sharing = [place.name for place in generator_places(config) if place.shares_devices]
+    own = [place.name for place in generator_places(config) if not place.shares_devices]
+    batches = placement.batches_per_turn or max(1, config.buffer.max_staleness)
+    who = ", ".join(sharing) or "generators that are started by hand"
+    text = (
+        f"placement {placement.mode}: the learner and {who} take turns on the same devices, up to {batches} "
+        "batch(es) a turn"
+    )
+    if own:
+        text += f"; {', '.join(own)} always generate"
+    if placement.mode == "auto":
+        text += f"; the first {placement.trial_batches} batches in each placement decide"
+    return text
+
+
+def placement_notices(config: Config, plan: DevicePlan) -> Iterator[str]:
+    """Sentences about settings of the placement that have no effect here, and about devices that would be idle."""
+    placement = config.placement
+    named = {
+        "placement.devices.learner": (placement.devices.learner, plan.learner),
+        "placement.devices.generators": (placement.devices.generators, plan.generators),
+    }
+    for key, (listed, used) in named.items():
+        if listed and not used:
+            yield f"without effect: {key}. This part computes on the CPU, or elsewhere"
+    yield from _of_other_modes(config)
+    if placement.shares_devices and placement.rest_dir is not None and plan.learner:
+        yield "without effect: placement.rest_dir. The learner's state rests in pinned memory of the host"
+    if placement.takes_turns and plan.generators:
+        idle = sorted(set(plan.learner) - {number for devices in plan.generators for number in devices})
+        each = devices_per_generator(config.rollout)
+        if idle and len(idle) >= each:
+            yield (
+                f"idle while generators have the devices: {', '.join(map(str, idle))}. "
+                f"rollout.replicas: {len(plan.learner) // each} would use them"
+            )
+
+
+def _of_other_modes(config: Config) -> Iterator[str]:
+    placement = config.placement
+    set_here = placement.model_fields_set
+    if "shared_generators" in set_here and placement.mode != "hybrid" and placement.shared_generators is not None:
+        yield f"without effect: placement.shared_generators. It is of mode hybrid, and the mode is {placement.mode}"
+    if "trial_batches" in set_here and placement.mode != "auto":
+        yield f"without effect: placement.trial_batches. It is of mode auto, and the mode is {placement.mode}"
+    if placement.mode == "split":
+        for key in ("batches_per_turn", "release", "step_timeout_s", "rest_dir"):
+            if key in set_here and getattr(placement, key) not in (None, "auto"):
+                yield f"without effect: placement.{key}. No devices are shared with mode split"

@@ -1,0 +1,61 @@
+"""Placements in words: who takes turns, and what has no effect."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollmesh.cli.explain import explain
+from rollmesh.launcher.placement.description import describe_turns, placement_notices
+from rollmesh.launcher.placement.devices import DevicePlan, assign_devices
+from rollmesh.launcher.placement.visible import VisibleDevices
+from rollmesh.mesh.config import Config, load_config
+
+
+def config(*overrides: str) -> Config:
+    return load_config({"model": {"path": "m"}, "data": {"train": "t.jsonl"}}, overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        ([], "placement split: generators and learner have devices of their own, and work at the same time"),
+        (
+            ["placement=colocate", "rollout.replicas=2", "buffer.max_staleness=3"],
+            "placement collocated: the learner and generator-0, generator-1 take turns on the same devices, up to 3 "
+            "batch(es) a turn",
+        ),
+        (
+            ["placement=hybrid", "placement.batches_per_turn=1"],
+            "placement hybrid: the learner and shared-0 take turns on the same devices, up to 1 batch(es) a turn; "
+            "generator-0 always generate",
+        ),
+    ],
+)
+def test_a_run_says_who_takes_turns(overrides: list[str], text: str) -> None:
+    assert describe_turns(config(*overrides)) == text
+    assert text in list(explain(config(*overrides)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["placement.shared_generators=2"], "placement.shared_generators"),
+        (["placement=collocated", "placement.trial_batches=2"], "placement.trial_batches"),
+        (["placement.release=process"], "placement.release"),
+        (["placement.step_timeout_s=5"], "placement.step_timeout_s"),
+        (["placement.devices.learner=[0]", "learner.device=cpu"], "placement.devices.learner"),
+        (["placement.devices.generators=[[0]]", "rollout.device=cpu"], "placement.devices.generators"),
+    ],
+)
+def test_settings_without_effect_are_named(overrides: list[str], key: str) -> None:
+    asked = config(*overrides)
+    (notice,) = placement_notices(asked, assign_devices(asked, VisibleDevices()))
+    assert notice.startswith(f"without effect: {key}. ")
+
+
+def test_devices_that_would_be_idle_are_named_with_the_number_that_uses_them() -> None:
+    asked = config("placement=collocated", "learner.ranks=4", "rollout.replicas=1")
+    seen = VisibleDevices(("0", "1", "2", "3"), 4, 4)
+    (notice,) = placement_notices(asked, assign_devices(asked, seen))
+    assert notice == "idle while generators have the devices: 1, 2, 3. rollout.replicas: 4 would use them"
+    assert not list(placement_notices(config("placement=collocated"), DevicePlan()))
