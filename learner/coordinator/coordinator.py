@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.checkpoint.copy_thread import CopyThread
@@ -58,6 +60,7 @@ log = logging.getLogger(__name__)
 # Reasons after which the run is complete; after a signal it can be continued.
 _NATURAL_ENDS = ("steps", "stop_at", "end_of_data")
 _LEAVE_S = 60.0
+_PROBE_TOKENS = 64
 
 
 class Coordinator:
@@ -224,6 +227,7 @@ class Coordinator:
             announcer,
             session.turn_requests,
             incarnation=progress.incarnation,
+            probe_ids=self._probe_ids(),
         )
         checkpoints = CheckpointScheduler(
             runtime, config.checkpoint, progress, announcer, evaluation.best, turns, self._copies
@@ -255,6 +259,13 @@ class Coordinator:
             checkpoints.close()
             turns.close()
         return loop, reason
+
+    def _probe_ids(self) -> Sequence[int]:
+        """The beginning of the first prompt, by which engines prove their weights; none where it is an image's."""
+        tasks = self._prompts.after(0, 1).tasks
+        if not tasks or tasks[0].images:
+            return ()
+        return np.frombuffer(tasks[0].prompt_ids, dtype="<i4")[:_PROBE_TOKENS].tolist()
 
     def _evaluate_last(self, evaluator: Evaluator, policy: PolicyVersion, reason: str) -> None:
         """Waits for the result at the last version; a request to stop ends the wait."""

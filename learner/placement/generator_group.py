@@ -34,6 +34,19 @@ _LOOK_S = 0.5
 _RETRY_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Tokens, and the learner's own log-probs of them under the version that generators load; empty: no probe.
+
+    Attributes:
+        token_ids: at least two.
+        log_probs: nats, one fewer than the tokens, at temperature 1.
+    """
+
+    token_ids: Sequence[int] = ()
+    log_probs: Sequence[float] = ()
+
+
 @dataclass(slots=True)
 class GroupAnswer:
     """The outcome of one step, by generator.
@@ -105,9 +118,23 @@ class GeneratorGroup:
             self.awake.update(answer.done)
         return answer
 
-    def wake_request(self, step: generator_pb2.WakeStep, policy: PolicyVersion) -> generator_pb2.WakeRequest:
-        """A request of this learner."""
-        return generator_pb2.WakeRequest(incarnation=self._incarnation, step=step, policy=policy.to_proto())
+    def wake_request(
+        self, step: generator_pb2.WakeStep, policy: PolicyVersion, probe: Probe
+    ) -> generator_pb2.WakeRequest:
+        """A request of this learner.
+
+        Args:
+            step: the last that is asked for.
+            policy: the least version to be served.
+            probe: proves it.
+        """
+        return generator_pb2.WakeRequest(
+            incarnation=self._incarnation,
+            step=step,
+            policy=policy.to_proto(),
+            probe_ids=probe.token_ids,
+            probe_log_probs=probe.log_probs,
+        )
 
     async def keep_awake(self, request: generator_pb2.WakeRequest, timeout_s: float) -> None:
         """Wakes generators that come later, or that could not be woken before; until cancelled.

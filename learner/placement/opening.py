@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import grpc
@@ -40,11 +41,13 @@ def open_turns(
     requests: TurnRequests | None,
     *,
     incarnation: int,
+    probe_ids: Sequence[int],
 ) -> SharedDevices | OwnDevices:
     """The turns of a learner that has taken the run over, and has its models on the devices.
 
     Args:
         requests: of operators; None where no devices are shared.
+        probe_ids: tokens by which engines that keep weights in another form prove them.
     """
     placement = config.placement
     if requests is None:
@@ -60,6 +63,7 @@ def open_turns(
         requests,
         TurnLog(config.run.folder),
         placement.mode,
+        () if config.rollout.engine == "hf" else probe_ids,
         partial(_look, client),
     )
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+
 from rollmesh.learner.distributed.rank_group import wait_in_turns
-from rollmesh.learner.placement.generator_group import GeneratorGroup, GroupAnswer
+from rollmesh.learner.placement.generator_group import GeneratorGroup, GroupAnswer, Probe
 from rollmesh.learner.placement.swap import TO_GENERATING, TO_TRAINING, Phase, SwapMachine
 from rollmesh.learner.placement.turn_log import TurnLog
 from rollmesh.learner.placement.turn_requests import TurnRequests
@@ -75,6 +77,7 @@ class SharedDevices:
         requests: of operators.
         turn_log: of the run.
         mode: collocated or hybrid, for reports.
+        probe_ids: tokens by which generators prove the weights that they have loaded; empty: by the bytes alone.
         look: describes the table `train`; a coroutine function of the event loop.
     """
 
@@ -88,6 +91,7 @@ class SharedDevices:
         requests: TurnRequests,
         turn_log: TurnLog,
         mode: str,
+        probe_ids: Sequence[int],
         look: Callable[[], Coroutine[Any, Any, TableView]],
     ) -> None:
         self._bridge = runtime.bridge
@@ -101,6 +105,8 @@ class SharedDevices:
         self._requests = requests
         self._log = turn_log
         self._mode = mode
+        self._probe_ids = probe_ids
+        self._probe = Probe()
         self._look = look
         self._trained = 0
         self._freed: dict[str, float] = {}
@@ -144,6 +150,9 @@ class SharedDevices:
         """See `Turns.give`."""
         if self._machine.phase is Phase.TRAINING:
             self._trained = 0
+            if len(self._probe_ids) > 1:
+                log_probs = self._ranks.log_probs(np.array(self._probe_ids, dtype=np.int32))
+                self._probe = Probe(self._probe_ids, log_probs.tolist())
             self._machine.end_turn()
             self._swap()
 
@@ -243,8 +252,8 @@ class SharedDevices:
             case Phase.ONLOADING:
                 try:
                     self._ranks.onload()
-                except (RuntimeError, MemoryError) as error:
-                    return f"the learner's state does not fit: {error}"
+                except MemoryError as error:
+                    return str(error)
                 return ""
             case Phase.OFFLOADING:
                 moved = self._ranks.offload()
@@ -268,7 +277,7 @@ class SharedDevices:
         policy = self._status.published
         if policy is None:
             raise SwapError("no version of the weights is in force")
-        return self._generators.wake_request(_WAKE[phase], policy)
+        return self._generators.wake_request(_WAKE[phase], policy, self._probe)
 
     def _ask(self, phase: Phase, asking: Coroutine[Any, Any, GroupAnswer]) -> GroupAnswer:
         """Waits for the generators' answers, in turns, so that the other ranks wait too."""

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import grpc
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.distributed.rank_group import RankGroup
@@ -62,6 +64,7 @@ class ScriptedGenerator(generator_pb2_grpc.GeneratorControlServicer):
         step = generator_pb2.WakeStep.Name(request.step).removeprefix("WAKE_STEP_")
         await self._play(f"wake {step}", context)
         assert request.incarnation == 3
+        assert (list(request.probe_ids), list(request.probe_log_probs)) == ([1, 2, 3], [-0.5, -0.5])
         assert PolicyVersion.from_proto(request.policy) == PolicyVersion(3, 7)
         return generator_pb2.WakeResponse()
 
@@ -97,6 +100,9 @@ class Ranks:
             freed_bytes = 1000
 
         return Moved()
+
+    def log_probs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        return np.full(len(token_ids) - 1, -0.5, dtype=np.float32)
 
     def keep_alive(self) -> None:
         self.orders.append("wait")
@@ -151,6 +157,7 @@ class World:
             self.requests,
             TurnLog(folder),
             "collocated",
+            (1, 2, 3),
             self.look,
         )
 

@@ -1,0 +1,1 @@
+"""One mesh in several placements: wall time, memory, swaps."""
