@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from rollmesh.cli import config, inspect, ledger, plan, replay, results, run, services, token, weights
+from rollmesh.cli import config, inspect, ledger, plan, replay, results, run, services, token, turns, weights
 from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.mesh.errors import PERMANENT, RollmeshError
@@ -38,6 +38,7 @@ app = typer.Typer(
 run.register(app)
 services.register(app)
 inspect.register(app)
+turns.register(app)
 plan.register(app)
 ledger.register(app)
 replay.register(app)

@@ -33,7 +33,7 @@ def _status(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Show the mesh: version, ledger, ages, bytes, waits, stalls, members, weights; of an ended run its summary."""
+    """Show the mesh: version, ledger, ages, waits, stalls, turns, members, weights; of an ended run its summary."""
     if (ended := ended_run(run, mesh)) is not None:
         _show_ended(ended, as_json=as_json)
         return
@@ -52,6 +52,7 @@ def _status(
     async def read() -> tuple[Snapshot, list[list[str]], list[str]]:
         async with MeshClient(where.address, where.security) as mesh:
             snapshot = await mesh.read_snapshot()
+            await mesh.read_sleep(snapshot)
             snapshot.learner_starts = where.folder is not None and learner_starts(where.folder)
             try:
                 reported = await mesh.pushes(snapshot.members)
@@ -99,4 +100,14 @@ async def _read_all(where: Target) -> dict[str, Any]:
             pushes = message_to_dict(await mesh.pushes(members.members))
         except RollmeshError as error:
             pushes = {"unknown": error.message}
-        return {"tables": tables, "holders": holders, **message_to_dict(members), "pushes": pushes}
+        snapshot = await mesh.read_snapshot()
+        await mesh.read_sleep(snapshot)
+        turns = {} if snapshot.turns is None else message_to_dict(snapshot.turns)
+        return {
+            "tables": tables,
+            "holders": holders,
+            **message_to_dict(members),
+            "pushes": pushes,
+            "turns": turns,
+            "sleep": snapshot.sleep,
+        }

@@ -126,6 +126,13 @@ def _generator(
         str | None, typer.Option("--member-id", help="Id in the mesh, with a token `generator-...`; new if left out.")
     ] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Compute threads.")] = None,
+    shares_devices: Annotated[
+        bool | None,
+        typer.Option(
+            "--shares-devices/--own-devices",
+            help="Take turns with the learner on the same devices; as placement.mode says if left out.",
+        ),
+    ] = None,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -190,6 +197,7 @@ def _generator(
                 metrics_port=metrics_port,
                 threads=threads,
                 ready_file=ready_file,
+                shares_devices=shares_devices,
             ),
         )
     )

@@ -10,8 +10,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
+from rollmesh.launcher.placement.turns import learner_address, read_sleep, read_turns
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.errors import UnreachableError
+from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.lease_holders import NAMED, describe_holders
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.errors import is_transient, to_rollmesh_error
@@ -20,6 +21,7 @@ from rollmesh.mesh.tables import TRAIN
 from rollmesh.protos import (
     buffer_pb2,
     buffer_pb2_grpc,
+    learner_pb2,
     membership_pb2,
     membership_pb2_grpc,
     weights_pb2,
@@ -47,6 +49,8 @@ class Snapshot:
         unscored: responses without a reward, as far as records were followed.
         generated_tokens: that the run has sampled so far; 0 in a single snapshot.
         holders: holders of the train table's groups; read where nothing moves.
+        turns: of a learner that shares its devices; None where it does not, or does not answer.
+        sleep: of generators that share devices, in words, by member id; as far as they were asked.
         trouble: why the mesh could not be asked; empty when it answered.
     """
 
@@ -59,6 +63,8 @@ class Snapshot:
     unscored: UnscoredMembers = field(default_factory=UnscoredMembers)
     generated_tokens: float = 0.0
     holders: buffer_pb2.HoldersResponse | None = None
+    turns: learner_pb2.PlacementStatus | None = None
+    sleep: dict[str, str] = field(default_factory=dict)
     trouble: str = ""
 
     @classmethod
@@ -161,6 +167,8 @@ class MeshClient:
         self._security = security
         self._channel = open_mesh(address, security)
         self._buffer = buffer_pb2_grpc.BufferStub(self._channel)
+        # Addresses of learners that share no devices.
+        self._owners: set[str] = set()
         self._membership = membership_pb2_grpc.MembershipStub(self._channel)
 
     async def __aenter__(self) -> MeshClient:
@@ -179,7 +187,26 @@ class MeshClient:
         snapshot = Snapshot.of(table, members)
         if snapshot.stalled_s:
             snapshot.holders = await self.holders(TRAIN, NAMED)
+        snapshot.turns = await self._turns(snapshot)
         return snapshot
+
+    async def read_sleep(self, snapshot: Snapshot) -> None:
+        """Asks the generators of a snapshot whether they sleep; those that do not answer are named."""
+        snapshot.sleep = await read_sleep(snapshot.generators(), self._security)
+
+    async def _turns(self, snapshot: Snapshot) -> learner_pb2.PlacementStatus | None:
+        """The learner's turns. One that has devices of its own is asked once: that does not change."""
+        addresses = {member.address for member in snapshot.learners() if member.address}
+        if not addresses or addresses <= self._owners:
+            return None
+        (address, *_) = addresses
+        try:
+            turns = await read_turns(address, self._security)
+        except RollmeshError:
+            return None
+        if turns is None:
+            self._owners = addresses
+        return turns
 
     async def describe(self, table: str) -> buffer_pb2.DescribeResponse:
         """The counts of a table.
@@ -239,16 +266,14 @@ class MeshClient:
         Raises:
             RollmeshError: the mesh has no learner, or it does not answer.
         """
-        learner = next((member for member in members if member.role == membership_pb2.ROLE_LEARNER), None)
-        if learner is None or not learner.address:
-            raise UnreachableError("there is no learner")
-        channel = open_channel(learner.address, self._security)
+        address = learner_address(members)
+        channel = open_channel(address, self._security)
         try:
             answer: weights_pb2.PushesResponse = await weights_pb2_grpc.WeightsStub(channel).Pushes(
                 weights_pb2.PushesRequest(), timeout=_DEADLINE_S
             )
         except grpc.aio.AioRpcError as error:
-            raise to_rollmesh_error(error, f"learner {learner.address}") from error
+            raise to_rollmesh_error(error, f"learner {address}") from error
         finally:
             await channel.close()
         return answer

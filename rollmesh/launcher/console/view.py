@@ -18,6 +18,7 @@ from rich.text import Text
 from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.logs import readable
 from rollmesh.launcher.mesh_client import Snapshot
+from rollmesh.launcher.placement.turns import sleep_text, turns_text
 from rollmesh.mesh.tables import TRAIN
 from rollmesh.protos import membership_pb2
 from rollmesh.report.failures import failures_text
@@ -269,6 +270,10 @@ def status_table(snapshot: Snapshot) -> Table:
     if snapshot.stalled_s:
         table.add_row("stalled", snapshot.stall())
     table.add_row("waiting", snapshot.who_waits())
+    if snapshot.turns is not None:
+        table.add_row("turn", turns_text(snapshot.turns))
+    if snapshot.sleep:
+        table.add_row("sleep", sleep_text(snapshot.sleep))
     table.add_row("ledger", ledger_line(snapshot))
     if described is not None:
         for title, text in table_lines(described):

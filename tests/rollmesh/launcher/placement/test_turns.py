@@ -1,0 +1,154 @@
+"""Turns as operators see them and ask for them, over the contracts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rollmesh.cli.options import Target
+from rollmesh.cli.turns import _ask_to_resume, _ask_to_yield
+from rollmesh.launcher.console.view import status_table
+from rollmesh.launcher.mesh_client import MeshClient
+from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.learner.coordinator.control_service import LearnerControlService
+from rollmesh.learner.placement.turn_requests import TurnRequests
+from rollmesh.learner.status import LearnerStatus, PlacementView
+from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.errors import ConfigError, UnreachableError
+from rollmesh.mesh.rpc.server import bind, new_server
+from rollmesh.protos import (
+    buffer_pb2,
+    buffer_pb2_grpc,
+    generator_pb2,
+    generator_pb2_grpc,
+    learner_pb2_grpc,
+    membership_pb2,
+    membership_pb2_grpc,
+)
+
+OPEN = SecuritySection()
+
+
+class Front(membership_pb2_grpc.MembershipServicer, buffer_pb2_grpc.BufferServicer):
+    """Lists the members of a small mesh."""
+
+    def __init__(self) -> None:
+        self.members: list[membership_pb2.Member] = []
+
+    async def List(self, request: Any, context: Any) -> membership_pb2.ListResponse:
+        return membership_pb2.ListResponse(members=self.members)
+
+    async def Describe(self, request: Any, context: Any) -> buffer_pb2.DescribeResponse:
+        return buffer_pb2.DescribeResponse()
+
+
+class Sleeper(generator_pb2_grpc.GeneratorControlServicer):
+    """A generator without weights."""
+
+    async def Status(self, request: Any, context: Any) -> generator_pb2.GeneratorStatusResponse:
+        level = generator_pb2.SLEEP_LEVEL_WITHOUT_WEIGHTS
+        return generator_pb2.GeneratorStatusResponse(shares_devices=True, sleeping=level)
+
+
+@dataclass
+class Mesh:
+    """One server that is all services."""
+
+    address: str
+    front: Front
+    status: LearnerStatus = field(default_factory=LearnerStatus)
+    requests: TurnRequests = field(default_factory=TurnRequests)
+
+    @property
+    def target(self) -> Target:
+        return Target(self.address, OPEN)
+
+    async def shown(self) -> list[str]:
+        console = Console(width=200)
+        async with MeshClient(self.address, OPEN) as client:
+            snapshot = await client.read_snapshot()
+            await client.read_sleep(snapshot)
+        with console.capture() as capture:
+            console.print(status_table(snapshot))
+        return [" ".join(line.split()) for line in capture.get().splitlines()]
+
+
+@pytest.fixture(params=[True])
+async def mesh(request: pytest.FixtureRequest) -> AsyncIterator[Mesh]:
+    server, front = new_server(OPEN), Front()
+    port = bind(server, "127.0.0.1", 0, OPEN)
+    found = Mesh(f"127.0.0.1:{port}", front)
+    membership_pb2_grpc.add_MembershipServicer_to_server(front, server)
+    buffer_pb2_grpc.add_BufferServicer_to_server(front, server)
+    generator_pb2_grpc.add_GeneratorControlServicer_to_server(Sleeper(), server)
+    turns = found.requests if request.param else None
+    learner_pb2_grpc.add_LearnerControlServicer_to_server(
+        LearnerControlService(found.status, ControlRequests(), turns), server
+    )
+    await server.start()
+    learner, generator = membership_pb2.ROLE_LEARNER, membership_pb2.ROLE_GENERATOR
+    sharing = {"shares_devices": 1.0}
+    front.members = [
+        membership_pb2.Member(member_id="learner", role=learner, address=found.address),
+        membership_pb2.Member(member_id="g-shared", role=generator, address=found.address, gauges=sharing),
+        membership_pb2.Member(member_id="g-gone", role=generator, address="127.0.0.1:9", gauges=sharing),
+        membership_pb2.Member(member_id="g-own", role=generator, address=found.address),
+    ]
+    yield found
+    await server.stop(0)
+
+
+async def test_status_shows_the_phase_its_reason_the_cost_of_swaps_and_who_sleeps(mesh: Mesh) -> None:
+    mesh.status.placement = PlacementView("hybrid", "releasing", time.monotonic() - 12, 4, 1, 0.034)
+    mesh.status.waiting_reason = "waits for g-shared to give their memory back (12 s)"
+    shown = await mesh.shown()
+    assert (
+        "turn releasing for 12 s, turn 4; swaps take 3.4% of the time, 1 taken back; "
+        "waits for g-shared to give their memory back (12 s)" in shown
+    )
+    assert "sleep does not answer: g-gone; asleep, without weights: g-shared" in shown
+
+
+async def test_a_learner_with_devices_of_its_own_is_asked_once_and_has_no_line(mesh: Mesh) -> None:
+    async with MeshClient(mesh.address, OPEN) as client:
+        assert (await client.read_snapshot()).turns is None
+        # A learner decides at its start.
+        mesh.status.placement = PlacementView("hybrid", "training", 0.0, 1, 0, 0.0)
+        assert (await client.read_snapshot()).turns is None
+    mesh.front.members = mesh.front.members[3:]
+    assert not any(line.startswith(("turn ", "sleep ")) for line in await mesh.shown())
+
+
+async def test_yield_waits_for_the_generators_and_resume_ends_the_time(mesh: Mesh) -> None:
+    asked = asyncio.create_task(_ask_to_yield(mesh.target, hold_s=50, timeout_s=30))
+    async with asyncio.timeout(20):
+        while not mesh.requests.held_s:
+            await asyncio.sleep(0.01)
+        assert 0 < mesh.requests.held_s <= 50
+        assert not asked.done()
+        mesh.requests.answer()
+        await asked
+        await _ask_to_resume(mesh.target)
+    assert mesh.requests.held_s == 0
+
+
+async def test_a_yield_that_is_not_answered_in_time_stands(mesh: Mesh) -> None:
+    with pytest.raises(UnreachableError) as late:
+        await _ask_to_yield(mesh.target, hold_s=50, timeout_s=0.3)
+    assert "it stands" in late.value.hint
+    assert mesh.requests.held_s > 0
+    mesh.front.members = []
+    with pytest.raises(UnreachableError, match="there is no learner"):
+        await _ask_to_resume(mesh.target)
+
+
+@pytest.mark.parametrize("mesh", [False], indirect=True)
+async def test_a_learner_that_shares_nothing_says_so(mesh: Mesh) -> None:
+    with pytest.raises(ConfigError, match="has its devices for itself"):
+        await _ask_to_yield(mesh.target, hold_s=1, timeout_s=5)
