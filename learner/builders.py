@@ -34,6 +34,7 @@ from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.devices import DeviceType, choose_device
+from rollmesh.mesh.runtime.memory_tuning import allocate_from_one_heap
 from rollmesh.mesh.runtime.ranks import world_size
 from rollmesh.mesh.runtime.threads import available_cores, plan_threads
 
@@ -88,6 +89,9 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     if "megatron" in config.learner.engines:
         # Another role's engine may start CUDA.
         prepare_environment()
+    if _rest_folder(config, choose_device(config.learner.device, "learner.device")) is not None:
+        # Before engines start their threads.
+        allocate_from_one_heap()
     needs = algorithm.needs
     models = {role.name: _model(config, role) for role in needs.roles}
     engines = {ACTOR: build_actor(config, entropy_gradient=needs.entropy_gradient)}

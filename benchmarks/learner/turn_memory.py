@@ -42,7 +42,13 @@ from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import DistributedSection, OptimizerSection
 from rollmesh.mesh.config.parallel import ParallelSection
-from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, freeze_heap, keep_freed_memory, return_freed_memory
+from rollmesh.mesh.runtime.memory_tuning import (
+    TENSOR_BYTES,
+    allocate_from_one_heap,
+    freeze_heap,
+    keep_freed_memory,
+    return_freed_memory,
+)
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.testing.engine_cases import make_batches, make_sequences, policy_loss, save_random, train
 
@@ -71,6 +77,7 @@ def make_models(folder: Path, hidden: int, layers: int, vocabulary: int) -> int:
 def measure(folder: Path, layout: Layout, rest: Path) -> dict[str, Any]:
     """One rank's bytes and seconds."""
     keep_freed_memory(TENSOR_BYTES)
+    allocate_from_one_heap()
     tiny = _engine(folder / "tiny", layout, rest)
     train(tiny, make_sequences(0))
     tiny.offload()

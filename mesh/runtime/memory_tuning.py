@@ -12,7 +12,7 @@ import ctypes
 import gc
 
 # Parameters of mallopt(3), from malloc.h.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 # The largest block that the heap may serve (glibc's limit).
 _BLOCK_BYTES = 32 << 20
 _IDLE_BYTES = 64 << 20
@@ -34,6 +34,16 @@ def keep_freed_memory(idle_bytes: int = _IDLE_BYTES) -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(_MMAP_THRESHOLD, _BLOCK_BYTES)) and bool(mallopt(_TRIM_THRESHOLD, idle_bytes))
+
+
+def allocate_from_one_heap() -> None:
+    """Has threads that come share one heap, so that `return_freed_memory` returns all that is free.
+
+    Glibc gives busy threads heaps of their own, and keeps up to 64 MiB at the end of each. Without glibc nothing
+    happens.
+    """
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        mallopt(_ARENA_MAX, 1)
 
 
 def return_freed_memory() -> None:
