@@ -78,6 +78,7 @@ class GeneratorComponents:
         loaded: the engine, started.
         metrics: of the generator.
         on_failure: called with a permanent failure.
+        asleep: nothing is admitted, and no weights are fetched, for now.
 
     Attributes:
         endpoint: None where neither an agent nor a client needs it; it is started after the components are built.
@@ -92,6 +93,7 @@ class GeneratorComponents:
         *,
         metrics: GeneratorMetrics,
         on_failure: Callable[[RollmeshError], None],
+        asleep: bool = False,
     ) -> None:
         network, agent = config.network, mesh.agent
         self.engine, text = loaded.engine, loaded.text
@@ -101,7 +103,9 @@ class GeneratorComponents:
         episodes = self.agents or self._programs
         source = episodes or self.engine
         pinned = PinnedGroups()
-        self.rollout = RolloutManager(source, _build_capacity(config), pinned, episodes=episodes is not None)
+        capacity = _build_capacity(config)
+        capacity.asleep = asleep
+        self.rollout = RolloutManager(source, capacity, pinned, episodes=episodes is not None)
         if episodes is not None:
             episodes.connect(self.rollout.on_results)
         self.writers = WriteStreams(self.client, agent)
@@ -139,6 +143,7 @@ class GeneratorComponents:
             pinned=pinned,
             on_serving=self.admission.set_serving,
             on_report=metrics.record_swap,
+            suspended=asleep,
         )
         self.probes = Probes(self.engine, self.receiver.manifest)
         self.manual = ManualRequests(self.engine, text)

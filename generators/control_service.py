@@ -1,4 +1,4 @@
-"""Control of one generator over gRPC: status, drain, and a prompt by hand."""
+"""Control of one generator over gRPC: status, sleep, drain, and a prompt by hand."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.engines.types import EngineStatus, GenerationRequest, GenerationResult
+from rollmesh.generators.placement.device_turns import DeviceTurns
 from rollmesh.generators.rollout.active_group import sampling_of
 from rollmesh.generators.rollout.encoding import FINISH_REASONS
 from rollmesh.generators.tokenizer import TokenizerCodec
@@ -19,6 +20,8 @@ from rollmesh.protos import generator_pb2, generator_pb2_grpc, trajectory_pb2, w
 
 SERVICE_NAME = generator_pb2.DESCRIPTOR.services_by_name["GeneratorControl"].full_name
 _PREFIX = "manual-"
+# A caller may set no deadline, and a generator may be asleep for long.
+_MANUAL_S = 1800.0
 # Names of differing tensors that an answer holds.
 _DIFFERING = 8
 
@@ -127,6 +130,11 @@ class ControlledGenerator(Protocol):
         """Probes the weights in service; None before there are weights."""
         ...
 
+    @property
+    def turns(self) -> DeviceTurns:
+        """Its sleep."""
+        ...
+
     def snapshot(self) -> tuple[EngineStatus | None, int, str]:
         """The engine's status (None before there is one), groups held, and why it waits."""
         ...
@@ -154,6 +162,8 @@ class GeneratorControl(generator_pb2_grpc.GeneratorControlServicer):
             engine=self._generator.engine_name,
             weights_transport=self._generator.weights_transport,
             context=self._generator.context,
+            shares_devices=self._generator.turns.shares_devices,
+            sleeping=self._generator.turns.state.level,
         )
         if status is not None:
             response.active_sequences = status.active
@@ -171,6 +181,14 @@ class GeneratorControl(generator_pb2_grpc.GeneratorControlServicer):
         self._shutdown.request("Drain")
         return generator_pb2.DrainResponse()
 
+    async def Sleep(self, request: generator_pb2.SleepRequest, _context: Any) -> generator_pb2.SleepResponse:
+        """Gives memory back to a learner that shares the devices."""
+        return await self._generator.turns.sleep(request)
+
+    async def Wake(self, request: generator_pb2.WakeRequest, _context: Any) -> generator_pb2.WakeResponse:
+        """Takes memory again."""
+        return await self._generator.turns.wake(request)
+
     async def Generate(self, request: generator_pb2.GenerateRequest, _context: Any) -> generator_pb2.GenerateResponse:
         """Generates one response to one prompt, with its log-probs and versions."""
         manual = self._generator.manual
@@ -179,7 +197,11 @@ class GeneratorControl(generator_pb2_grpc.GeneratorControlServicer):
         prompt_ids = list(request.prompt_ids) or manual.text.encode(request.prompt)
         if not prompt_ids:
             raise PayloadError("prompt_ids", "no prompt was given")
-        result = await manual.generate(prompt_ids, request.sampling)
+        try:
+            async with asyncio.timeout(_MANUAL_S):
+                result = await manual.generate(prompt_ids, request.sampling)
+        except TimeoutError:
+            raise UnreachableError(f"no response within {_MANUAL_S:.0f} s", hint="is the generator asleep?") from None
         return generator_pb2.GenerateResponse(
             response_ids=result.sampled.response_ids.tolist(),
             log_probs=result.sampled.log_probs.tolist(),

@@ -84,6 +84,17 @@ def kv_policy(config: Config) -> KvPolicy:
     return "recompute" if config.rollout.engine == "sglang" else "keep"
 
 
+def release_of(config: Config) -> str:
+    """The way in which a sleeping engine gives memory back: `memory`, or `process` where its processes end."""
+    if config.rollout.engine == "hf":
+        # It has no processes of its own.
+        return "memory"
+    if config.placement.release != "auto":
+        return config.placement.release
+    # On a CPU these engines keep their memory while they sleep.
+    return "process" if choose_device(config.rollout.device, "rollout.device") == "cpu" else "memory"
+
+
 def sharing(config: Config, device: str) -> int:
     """Most processes of the run that use one device's memory at the same time.
 

@@ -18,12 +18,13 @@ from typing import Any
 from rollmesh.generators.components import GeneratorComponents, MeshAccess
 from rollmesh.generators.control_service import ManualRequests, Probes
 from rollmesh.generators.engine_events import EngineEventBridge
-from rollmesh.generators.engine_loading import load_engine, load_libraries
+from rollmesh.generators.engine_loading import load_engine, load_libraries, release_of
 from rollmesh.generators.engine_watch import watch
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.types import EngineStatus
 from rollmesh.generators.metrics import GeneratorMetrics
 from rollmesh.generators.model_bundle import fetch_model_bundle
+from rollmesh.generators.placement.device_turns import DeviceTurns, TurnParts, TurnRules
 from rollmesh.generators.rollout.silent_wait import SilenceClock
 from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.mesh.config.models import Config
@@ -52,11 +53,13 @@ class Generator:
         mesh: joined.
         threads: compute threads.
         host, advertise: where this process listens, and under which name others reach it.
+        shares_devices: it sleeps while the learner has its devices, from the start on.
 
     Attributes:
         engine_name: `rollout.engine`.
         context: tokens that prompt and response may have together.
         metrics: for Prometheus.
+        turns: its sleep.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Generator:
         threads: int,
         host: str,
         advertise: str | None,
+        shares_devices: bool,
     ) -> None:
         self._config = config
         self._mesh = mesh
@@ -84,6 +88,8 @@ class Generator:
         self.engine_name = config.rollout.engine
         self.context = config.rollout.context_tokens
         self.metrics = GeneratorMetrics()
+        rules = TurnRules(shares_devices, release_of(config), config.model.dtype)
+        self.turns = DeviceTurns(rules, lambda: self._agent.policy, self._fail)
 
     @property
     def weights_transport(self) -> str:
@@ -92,9 +98,9 @@ class Generator:
 
     @property
     def manual(self) -> ManualRequests | None:
-        """Answers prompts by hand; None before there are weights."""
+        """Answers prompts by hand, after a sleep where it sleeps; None before there are weights."""
         components = self._components
-        return components.manual if components is not None and components.receiver.serving is not None else None
+        return components.manual if components is not None and components.receiver.has_weights.is_set() else None
 
     @property
     def probes(self) -> Probes | None:
@@ -109,7 +115,7 @@ class Generator:
         return (
             self._components.engine.status(),
             self._components.rollout.active_groups,
-            self._components.present_wait().reason,
+            self._present_wait(self._components).reason,
         )
 
     def drain_within(self, timeout_s: float) -> None:
@@ -135,6 +141,7 @@ class Generator:
         finally:
             for end in ends:
                 end.cancel()
+            await self.turns.close()
             work.cancel()
             await asyncio.wait({work})
         if not work.cancelled() and (error := work.exception()) is not None:
@@ -148,6 +155,7 @@ class Generator:
             freeze_heap()
             self._components = components
             self._stage = ""
+            self.turns.attach(TurnParts(components.engine, components.rollout, components.receiver, components.drafts))
             try:
                 await run_together(
                     components.receiver.run(),
@@ -174,6 +182,9 @@ class Generator:
         files = tempfile.TemporaryDirectory(prefix="rollmesh-model-")
         folder = Path(stack.enter_context(files))
         await fetch_model_bundle(directory, folder, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
+        if self.turns.asleep:
+            await self._enter_stage(self.turns.waiting_reason, directory)
+            await self.turns.wanted.wait()
         await self._enter_stage("loads the model", directory)
         await libraries
         loaded = await asyncio.to_thread(load_engine, config, folder, results, threads=self._threads)
@@ -182,7 +193,13 @@ class Generator:
         stack.push_async_callback(asyncio.to_thread, loaded.engine.stop)
         loaded.engine.start()
         components = GeneratorComponents(
-            config, self._mesh, directory, loaded, metrics=self.metrics, on_failure=self._fail
+            config,
+            self._mesh,
+            directory,
+            loaded,
+            metrics=self.metrics,
+            on_failure=self._fail,
+            asleep=self.turns.asleep,
         )
         stack.push_async_callback(components.close)
         await components.scorer.start()
@@ -238,7 +255,8 @@ class Generator:
         """Stops admitting, lets sequences finish for `running_s`, stores them, drafts and releases the rest."""
         rollout, submitter = components.rollout, components.submitter
         rollout.stop_admitting()
-        if await _done_within(running_s, rollout.idle.wait()):
+        # Asleep nothing finishes.
+        if await _done_within(0.0 if self.turns.asleep else running_s, rollout.idle.wait()):
             return
         # A group is given back after its finished members and drafts are stored: they would be superseded otherwise.
         rollout.flush_finished()
@@ -256,18 +274,26 @@ class Generator:
         silence = SilenceClock()
         while True:
             status = components.engine.status()
+            # Silence of a generator that sleeps is no sign of overload or of an engine that is stuck.
+            now_s = self.turns.awake_time(self._loop.time())
             silent = silence.reason(
                 tokens=status.tokens_for_groups,
                 generating=components.rollout.capacity.load.generating,
-                now_s=self._loop.time(),
+                now_s=now_s,
             )
-            components.rollout.observe(status, self._loop.time())
+            components.rollout.observe(status, now_s)
+            if self.turns.shares_devices:
+                await self.turns.observe_memory()
             values = self.metrics.update(
-                status, components.rollout, components.submitter, components.drafts, components.episodes
+                status, components.rollout, components.submitter, components.drafts, self.turns, components.episodes
             )
-            wait = components.present_wait() or Wait(silent)
+            wait = self._present_wait(components) or Wait(silent)
             self._agent.set_status(serving=components.receiver.serving, gauges=values, wait=wait)
             await asyncio.sleep(_REPORT_INTERVAL_S)
+
+    def _present_wait(self, components: GeneratorComponents) -> Wait:
+        """The reason why no tokens are sampled, or no results stored, at present; empty while all is well."""
+        return Wait(self.turns.waiting_reason) or components.present_wait()
 
     async def _discover_rewards(self, scorer: RewardScorer) -> None:
         """Keeps the scorer's endpoints equal to the reward services of the mesh, where the configuration names none."""

@@ -9,6 +9,7 @@ import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from rollmesh.generators.engines.types import EngineStatus
+from rollmesh.generators.placement.device_turns import DeviceTurns
 from rollmesh.generators.rollout.drafts import DraftUploader
 from rollmesh.generators.rollout.rollout_manager import RolloutManager
 from rollmesh.generators.rollout.submission import TrajectorySubmitter
@@ -38,6 +39,12 @@ _HELP = {
     "peak_rss_bytes": "Largest resident memory seen at a report.",
     "weights_version": "Version of the weights in service.",
     "weights_incarnation": "Incarnation of the weights in service.",
+    "shares_devices": "1 where it takes turns with the learner on the same devices.",
+    "asleep": "1 while it sleeps for the learner.",
+    "sleeps": "Turns of the learner for which it fell asleep since the start.",
+    "wakes": "Turns of its own that began since the start.",
+    "asleep_seconds": "Seconds since the start for which it slept.",
+    "sleep_freed_bytes": "Memory that the last sleep gave back.",
 }
 _AGENT_HELP = {
     "agent_episodes": "Episodes of several turns that have ended since the start.",
@@ -92,6 +99,12 @@ class GeneratorMetrics:
         self._weights_kept = Gauge(
             "rollmesh_generator_weights_kept_bytes", "Host copy that deltas are applied to.", registry=self.registry
         )
+        self._turn_seconds = Gauge(
+            "rollmesh_generator_turn_seconds",
+            "Seconds that each action of falling asleep and waking up took when it was done last.",
+            ["action"],
+            registry=self.registry,
+        )
         self._process = psutil.Process()
         self._last_time = time.monotonic()
         self._last_tokens = 0
@@ -115,6 +128,7 @@ class GeneratorMetrics:
         rollout: RolloutManager,
         submitter: TrajectorySubmitter,
         drafts: DraftUploader,
+        turns: DeviceTurns,
         agents: Mapping[str, float] | None = None,
     ) -> Mapping[str, float]:
         """Sets the metrics of a snapshot, and returns them by name.
@@ -123,6 +137,7 @@ class GeneratorMetrics:
             status: of the engine.
             rollout: for the groups in progress, and its counters.
             submitter, drafts: for their counters.
+            turns: its sleep.
             agents: counts of episodes; None without agents.
         """
         load = rollout.capacity.load
@@ -131,7 +146,7 @@ class GeneratorMetrics:
         elapsed = max(1e-6, now - self._last_time)
         tokens = status.tokens_generated - self._last_tokens
         # The engine decodes nothing for lack of grants.
-        if status.serving is not None and load.generating == 0 and tokens == 0:
+        if status.serving is not None and load.generating == 0 and tokens == 0 and not turns.asleep:
             self._gate_wait_s += elapsed
         self._last_time, self._last_tokens = now, status.tokens_generated
         rss = self._process.memory_info().rss
@@ -161,6 +176,17 @@ class GeneratorMetrics:
             "weights_version": status.serving.version if status.serving else 0,
             "weights_incarnation": status.serving.incarnation if status.serving else 0,
         }
+        counts = turns.counts
+        values.update(
+            shares_devices=float(turns.shares_devices),
+            asleep=float(turns.asleep),
+            sleeps=counts.sleeps,
+            wakes=counts.wakes,
+            asleep_seconds=counts.asleep_s,
+            sleep_freed_bytes=counts.freed_bytes,
+        )
+        for action, seconds in counts.seconds.items():
+            self._turn_seconds.labels(action).set(seconds)
         values.update({f"agent_{name}": value for name, value in (agents or {}).items()})
         for name, value in values.items():
             self._gauges[name].set(value)

@@ -57,6 +57,7 @@ class GeneratorOptions:
         metrics_port: of it; 0: a free one.
         threads: compute threads; none: as the run's configuration says.
         ready_file: written once the service answers.
+        shares_devices: it takes turns with the learner on the same devices; none: as the run's configuration says.
     """
 
     identity: Identity
@@ -69,6 +70,7 @@ class GeneratorOptions:
     metrics_port: int = 0
     threads: int | None = None
     ready_file: Path | None = None
+    shares_devices: bool | None = None
 
 
 def run(mesh: str, options: GeneratorOptions) -> int:
@@ -108,12 +110,24 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
         check_code(config, options.code)
         check_keys(config)
         logging.getLogger().setLevel(config.logging.level.upper())
+        shares_devices = config.placement.mode == "collocated"
+        if options.shares_devices is not None:
+            shares_devices = options.shares_devices
+        # The learner finds the generators that it shares devices with by this.
+        agent.set_status(gauges={"shares_devices": float(shares_devices)})
         # Where no other host can reach this process, it has no receiver to relay to.
         relay = Relay("" if is_loopback(address.rpartition(":")[0]) else address)
         relay.add_to(server)
         access = MeshAccess(agent, channel, security, relay)
         planned = set_threads(config, options.threads)
-        generator = Generator(config, access, threads=planned, host=host, advertise=options.advertise)
+        generator = Generator(
+            config,
+            access,
+            threads=planned,
+            host=host,
+            advertise=options.advertise,
+            shares_devices=shares_devices,
+        )
         control = GeneratorControl(generator, shutdown)
         generator_pb2_grpc.add_GeneratorControlServicer_to_server(control, server)
         health = add_health_and_reflection(server, [SERVICE_NAME])

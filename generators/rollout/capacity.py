@@ -42,6 +42,7 @@ class Capacity:
 
     Attributes:
         closed: no more groups are wanted.
+        asleep: no group is wanted for now: others have the devices.
     """
 
     def __init__(self, settings: CapacitySettings) -> None:
@@ -53,7 +54,7 @@ class Capacity:
         self._breaker = CircuitBreaker()
         self._generating = dict.fromkeys(self._n_by_table, 0)
         self._undelivered = 0
-        self.closed = False
+        self.closed = self.asleep = False
 
     @property
     def load(self) -> InFlight:
@@ -71,7 +72,7 @@ class Capacity:
 
     def credits(self, table: str) -> int:
         """Groups of `table` that may be granted now."""
-        if self.closed:
+        if self.closed or self.asleep:
             return 0
         load, n = self.load, self._n_by_table[table]
         share: int | None = self._settings.share

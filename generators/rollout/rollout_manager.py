@@ -344,6 +344,15 @@ class RolloutManager:
         self.capacity.closed = True
         self._handlers.on_load()
 
+    def set_asleep(self, asleep: bool) -> None:  # a state, not an option
+        """Asks for no groups while asleep; those that come nevertheless are held."""
+        self.capacity.asleep = asleep
+        self._handlers.on_load()
+
+    def release_pinned(self) -> None:
+        """Releases the groups that only the weights in service could answer, once their finished members are stored."""
+        self._end_sampling([group for group in self._groups.values() if group.pinned is not None])
+
     def flush_finished(self) -> None:
         """Submits finished members without waiting for the rest of their groups."""
         batch = [(group, self._pop_finished(group)) for group in self._groups.values() if group.finished]

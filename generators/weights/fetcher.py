@@ -98,6 +98,11 @@ class WeightFetcher:
         )
         return applied or await receive(bucket_set)
 
+    def drop(self) -> None:
+        """Keeps no bytes: neither for deltas nor for others. The next version comes in full."""
+        self._base.drop()
+        self._relay.close()
+
     def set_base(self, manifest: weights_pb2.Manifest, received: VerifiedWeights) -> None:
         """Records that the bytes are in service: they are the base of the next deltas."""
         if self._prefers_deltas(BucketSet.full(manifest)):

@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -42,6 +43,9 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import check_manifest
 from rollmesh.mesh.weights.shared_files import SHARED_MEMORY
 from rollmesh.protos import weights_pb2
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 _FIRST_RETRY_S = 0.2
@@ -106,6 +110,7 @@ class WeightReceiver:
         pinned: groups for which newer weights wait before they are fetched.
         on_serving: called after each swap, in the event loop.
         on_report: called with each report to the learner, in the event loop.
+        suspended: nothing is fetched before `resume`.
 
     Attributes:
         serving, digest: of the weights in service; None and empty before the first ones.
@@ -123,6 +128,7 @@ class WeightReceiver:
         pinned: PinnedGroups | None = None,
         on_serving: Callable[[PolicyVersion], None] | None = None,
         on_report: Callable[[weights_pb2.SwapReport], None] | None = None,
+        suspended: bool = False,
     ) -> None:
         self._directory = directory
         self._engine = engine
@@ -152,7 +158,15 @@ class WeightReceiver:
         self._swapping: Future[SwapTimings] | None = None
         self._swap_held = False
         self._pending: Announcement | None = None
+        self._newest: Announcement | None = None
         self._announced = asyncio.Event()
+        self._admitted = asyncio.Event()
+        if not suspended:
+            self._admitted.set()
+        # The task that fetches and swaps, and the last one that `suspend` has ended.
+        self._applying: asyncio.Task[None] | None = None
+        self._suspended: asyncio.Task[None] | None = None
+        self._swapped = asyncio.Event()
         self.serving: PolicyVersion | None = None
         self.digest = ""
         self.waiting_reason = "waits for a learner"
@@ -160,11 +174,37 @@ class WeightReceiver:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        await run_together(self._watch_learner(), self._apply_newest())
+        await run_together(self._watch_learner(), self._apply_unless_suspended())
 
     async def close(self) -> None:
         """Releases resources that transports keep between transfers; after `run`."""
         await self._fetcher.close()
+
+    async def suspend(self) -> None:
+        """Fetches and swaps nothing until `resume`; returns once nothing of that is under way."""
+        self._admitted.clear()
+        applying = self._applying
+        if applying is not None:
+            self._suspended = applying
+            applying.cancel()
+            await asyncio.wait({applying})
+        self._pend_newest()
+
+    def resume(self) -> None:
+        """Fetches the newest announced version, and those that follow."""
+        self._admitted.set()
+
+    def forget_weights(self) -> None:
+        """Records that the engine has no weights; the newest announced are to come in full, and nothing is kept."""
+        self.serving, self.digest, self._manifests = None, "", {}
+        self._fetcher.drop()
+        self._pend_newest()
+
+    async def serves(self, policy: PolicyVersion) -> None:
+        """Waits until this version or a later one is in service."""
+        while self.serving is None or self.serving < policy:
+            self._swapped.clear()
+            await self._swapped.wait()
 
     @property
     def chosen(self) -> TransportLog:
@@ -245,8 +285,16 @@ class WeightReceiver:
                 # A swap to the former learner's weights; the cancellation is too late where the engine is at it
                 # already.
                 self._swapping.cancel()
+        self._newest = announcement
         if self.serving is None or policy > self.serving:
             self._pending = announcement
+            self._announced.set()
+
+    def _pend_newest(self) -> None:
+        """Has the newest announced version fetched, where it is not in service."""
+        newest = self._newest
+        if self._pending is None and newest is not None and (self.serving is None or newest.policy > self.serving):
+            self._pending = newest
             self._announced.set()
 
     def _fencing_error(self, policy: PolicyVersion) -> WeightsError | None:
@@ -267,6 +315,19 @@ class WeightReceiver:
             self._swapping.cancel()
 
     # ----------------------------------------------------------------------------------------------- transfers
+
+    async def _apply_unless_suspended(self) -> None:
+        while True:
+            await self._admitted.wait()
+            self._applying = applying = asyncio.create_task(self._apply_newest(), name="apply-weights")
+            try:
+                await asyncio.wait({applying})
+            finally:
+                applying.cancel()
+                await asyncio.wait({applying})
+                self._applying = None
+            if applying is not self._suspended:
+                applying.result()
 
     async def _apply_newest(self) -> None:
         """Puts each newest announcement into service; a failed one is tried again with pauses."""
@@ -332,12 +393,26 @@ class WeightReceiver:
                     await self._pinned.finished()
                 self._swap_held = False
                 tensors = named_tensors(manifest, received.data) if received is not None else None
-                self._swapping = await asyncio.to_thread(self._engine.update_weights, policy, tensors, manifest.digest)
+                self._swapping = await self._request_swap(policy, tensors, manifest.digest)
                 timings = await self._await_swap(policy)
         except BaseException:
             del self._manifests[policy]
             raise
         return timings
+
+    async def _request_swap(
+        self, policy: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]] | None, digest: str
+    ) -> Future[SwapTimings]:
+        """Has the engine stage tensors; where this task is cancelled meanwhile, they never reach it."""
+        staging = asyncio.ensure_future(asyncio.to_thread(self._engine.update_weights, policy, tensors, digest))
+        try:
+            return await asyncio.shield(staging)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled.
+            await asyncio.wait({staging})
+            if staging.exception() is None:
+                staging.result().cancel()
+            raise
 
     def _enter_service(self, announcement: Announcement, received: VerifiedWeights, timings: SwapTimings) -> None:
         policy = announcement.policy
@@ -345,6 +420,7 @@ class WeightReceiver:
         self._manifests = {policy: announcement.manifest}
         self._set_reason("")
         self.has_weights.set()
+        self._swapped.set()
         if self._on_serving is not None:
             self._on_serving(policy)
         report = success(self._settings.member_id, policy, received, timings, announcement.since_ns)

@@ -302,7 +302,7 @@ class World:
         return learner
 
     def generator(
-        self, member_id: str | None = None, *, code: CodeRule = ANY_CODE
+        self, member_id: str | None = None, *, code: CodeRule = ANY_CODE, shares_devices: bool | None = None
     ) -> tuple[asyncio.Task[int], Shutdown]:
         """A generator inside this process."""
         shutdown = Shutdown()
@@ -315,6 +315,7 @@ class World:
                     security=SECURITY,
                     code=code,
                     threads=1,
+                    shares_devices=shares_devices,
                 ),
             )
         )

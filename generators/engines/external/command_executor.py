@@ -151,7 +151,7 @@ class CommandExecutor:
         while self._updates:
             self._discard(self._updates.popleft())
 
-    def _next(self) -> EngineCommand | None:
+    def _next(self) -> Control | Probe | UpdateWeights[Any] | None:
         if self._controls:
             return self._controls.popleft()
         if self._probes:

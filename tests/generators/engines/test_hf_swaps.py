@@ -148,8 +148,8 @@ def test_a_probe_for_which_there_is_no_memory_ends_nothing_else(
 def test_tensors_that_fit_are_served_from_where_they_lie(wire: torch.dtype) -> None:
     """Others, of another dtype here, are copied; either way the former ones stay whole for their holder."""
     model = tiny.build_model(tiny.configs()["qwen3"])
-    weights = ModelWeights(model)
     first = {name: tensor.clone() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    weights = ModelWeights(model)
     halves = {name: (tensor * 2).to(wire) for name, tensor in first.items()}
     weights.swap(weights.stage(first.items()))
     held = weights.tensors()

@@ -1,0 +1,81 @@
+"""The memory of this process and of those that it has started: what it is now, and its peak.
+
+A page of a mapped file, such as the learner's weights, counts as shared, in whichever process it is mapped. What
+belongs to a process alone is its anonymous memory (`RssAnon` of `/proc`).
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from rollmesh.protos import generator_pb2
+
+_KINDS = {"RssAnon:": "anonymous", "RssFile:": "shared", "RssShmem:": "shared"}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of a tree of processes.
+
+    Attributes:
+        anonymous: resident, of these processes alone.
+        shared: resident, in files and shared memory.
+        device: that this process holds of its CUDA devices.
+    """
+
+    anonymous: int = 0
+    shared: int = 0
+    device: int = 0
+
+    @property
+    def own(self) -> int:
+        """Bytes that nobody else has."""
+        return self.anonymous + self.device
+
+    def max(self, other: MemoryUse) -> MemoryUse:
+        """The larger of each."""
+        return MemoryUse(
+            max(self.anonymous, other.anonymous), max(self.shared, other.shared), max(self.device, other.device)
+        )
+
+    def to_proto(self) -> generator_pb2.MemoryUse:
+        """The message."""
+        return generator_pb2.MemoryUse(rss_bytes=self.anonymous, shared_bytes=self.shared, device_bytes=self.device)
+
+
+def read_memory_use() -> MemoryUse:
+    """The memory of this process and of its descendants now; takes some milliseconds."""
+    try:
+        children = psutil.Process().children(recursive=True)
+    except psutil.Error:
+        children = []
+    found = {"anonymous": 0, "shared": 0}
+    for pid in ("self", *(child.pid for child in children)):
+        for kind, count in _resident(Path(f"/proc/{pid}/status")).items():
+            found[kind] += count
+    return MemoryUse(found["anonymous"], found["shared"], _device_bytes())
+
+
+def _resident(status: Path) -> dict[str, int]:
+    found = dict.fromkeys(_KINDS.values(), 0)
+    try:
+        lines = status.read_text().splitlines()
+    except OSError:
+        # It has ended meanwhile.
+        return found
+    for line in lines:
+        name, *rest = line.split()
+        if name in _KINDS:
+            found[_KINDS[name]] += int(rest[0]) * 1024
+    return found
+
+
+def _device_bytes() -> int:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0
+    return sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))

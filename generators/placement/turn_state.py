@@ -1,0 +1,206 @@
+"""The sleep of a generator as a state and the actions between its states: pure decisions.
+
+A call names a goal, and `next_action` says what to do next on the way to it. So a repeated call has nothing left to do,
+a call that names a later goal includes the earlier ones, and one that comes amid the way continues from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from rollmesh.mesh.errors import FencedError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import generator_pb2
+
+
+class Action(StrEnum):
+    """What a generator does on its way to a goal, as reports name it."""
+
+    FREEZE = "freeze"
+    RELEASE_KV_CACHE = "release_kv_cache"
+    RELEASE_WEIGHTS = "release_weights"
+    TAKE_MEMORY = "take_memory"
+    LOAD = "load"
+    VERIFY = "verify"
+    TAKE_KV_CACHE = "take_kv_cache"
+    RESUME = "resume"
+
+
+class Memory(IntEnum):
+    """The memory that the engine has; more of it with each value."""
+
+    NONE = 0
+    """Neither weights nor KV cache; before the first turn there is no engine."""
+    PARTLY_RELEASED = 1
+    """No KV cache; the weights are in host memory, or on their way out."""
+    WEIGHTS = 2
+    """That of the weights."""
+    ALL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SleepGoal:
+    """To sleep at least as deep as a level."""
+
+    level: int
+
+    def joined(self, other: SleepGoal) -> SleepGoal:
+        """The goal that includes both."""
+        return SleepGoal(max(self.level, other.level))
+
+
+@dataclass(frozen=True, slots=True)
+class WakeGoal:
+    """To have taken a step of waking up, with at least a version in service."""
+
+    step: int
+    policy: PolicyVersion | None
+
+    def joined(self, other: WakeGoal) -> WakeGoal:
+        """The goal that includes both."""
+        policy = self.policy if _reaches(self.policy, other.policy) else other.policy
+        return WakeGoal(max(self.step, other.step), policy)
+
+
+Goal = SleepGoal | WakeGoal
+
+
+def joined(present: Goal | None, new: Goal) -> Goal:
+    """The goal after a call: both in one direction are pursued, and a turn back replaces what was pursued."""
+    if isinstance(present, SleepGoal) and isinstance(new, SleepGoal):
+        return present.joined(new)
+    if isinstance(present, WakeGoal) and isinstance(new, WakeGoal):
+        return present.joined(new)
+    return new
+
+
+@dataclass(slots=True)
+class TurnState:
+    """The present state.
+
+    Attributes:
+        generating: it admits groups and decodes.
+        frozen: it does neither, and what it had sampled is stored. Amid a change both are false.
+        memory: of the engine.
+        verified: the version whose tensors were found to be those published; None: none in service.
+    """
+
+    generating: bool
+    frozen: bool
+    memory: Memory
+    verified: PolicyVersion | None = None
+
+    @classmethod
+    def at_start(cls, *, shares_devices: bool) -> TurnState:
+        """Asleep where the devices are shared, else awake."""
+        if shares_devices:
+            return cls(generating=False, frozen=True, memory=Memory.NONE)
+        return cls(generating=True, frozen=False, memory=Memory.ALL)
+
+    @property
+    def level(self) -> generator_pb2.SleepLevel:
+        """The level of sleep; unspecified while it generates."""
+        if self.generating:
+            return generator_pb2.SLEEP_LEVEL_UNSPECIFIED
+        if self.memory is Memory.ALL:
+            return generator_pb2.SLEEP_LEVEL_FROZEN
+        if self.memory is Memory.NONE:
+            return generator_pb2.SLEEP_LEVEL_WITHOUT_WEIGHTS
+        return generator_pb2.SLEEP_LEVEL_WITHOUT_KV_CACHE
+
+    def next_action(self, goal: Goal, serving: PolicyVersion | None) -> Action | None:
+        """The next action on the way to a goal; None where it is reached.
+
+        Args:
+            goal: of the call.
+            serving: version in service.
+        """
+        if isinstance(goal, SleepGoal):
+            return self._towards_sleep(goal.level)
+        return self._towards_waking(goal, serving)
+
+    def begin(self, action: Action) -> None:
+        """Records that an action has begun: what it may leave undone must not count as done."""
+        match action:
+            case Action.FREEZE:
+                self.generating = False
+            case Action.RESUME:
+                self.frozen = False
+            case Action.RELEASE_KV_CACHE | Action.RELEASE_WEIGHTS:
+                self.memory = Memory.PARTLY_RELEASED
+            case Action.LOAD | Action.VERIFY:
+                self.verified = None
+            case _:
+                pass
+
+    def finish(self, action: Action) -> None:
+        """Records that an action is done; that of `VERIFY` is recorded by its caller."""
+        match action:
+            case Action.FREEZE:
+                self.frozen = True
+            case Action.RELEASE_WEIGHTS:
+                self.memory, self.verified = Memory.NONE, None
+            case Action.TAKE_MEMORY:
+                self.memory = max(self.memory, Memory.WEIGHTS)
+            case Action.TAKE_KV_CACHE:
+                self.memory = Memory.ALL
+            case Action.RESUME:
+                self.generating = True
+            case _:
+                pass
+
+    def _towards_sleep(self, level: int) -> Action | None:
+        if not self.frozen:
+            return Action.FREEZE
+        if level >= generator_pb2.SLEEP_LEVEL_WITHOUT_WEIGHTS:
+            return None if self.memory is Memory.NONE else Action.RELEASE_WEIGHTS
+        if level >= generator_pb2.SLEEP_LEVEL_WITHOUT_KV_CACHE and self.memory is Memory.ALL:
+            return Action.RELEASE_KV_CACHE
+        return None
+
+    def _towards_waking(self, goal: WakeGoal, serving: PolicyVersion | None) -> Action | None:
+        if self.memory < Memory.WEIGHTS:
+            return Action.TAKE_MEMORY
+        if goal.step < generator_pb2.WAKE_STEP_WEIGHTS:
+            return None
+        if serving is None or not _reaches(serving, goal.policy):
+            return Action.LOAD
+        if goal.step < generator_pb2.WAKE_STEP_VERIFIED or self.generating:
+            # Awake, it changes its weights by itself.
+            return None
+        if self.verified != serving:
+            return Action.VERIFY
+        if goal.step < generator_pb2.WAKE_STEP_GENERATING:
+            return None
+        return Action.TAKE_KV_CACHE if self.memory < Memory.ALL else Action.RESUME
+
+
+class Fence:
+    """Refuses calls of learners that a newer one has replaced.
+
+    Attributes:
+        seen: the highest incarnation that is known here.
+    """
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def check(self, incarnation: int, in_force: PolicyVersion | None) -> None:
+        """Accepts a call of an incarnation, and all later ones of this and higher incarnations.
+
+        Args:
+            incarnation: of the caller.
+            in_force: the policy in force, as the mesh knows it.
+
+        Raises:
+            FencedError: a higher one is known.
+        """
+        self.seen = max(self.seen, in_force.incarnation if in_force is not None else 0)
+        if incarnation < self.seen:
+            raise FencedError(f"incarnation {incarnation} is over: {self.seen} has been seen")
+        self.seen = incarnation
+
+
+def _reaches(have: PolicyVersion | None, wanted: PolicyVersion | None) -> bool:
+    return wanted is None or (have is not None and wanted <= have)

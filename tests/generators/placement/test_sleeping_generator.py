@@ -1,0 +1,195 @@
+"""A generator that shares devices, against the real buffer and real weights: it sleeps and wakes over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from rollmesh.mesh.errors import ConfigError, FencedError
+from rollmesh.mesh.rpc.errors import to_rollmesh_error
+from rollmesh.mesh.trajectory.payload_codec import decode
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2, generator_pb2, generator_pb2_grpc, trajectory_pb2
+from tests.generators.test_service import prompt_of
+from tests.generators.world import eventually, log_probs, mesh
+
+Control = generator_pb2_grpc.GeneratorControlStub
+_LONG = 900
+_TIMEOUT_S = 60.0
+
+
+async def sleep(control: Control, level: str, incarnation: int = 1) -> generator_pb2.SleepResponse:
+    request = generator_pb2.SleepRequest(
+        incarnation=incarnation, level=generator_pb2.SleepLevel.Value(f"SLEEP_LEVEL_{level}")
+    )
+    response: generator_pb2.SleepResponse = await control.Sleep(request, timeout=_TIMEOUT_S)
+    return response
+
+
+async def wake(
+    control: Control, step: str, version: int, incarnation: int = 1, timeout_s: float = _TIMEOUT_S
+) -> generator_pb2.WakeResponse:
+    request = generator_pb2.WakeRequest(
+        incarnation=incarnation,
+        step=generator_pb2.WakeStep.Value(f"WAKE_STEP_{step}"),
+        policy=PolicyVersion(incarnation, version).to_proto(),
+    )
+    response: generator_pb2.WakeResponse = await control.Wake(request, timeout=timeout_s)
+    return response
+
+
+async def status_of(control: Control) -> generator_pb2.GeneratorStatusResponse:
+    response: generator_pb2.GeneratorStatusResponse = await control.Status(
+        generator_pb2.GeneratorStatusRequest(), timeout=30
+    )
+    return response
+
+
+async def test_responses_continue_after_a_turn_of_the_learner(tmp_path: Path) -> None:
+    """From its start, asleep and without an engine, over two turns; every call comes twice, and some at once."""
+    options: dict[str, Any] = {"rollout__max_response_tokens": _LONG, "rollout__slots": 8, "buffer__lease_s": 2.0}
+    async with mesh(tmp_path, endless=True, weights__kv="recompute", **options) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        await learner.seed(2)
+        task, _ = world.generator("gen-1", shares_devices=True)
+        control = await world.control("gen-1")
+
+        async def waits() -> bool:
+            return "asleep until" in (await status_of(control)).waiting_reason
+
+        await eventually(waits)
+        status = await status_of(control)
+        assert status.shares_devices
+        assert status.sleeping == generator_pb2.SLEEP_LEVEL_WITHOUT_WEIGHTS
+        assert (await world.members())["gen-1"].gauges["shares_devices"] == 1.0
+        assert (await sleep(control, "WITHOUT_WEIGHTS", incarnation=0)).freed_bytes == 0, "of a learner that starts"
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            await wake(control, "GENERATING", 0, timeout_s=0.05)
+        assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED, "the work goes on"
+        both = await asyncio.gather(wake(control, "MEMORY", 0), wake(control, "GENERATING", 0))
+        assert both[1].serving == PolicyVersion(1, 0).to_proto()
+        assert both[1].verified_by == "digest"
+        await world.holds(control, 2)
+
+        await asyncio.gather(sleep(control, "FROZEN"), sleep(control, "FROZEN"))
+        drafts = await world.drafts()
+        assert len(drafts) == 8, "of every member"
+        deep = await sleep(control, "WITHOUT_WEIGHTS")
+        assert (deep.groups_held, deep.responses_frozen, deep.release) == (2, 8, "memory")
+        assert deep.memory.rss_bytes > 0
+        assert deep.peak.rss_bytes >= deep.memory.rss_bytes
+        await sleep(control, "WITHOUT_WEIGHTS")
+        status = await status_of(control)
+        assert (status.active_sequences, status.sleeping) == (0, generator_pb2.SLEEP_LEVEL_WITHOUT_WEIGHTS)
+        assert status.waiting_reason == "asleep while the learner trains"
+
+        await learner.seed(1)
+        await learner.publish(1)
+        # Longer than a lease.
+        await asyncio.sleep(2.5)
+        ledger = await learner.client.ledger("train")
+        assert (ledger.counters.generating, ledger.counters.pending) == (2, 1), "its leases are held, its credits 0"
+        assert (await status_of(control)).swaps == 1, "it fetches nothing asleep"
+
+        with pytest.raises(grpc.aio.AioRpcError) as old:
+            await wake(control, "MEMORY", 0, incarnation=0)
+        assert isinstance(to_rollmesh_error(old.value, ""), FencedError)
+        for step in ("MEMORY", "WEIGHTS", "VERIFIED", "VERIFIED"):
+            woken = await wake(control, step, 1)
+            assert (await status_of(control)).sleeping != generator_pb2.SLEEP_LEVEL_UNSPECIFIED
+        assert (woken.serving, woken.verified_by) == (PolicyVersion(1, 1).to_proto(), "digest")
+        await sleep(control, "WITHOUT_WEIGHTS")
+        await wake(control, "GENERATING", 1)
+        await wake(control, "GENERATING", 1)
+        batch = await learner.sample(3, 1)
+        models = [world.model(version) for version in range(2)]
+        continued = 0
+        for group in batch:
+            assert group.attempt == 1
+            for meta, payload in zip(group.members, learner.payloads[group.group_id], strict=True):
+                found = decode(payload)
+                response = found.response_ids.tolist()
+                assert len(response) == _LONG
+                draft = drafts.get((group.group_id, meta.member))
+                if draft is None:
+                    assert found.versions.runs == ((_LONG, PolicyVersion(1, 1)),)
+                    continue
+                count = len(draft.response_ids)
+                continued += 1
+                assert response[:count] == draft.response_ids.tolist()
+                assert found.versions.runs == ((count, PolicyVersion(1, 0)), (_LONG - count, PolicyVersion(1, 1)))
+                after = log_probs(models[1], prompt_of(group), response)
+                np.testing.assert_allclose(found.log_probs[count:], after[count:], atol=1e-4)
+        assert continued == 8
+        assert not (await learner.client.ledger("train")).discrepancies
+        assert not task.done()
+
+
+async def test_a_generator_that_ends_asleep_gives_its_groups_back(tmp_path: Path) -> None:
+    """At once and in order, with what it has sampled of them."""
+    options: dict[str, Any] = {"buffer__lease_s": 60.0, "buffer__reconnect_grace_s": 59.0}
+    async with mesh(tmp_path, endless=True, rollout__max_response_tokens=_LONG, **options) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        await learner.seed(2)
+        task, _ = world.generator("gen-1", shares_devices=True)
+        control = await world.control("gen-1")
+        await wake(control, "GENERATING", 0)
+        await world.holds(control, 2)
+        await sleep(control, "WITHOUT_WEIGHTS")
+        manual = asyncio.ensure_future(
+            control.Generate(
+                generator_pb2.GenerateRequest(
+                    prompt="12+30=", sampling=trajectory_pb2.SamplingParams(temperature=0.0, max_tokens=7)
+                ),
+                timeout=_TIMEOUT_S,
+            )
+        )
+        await control.Drain(generator_pb2.DrainRequest(timeout_ms=60_000), timeout=30)
+        assert await asyncio.wait_for(task, 20) == 0
+        assert (await manual).finish_reason == trajectory_pb2.FINISH_REASON_ABORTED, "it has waited"
+        grants = await world.grants(2)
+        assert {len(grant.drafts) for grant in grants} == {4}
+        # One that has not been woken yet ends at once too.
+        other, _ = world.generator("gen-2", shares_devices=True)
+        control = await world.control("gen-2")
+        await control.Drain(generator_pb2.DrainRequest(timeout_ms=60_000), timeout=30)
+        assert await asyncio.wait_for(other, 20) == 0
+
+
+async def test_pinned_groups_are_given_back_and_a_generator_of_its_own_devices_refuses(tmp_path: Path) -> None:
+    async with mesh(tmp_path, endless=True, rollout__max_response_tokens=_LONG) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        world.generator("gen-1", shares_devices=True)
+        control = await world.control("gen-1")
+        await wake(control, "GENERATING", 0)
+        tasks = learner.tasks(2, max_tokens=_LONG)
+        for task in tasks:
+            task.pinned.CopyFrom(PolicyVersion(1, 0).to_proto())
+        await learner.client.seed("eval", learner.incarnation, tasks)
+        await world.holds(control, 2)
+        response = await sleep(control, "WITHOUT_WEIGHTS")
+        assert response.responses_frozen == 0
+        await wake(control, "GENERATING", 0)
+        stream = learner.client.sample("eval", learner.incarnation)
+        stream.request(2, 0)
+        groups: list[buffer_pb2.LeasedGroup] = []
+        while len(groups) < 2:
+            update = await stream.next(_TIMEOUT_S)
+            assert update is not None, stream.waiting_reason
+            groups += learner.taken(update)
+        await stream.close()
+        assert {group.attempt for group in groups} == {2}, "they were given back, and granted again"
+        world.generator("gen-2", shares_devices=False)
+        control = await world.control("gen-2")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await sleep(control, "FROZEN")
+        assert isinstance(to_rollmesh_error(refused.value, ""), ConfigError)
+        assert not (await status_of(control)).shares_devices
