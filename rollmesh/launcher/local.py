@@ -21,7 +21,7 @@ from rollmesh.launcher.console.quiet_notice import NoStepNotice, no_step_text
 from rollmesh.launcher.console.slow_rewards_notice import SlowRewardsNotice, reward_wait_s, slow_rewards_text
 from rollmesh.launcher.console.view import View, open_view
 from rollmesh.launcher.events import LOG, EventLog
-from rollmesh.launcher.memory import MemoryWatch
+from rollmesh.launcher.memory import MemoryWatch, WatchRules
 from rollmesh.launcher.mesh_client import MeshClient, Snapshot
 from rollmesh.launcher.mesh_log import MeshLog
 from rollmesh.launcher.placement.description import describe_turns
@@ -117,7 +117,8 @@ class LocalRun:
             observer=Observer(event=self._events.record, tail=view.tail),
             before_last=self._collect,
         )
-        self._memory = MemoryWatch(self._supervisor.pids)
+        rules = WatchRules(self._folder, config.placement.shares_devices, bool(prepared.devices.visible.names))
+        self._memory = MemoryWatch(self._supervisor.pids, rules)
 
     @property
     def interrupted(self) -> bool:
@@ -205,6 +206,7 @@ class LocalRun:
                     await asyncio.gather(*watching, return_exceptions=True)
                     folders.remove_mesh(self._folder)
                     self._final.peak_memory_bytes = self._memory.peaks
+                    self._final.memory_by_phase_mb = self._memory.by_phase.to_mib()
                     self._final.wall_s = time.time() - started
                     summary = self._conclude(begun=begun != folders.takeover_stamp(self._folder))
             return summary

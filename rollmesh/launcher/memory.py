@@ -1,62 +1,129 @@
-"""Peak memory of services, process trees included."""
+"""Memory of services, process trees included: peaks, and all of it over time.
+
+The high-water mark of each process is the kernel's own, so a peak between two looks is not missed. Phases of turns on
+shared devices are told by `RUN/turns.jsonl`. A sample counts for a phase only if that has lasted throughout.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from rollmesh.launcher.memory_log import MemoryLog
+from rollmesh.launcher.placement.device_memory import device_memory
+from rollmesh.learner.placement.turn_log import FILE as TURNS
+from rollmesh.report.memory import MemorySample, MemoryUse, PhasePeaks
+from rollmesh.report.metrics import MetricsTail
+
 _INTERVAL_S = 2.0
+# Phases of turns are short.
+_INTERVAL_OF_TURNS_S = 0.5
+_KINDS = {"VmHWM:": "peak", "RssAnon:": "anon", "RssFile:": "shared", "RssShmem:": "shared"}
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRules:
+    """What is measured, and where it is written.
+
+    Attributes:
+        folder: of the run; it exists once the watch runs.
+        in_turns: devices are shared in turns.
+        on_devices: services have CUDA devices.
+    """
+
+    folder: Path
+    in_turns: bool = False
+    on_devices: bool = False
 
 
 class MemoryWatch:
-    """Keeps the highest resident memory seen per service.
+    """Measures the memory of services.
 
-    A service's processes are itself and its descendants. On Linux the kernel's own high-water mark is read, so a peak
-    between two looks is not missed; over restarts the highest counts.
+    Over restarts of a service the highest counts.
+
+    Args:
+        pids: process id of each running service by name.
+        rules: see there.
+
+    Attributes:
+        by_phase: peaks by phase of turns; empty without turns.
     """
 
-    def __init__(self, pids: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, pids: Callable[[], Mapping[str, int]], rules: WatchRules) -> None:
         self._pids = pids
+        self._rules = rules
         self._peaks: dict[str, int] = {}
+        self._turns = MetricsTail(rules.folder / TURNS, from_end=True)
+        self._phase = ""
+        self.by_phase = PhasePeaks()
 
     @property
     def peaks(self) -> dict[str, int]:
         """Service name -> bytes."""
         return dict(self._peaks)
 
-    def sample(self) -> None:
-        """Takes one measurement of everything that runs."""
-        for name, pid in self._pids().items():
-            self._peaks[name] = max(self._peaks.get(name, 0), tree_peak_bytes(pid))
+    def sample(self, on_device: Mapping[int, int] | None = None) -> MemorySample:
+        """Takes one measurement of everything that runs.
+
+        Args:
+            on_device: bytes of CUDA devices by process id.
+        """
+        phase = self._read_phase()
+        uses: dict[str, MemoryUse] = {}
+        for name, family in families(self._pids()):
+            found = [_status(pid) for pid in family]
+            peak, anon, shared = (sum(one.get(kind, 0) for one in found) for kind in ("peak", "anon", "shared"))
+            self._peaks[name] = max(self._peaks.get(name, 0), peak)
+            uses[name] = MemoryUse(anon, shared, sum((on_device or {}).get(pid, 0) for pid in family))
+        if phase and self._read_phase() == phase:
+            self.by_phase.add(phase, uses)
+        return MemorySample(time.time(), uses)
 
     async def run(self) -> None:
         """Measures at intervals until cancelled."""
+        log = MemoryLog(self._rules.folder)
         while True:
-            self.sample()
-            await asyncio.sleep(_INTERVAL_S)
+            on_device = await asyncio.to_thread(device_memory) if self._rules.on_devices else None
+            log.add(self.sample(on_device))
+            await asyncio.sleep(_INTERVAL_OF_TURNS_S if self._rules.in_turns else _INTERVAL_S)
+
+    def _read_phase(self) -> str:
+        if self._rules.in_turns and (changes := self._turns.read()):
+            self._phase = str(changes[-1]["phase"])
+        return self._phase
 
 
-def tree_peak_bytes(pid: int) -> int:
-    """Peak resident bytes of a process and its living descendants; 0 when it is gone."""
+def families(pids: Mapping[str, int]) -> Iterator[tuple[str, list[int]]]:
+    """Each service that runs, with the process ids of itself and its living descendants."""
+    children: dict[int, list[int]] = {}
+    for process in psutil.process_iter(["ppid"]):
+        children.setdefault(process.info["ppid"], []).append(process.pid)
+    for name, pid in pids.items():
+        family = [pid]
+        for member in family:
+            family += children.get(member, [])
+        yield name, family
+
+
+def _status(pid: int) -> dict[str, int]:
+    """Bytes of a process by kind; empty when it is gone."""
+    found: dict[str, int] = {}
     try:
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return 0
-    return sum(_peak_bytes(member) for member in family)
-
-
-def _peak_bytes(process: psutil.Process) -> int:
-    try:
-        for line in Path(f"/proc/{process.pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) << 10
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
+            name, _, value = line.partition("\t")
+            if kind := _KINDS.get(name):
+                found[kind] = found.get(kind, 0) + (int(value.split()[0]) << 10)
     except OSError:
         pass
+    if found:
+        return found
     try:
-        return int(process.memory_info().rss)
+        resident = int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
-        return 0
+        return {}
+    return {"peak": resident, "anon": resident}

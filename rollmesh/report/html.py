@@ -11,6 +11,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.files import write_atomically
 from rollmesh.report.evals import result_grid
+from rollmesh.report.memory import memory_grid, read_memory
 from rollmesh.report.metrics import read_metrics, run_records
 from rollmesh.report.pushes import push_rows, read_receivers
 from rollmesh.report.samples import read_samples
@@ -18,6 +19,7 @@ from rollmesh.report.series import build_curves
 from rollmesh.report.speed import speed_lines
 from rollmesh.report.stalls import read_stalls, stall_grid
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary
+from rollmesh.report.turns import read_turns, swap_lines
 from rollmesh.run_files import config_path, read_config
 
 _FILE = "report.html"
@@ -51,6 +53,7 @@ def _page(folder: Path, config: Config, summary: Summary) -> str:
         .replace("{{summary}}", _table(_rows(summary)))
         .replace("{{pushes}}", _grid(push_rows(summary, read_receivers(folder))))
         .replace("{{stalls}}", _grid(stall_grid(read_stalls(folder))))
+        .replace("{{memory}}", _grid(memory_grid(summary.memory_by_phase_mb)))
         .replace("{{evals}}", _grid(result_grid(folder) or [["no held-out data"]]))
         .replace("{{samples}}", _samples(folder))
         .replace("{{config}}", escape(config_path(folder).read_text(encoding="utf-8")))
@@ -58,7 +61,7 @@ def _page(folder: Path, config: Config, summary: Summary) -> str:
 
 
 def _plots(folder: Path, config: Config, summary: Summary) -> str:
-    drawn = build_curves(run_records(folder), read_metrics(folder / "mesh.jsonl"))
+    drawn, memory = build_curves(run_records(folder), read_metrics(folder / "mesh.jsonl")), read_memory(folder)
     if not (drawn.steps or drawn.eval_steps or drawn.snapshot_seconds):
         return "<p>Nothing was generated, trained or evaluated.</p>"
     # Matplotlib takes half a second.
@@ -73,6 +76,8 @@ def _plots(folder: Path, config: Config, summary: Summary) -> str:
     ]
     if summary.staleness:
         sections.insert(3, ("Ages of trained tokens", plots.staleness_histogram(summary.staleness)))
+    if memory:
+        sections.append(("Memory of all services", plots.memory_over_time(memory, read_turns(folder))))
     return "\n".join(f"<figure><figcaption>{escape(title)}</figcaption>{svg}</figure>" for title, svg in sections)
 
 
@@ -103,6 +108,7 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "failed groups", "; ".join(summary.failures()) or "none"
     yield "waited, in seconds", _pairs(summary.waiting_s, ".1f")
     yield "peak memory, MiB", _pairs(summary.peak_memory_mb, ".0f")
+    yield "swaps of shared devices", "; ".join(swap_lines(summary.swaps)) or "none"
     yield "restarts", summary.restarts_text() or "none"
 
 

@@ -10,10 +10,13 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rollmesh.report.memory import MemorySample, memory_series
 from rollmesh.report.series import Curves, smoothed
+from rollmesh.report.turns import Turn, spans
 
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#3366cc", "#e07b00", "#2a9d5c", "#c0392b", "#b8bec6"
 _PHASE_COLOURS = {"wait": _ORANGE, "train": _BLUE, "publish": _GREEN, "prepare": "#8fb0e6", "checkpoint": _GREY}
+_SIDE_COLOURS = {"training": _BLUE, "swap": _RED}
 # The time line shows at most this many bars: single steps would be noise.
 _MAX_BARS = 80
 
@@ -93,6 +96,42 @@ def who_waited(curves: Curves) -> str:
         axes.set_xlim(left=0)
 
     return _draw(plot, height=3.0)
+
+
+def memory_over_time(samples: Sequence[MemorySample], turns: Sequence[Turn]) -> str:
+    """Anonymous memory of all services, stacked, and memory of devices in all, with the phases of turns behind them.
+
+    Args:
+        samples: in the order of time, at least one.
+        turns: phases; empty without shared devices.
+    """
+    start = samples[0].unix_s
+    seconds = [sample.unix_s - start for sample in samples]
+    services, devices = memory_series(samples, "anon"), memory_series(samples, "device")
+
+    def plot(axes: Axes) -> None:
+        told: set[str] = set()
+        for began, ended, side in spans(turns, samples[-1].unix_s):
+            if side in _SIDE_COLOURS and ended > start:
+                label = None if side in told else side
+                axes.axvspan(
+                    max(0.0, began - start),
+                    ended - start,
+                    color=_SIDE_COLOURS[side],
+                    alpha=0.18,
+                    linewidth=0,
+                    label=label,
+                )
+                told.add(side)
+        axes.stackplot(seconds, *services.values(), labels=list(services), alpha=0.75)
+        if devices:
+            total = [sum(values) for values in zip(*devices.values(), strict=True)]
+            axes.plot(seconds, total, color="black", linewidth=1, label="on devices")
+        axes.set(xlabel="seconds", ylabel="GiB of their own")
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(left=0)
+
+    return _draw(plot, height=3.4)
 
 
 def _reward(axes: Axes, x: Sequence[float], eval_x: Sequence[float], curves: Curves, unit: str) -> None:

@@ -24,6 +24,7 @@ from rollmesh.report.restarts import read_restarts
 from rollmesh.report.series import metric_value
 from rollmesh.report.speed import speed_of
 from rollmesh.report.stalls import read_stalls
+from rollmesh.report.turns import swap_lines, swap_times
 from rollmesh.report.unscored import UnscoredMembers
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class FinalState:
     Attributes:
         tables, ledgers: last answers of the buffer by table name.
         peak_memory_bytes: by service.
+        memory_by_phase_mb: see `Summary`.
         wall_s: seconds from the launcher's start to its end, start-up of the services included.
         ended: see `Summary`.
     """
@@ -48,6 +50,7 @@ class FinalState:
     tables: dict[str, buffer_pb2.DescribeResponse] = field(default_factory=dict)
     ledgers: dict[str, buffer_pb2.LedgerResponse] = field(default_factory=dict)
     peak_memory_bytes: dict[str, int] = field(default_factory=dict)
+    memory_by_phase_mb: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     wall_s: float = 0.0
     ended: str = ""
 
@@ -84,6 +87,9 @@ class Summary:
         graders: installed versions of what grades mathematics, by package, where this mesh's own scorers do.
         speed: medians over the steps of the learner's metrics by role (`timing_s/infer/<role>`, `perf/mfu/<role>` ...),
             and the largest memory.
+        memory_by_phase_mb: highest memory of the last launch by phase of turns on shared devices, and by service:
+            `anon` of its processes alone, `shared`, `device`.
+        swaps: time of swaps of shared devices (`report.turns.swap_times`).
     """
 
     run: str
@@ -108,6 +114,8 @@ class Summary:
     stalls: list[dict[str, Any]]
     graders: dict[str, str]
     speed: dict[str, float]
+    memory_by_phase_mb: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    swaps: dict[str, float] = field(default_factory=dict)
 
     def lines(self) -> Iterator[str]:
         """The summary for a terminal."""
@@ -130,6 +138,8 @@ class Summary:
         if self.stalls:
             seconds = sum(stall["seconds"] for stall in self.stalls)
             yield f"{len(self.stalls)} stalls of {seconds:.0f} s in all: see the report"
+        if self.swaps:
+            yield "shared devices: " + "; ".join(swap_lines(self.swaps))
         if self.graders:
             yield "graders: " + ", ".join(f"{name} {version}" for name, version in self.graders.items())
         yield f"summary: {Path(self.folder) / _FILE}"
@@ -212,6 +222,8 @@ def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
         stalls=[asdict(stall) for stall in read_stalls(folder)],
         graders=grader_versions(config),
         speed=speed_of(steps),
+        memory_by_phase_mb=final.memory_by_phase_mb,
+        swaps=swap_times(steps),
     )
 
 

@@ -18,12 +18,14 @@ from rollmesh.mesh.config import load_config, save_config
 from rollmesh.mesh.errors import DataError
 from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2
 from rollmesh.report.html import write_report
+from rollmesh.report.memory import MemorySample, MemoryUse, peaks_from_samples, read_memory
 from rollmesh.report.metrics import MetricsTail, read_metrics, surviving_records
 from rollmesh.report.restarts import record_restart
 from rollmesh.report.samples import read_samples, sample_lines
 from rollmesh.report.series import build_curves, smoothed
 from rollmesh.report.speed import speed_lines, speed_of
 from rollmesh.report.summary import FinalState, read_summary, write_summary
+from rollmesh.report.turns import read_turns, spans
 from rollmesh.run_files import read_config
 
 START = 1_000_000.0
@@ -248,6 +250,42 @@ def test_report_is_one_file_with_its_plots(run_folder: Path) -> None:
     assert [link for link in outside if not link.endswith(("xlink", "svg"))] == []
     assert "&lt;b&gt;2&lt;/b&gt;" in page
     assert "0.100 → 0.900" in page
+
+
+def test_the_report_shows_turns_on_shared_devices(run_folder: Path) -> None:
+    swaps = {"placement/to_training_s": 1.5, "placement/freezing_s": 0.5, "placement/onloading_s": 1.0}
+    totals = {"placement/swap_share": 0.125, "placement/turns": 3.0, "placement/taken_back": 1.0}
+    records = [training(step, 0.5) | swaps | totals for step in range(1, 4)]
+    (run_folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    for second, phase in ((1, "generating"), (2, "freezing"), (3, "training"), (4, "offloading"), (5, "generating")):
+        change = {"unix_s": START + second, "turn": 1, "phase": phase, "reason": ""}
+        with (run_folder / "turns.jsonl").open("a") as file:
+            file.write(json.dumps(change) + "\n")
+    uses = {"learner": MemoryUse(300 << 20, 10 << 20), "generator-0": MemoryUse(200 << 20)}
+    samples = [MemorySample(START + second + 0.5, uses) for second in range(6)]
+    (run_folder / "memory.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for sample in samples for line in sample.lines())
+    )
+    peaks = peaks_from_samples(read_memory(run_folder), read_turns(run_folder))
+    final = final_state()
+    final.memory_by_phase_mb = peaks.to_mib()
+    summary = write_summary(run_folder, read_config(run_folder), final)
+    assert read_summary(run_folder) == summary
+    assert list(summary.memory_by_phase_mb) == ["generating", "freezing", "training", "offloading"]
+    assert summary.memory_by_phase_mb["training"]["learner"] == {"anon": 300.0, "shared": 10.0, "device": 0.0}
+    text = "to training 1.50 s (freezing 0.50, onloading 1.00); swaps 12.5% of the time in 3 turns, 1 taken back"
+    assert f"shared devices: {text}" in list(summary.lines())
+    page = write_report(run_folder).read_text(encoding="utf-8")
+    assert "Memory of all services" in page
+    assert text in page
+    assert "<td>300 + 10 shared</td>" in page
+    assert list(spans(read_turns(run_folder), START + 9)) == [
+        (START + 1, START + 2, "generating"),
+        (START + 2, START + 3, "swap"),
+        (START + 3, START + 4, "training"),
+        (START + 4, START + 5, "swap"),
+        (START + 5, START + 9, "generating"),
+    ]
 
 
 def test_the_report_shows_the_way_of_the_weights_to_each_generator(run_folder: Path) -> None:

@@ -1,0 +1,100 @@
+"""Turns on shared devices: phases over time (`RUN/turns.jsonl`), and the time that swaps take (`placement/...`)."""
+
+from __future__ import annotations
+
+import bisect
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollmesh.learner.placement.swap import TO_GENERATING, TO_TRAINING, Phase
+from rollmesh.learner.placement.turn_log import FILE
+from rollmesh.report.metrics import Record, read_metrics
+from rollmesh.report.series import metric_value
+
+PHASES = tuple(str(phase) for phase in (Phase.GENERATING, *TO_TRAINING, Phase.TRAINING, *TO_GENERATING))
+"""All phases in the order of a turn."""
+_DIRECTIONS = {"to_training_s": TO_TRAINING, "to_generating_s": TO_GENERATING}
+# The last value counts, not the median.
+_TOTALS = ("swap_share", "turns", "taken_back")
+_PREFIX = "placement/"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One phase of shared devices.
+
+    Attributes:
+        began: Unix time in seconds.
+        turn: number of the learner's turn.
+        phase: see `learner.placement.swap.Phase`.
+        reason: why a swap is taken back; empty without one.
+    """
+
+    began: float
+    turn: int
+    phase: str
+    reason: str
+
+    @classmethod
+    def of(cls, record: Record) -> Turn:
+        """A line of the file."""
+        return cls(float(record["unix_s"]), int(record["turn"]), str(record["phase"]), str(record["reason"]))
+
+
+def read_turns(folder: Path) -> list[Turn]:
+    """All phases of a run folder, in the order of time; empty without a file."""
+    return sorted(map(Turn.of, read_metrics(folder / FILE)), key=lambda turn: turn.began)
+
+
+def phase_at(turns: Sequence[Turn], unix_s: float) -> str:
+    """The phase at a moment; empty before the first one."""
+    index = bisect.bisect_right(turns, unix_s, key=lambda turn: turn.began)
+    return turns[index - 1].phase if index else ""
+
+
+def spans(turns: Sequence[Turn], end: float) -> Iterator[tuple[float, float, str]]:
+    """Beginning, end and side of each phase: `generating`, `training` or `swap`; neighbors of one side are one.
+
+    Args:
+        turns: as `read_turns` gives them.
+        end: of the last phase.
+    """
+    began, side = 0.0, ""
+    for turn in turns:
+        now = turn.phase if turn.phase in (Phase.GENERATING, Phase.TRAINING) else "swap"
+        if now != side:
+            if side:
+                yield began, turn.began, side
+            began, side = turn.began, now
+    if side and end > began:
+        yield began, end, side
+
+
+def swap_times(steps: Sequence[Record]) -> dict[str, float]:
+    """Medians of the time of swaps by step and direction, and the last share of time, turns and swaps taken back.
+
+    Args:
+        steps: training records.
+
+    Returns:
+        By the metric's name without `placement/`; empty where no devices were shared.
+    """
+    found: dict[str, list[float]] = {}
+    for record in steps:
+        for name in record:
+            if name.startswith(_PREFIX) and (value := metric_value(record, name)) is not None:
+                found.setdefault(name.removeprefix(_PREFIX), []).append(value)
+    return {name: values[-1] if name in _TOTALS else statistics.median(values) for name, values in found.items()}
+
+
+def swap_lines(times: Mapping[str, float]) -> Iterator[str]:
+    """Swaps in words: each direction with its steps, then their share of the time."""
+    for direction, phases in _DIRECTIONS.items():
+        if direction in times:
+            steps = ", ".join(f"{phase} {times[f'{phase}_s']:.2f}" for phase in phases if f"{phase}_s" in times)
+            yield f"{direction.removesuffix('_s').replace('_', ' ')} {times[direction]:.2f} s ({steps})"
+    if "swap_share" in times:
+        back = f", {times['taken_back']:.0f} taken back" if times.get("taken_back") else ""
+        yield f"swaps {times['swap_share']:.1%} of the time in {times.get('turns', 0):.0f} turns{back}"
