@@ -28,7 +28,7 @@ _KINDS = {"VmHWM:": "peak", "RssAnon:": "anon", "RssFile:": "shared", "RssShmem:
 
 @dataclass(frozen=True, slots=True)
 class WatchRules:
-    """What is measured, and where it is written.
+    """Settings of the watch.
 
     Attributes:
         folder: of the run; it exists once the watch runs.
