@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rollmesh.learner.engines.interface import Engine
+from rollmesh.learner.engines.registry import ModelType
 from rollmesh.mesh.config.learner import MemorySection
 from rollmesh.testing.contract_inference import infer
 from rollmesh.testing.contract_state import Weights, save
@@ -42,6 +43,15 @@ class MemoryContract(Suite):
     ) -> None:
         expected, found = world.run(_rested, engine_models["tied"], parts)[0]
         assert_same(found, expected, 0.0)
+
+    @pytest.mark.parametrize("model_type", ["language_model", "value_model"])
+    def test_a_turn_of_others_changes_nothing(
+        self, world: EngineWorld, engine_models: Mapping[str, Path], model_type: ModelType, tmp_path: Path
+    ) -> None:
+        """The model is away meanwhile, on a CPU in files that nobody can find; then some of it rests between calls."""
+        expected, found = world.run(_turns, engine_models["tied"], model_type, tmp_path)[0]
+        assert_same(found, expected, 0.0)
+        assert not list(tmp_path.iterdir())
 
     def test_what_rests_between_calls_changes_nothing(
         self, world: EngineWorld, engine_models: Mapping[str, Path], tmp_path: Path
@@ -96,6 +106,39 @@ def _rested(harness: Harness, model: Path, parts: tuple[str, ...]) -> tuple[Weig
             each.onload()
         train(each, make_sequences(3))
     return weights(untouched), weights(engine)
+
+
+def _turns(harness: Harness, model: Path, model_type: ModelType, folder: Path) -> tuple[Weights, Weights]:
+    loss = policy_loss if model_type == "language_model" else critic_loss
+    untouched = harness.make(make_spec(model), model_type)
+    engine = harness.make(make_spec(model, rest_folder=folder), model_type)
+    for each in (untouched, engine):
+        train(each, make_sequences(1), loss)
+    away = _away(engine)
+    for each in (untouched, engine):
+        train(each, make_sequences(2), loss)
+    engine.rest_between_calls(params=True, optimizer=True)
+    assert _away(engine) == away
+    assert engine.resting_bytes == away, "an onload leaves what rests between calls"
+    for each in (untouched, engine):
+        train(each, make_sequences(3), loss)
+    assert engine.resting_bytes == away
+    engine.rest_between_calls()
+    engine.onload()
+    assert not any(engine.resting_bytes.values())
+    for each in (untouched, engine):
+        train(each, make_sequences(4), loss)
+    return weights(untouched), weights(engine)
+
+
+def _away(engine: Engine) -> dict[str, int]:
+    """Moves the engine away and back; gives the bytes of its parts."""
+    engine.offload()
+    away = dict(engine.resting_bytes)
+    assert away["params"] > 0
+    assert away["optimizer"] > 0
+    engine.onload()
+    return away
 
 
 def _resting_between_calls(harness: Harness, model: Path, folder: Path) -> list[list[Weights]]:

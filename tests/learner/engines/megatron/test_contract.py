@@ -35,10 +35,13 @@ class TestDividedMatrices(StateContract):
     layouts = (EngineLayout("tp2", 2, "megatron", {"parallel": ParallelSection(tp=2)}),)
 
 
-class TestDataParallel(MemoryContract):
-    """Each rank has all parameters and a part of the optimizer."""
+class TestMemory(MemoryContract):
+    """Each rank has all parameters and a part of the optimizer, or a part of both."""
 
-    layouts = (EngineLayout("dp2", 2, "megatron"),)
+    layouts = (
+        EngineLayout("dp2", 2, "megatron"),
+        EngineLayout("tp2", 2, "megatron", {"parallel": ParallelSection(tp=2)}),
+    )
 
 
 class TestOneProcess(TrainingContract):

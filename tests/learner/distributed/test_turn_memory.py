@@ -1,0 +1,72 @@
+"""Which roles stay on a device for a turn, and what a move did to memory."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollmesh.learner.distributed.turn_memory import (
+    MemoryInUse,
+    RoleMemory,
+    RoleNeed,
+    TurnMemory,
+    memory_in_use,
+    resident_roles,
+)
+
+NEEDS = {
+    "actor": RoleNeed(160, trained=True),
+    "critic": RoleNeed(160, trained=True),
+    "reference": RoleNeed(40, trained=False),
+    "reward": RoleNeed(30, trained=False),
+}
+ROLES = ["critic", "reference", "reward"]
+
+
+def resident(budget: int) -> list[str]:
+    return sorted(resident_roles(NEEDS, budget, always="actor") - {"actor"})
+
+
+def test_roles_stay_as_far_as_they_fit_beside_the_largest_that_comes() -> None:
+    assert resident(390) == ROLES
+    # The critic moves both ways as a whole: it saves more than the other two.
+    assert resident(389) == resident(360) == ["critic"]
+    assert resident(359) == resident(350) == ["reward"]
+    assert resident(349) == resident(320) == []
+
+
+def test_only_the_actor_stays_where_nothing_fits() -> None:
+    assert resident(0) == []
+
+
+@given(
+    st.dictionaries(st.sampled_from(ROLES), st.builds(RoleNeed, st.integers(0, 100), st.booleans())),
+    st.integers(0, 100),
+    st.integers(0, 500),
+)
+def test_a_choice_fits_or_is_the_actor_alone(others: dict[str, RoleNeed], actor: int, budget: int) -> None:
+    needs = {"actor": RoleNeed(actor, trained=True), **others}
+    stay = resident_roles(needs, budget, always="actor")
+    coming = max((need.nbytes for role, need in needs.items() if role not in stay), default=0)
+    assert "actor" in stay
+    assert sum(needs[role].nbytes for role in stay) + coming <= budget or stay == {"actor"}
+    if sum(need.nbytes for need in needs.values()) <= budget:
+        assert all(needs[role].nbytes == 0 for role in needs.keys() - stay)
+
+
+def test_freed_memory_is_measured_on_the_device_where_there_is_one() -> None:
+    roles = {"actor": RoleMemory(10, 20, 5, 0.1), "critic": RoleMemory(1)}
+    on_cpu = TurnMemory(roles, 0.2, MemoryInUse(anonymous=50), MemoryInUse(anonymous=20))
+    assert (on_cpu.moved_bytes, on_cpu.freed_bytes) == (36, 30)
+    on_device = TurnMemory(roles, 0.2, MemoryInUse(50, device=36), MemoryInUse(90, device=0))
+    assert on_device.freed_bytes == 36
+    assert TurnMemory(roles, 0.2, MemoryInUse(anonymous=20), MemoryInUse(anonymous=50)).freed_bytes == 0
+
+
+def test_memory_in_use_follows_what_a_process_takes() -> None:
+    before = memory_in_use(torch.device("cpu"))
+    taken = torch.ones(16 << 20)
+    after = memory_in_use(torch.device("cpu"))
+    assert after.anonymous - before.anonymous > taken.nbytes // 2
+    assert (after.device, after.device_peak) == (0, 0)
