@@ -48,6 +48,7 @@ _SHARED = (
     ("/test_sglang_",),
     (
         "learner/checkpoint/test_killed_writes",
+        "learner/distributed/test_roles_memory",
         "learner/distributed/test_worker",
         "learner/engines/test_contract",
         "learner/engines/test_equivalence",

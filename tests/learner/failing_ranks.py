@@ -45,7 +45,7 @@ def save_where_ranks_fail(engines: Mapping[str, Engine], out: Path) -> dict[str,
     full.check(actor)
 
     def save_with_little_space() -> Path:
-        with _files_up_to(100 if actor.layout.process == 1 else resource.RLIM_INFINITY):
+        with files_up_to(100 if actor.layout.process == 1 else resource.RLIM_INFINITY):
             return full.begin(engines, version, {}).result(60)
 
     return {
@@ -61,7 +61,8 @@ def save_where_ranks_fail(engines: Mapping[str, Engine], out: Path) -> dict[str,
 
 
 @contextmanager
-def _files_up_to(size: int) -> Iterator[None]:
+def files_up_to(size: int) -> Iterator[None]:
+    """This process writes no larger files, in bytes; -1: of any size."""
     _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from torch import Tensor
 from rollmesh.learner.engines import rest_file
 from rollmesh.learner.engines.offload import HostCopy
 from rollmesh.mesh.errors import SwapError
+from tests.learner.failing_ranks import files_up_to
 
 CPU = torch.device("cpu")
 
@@ -30,16 +28,6 @@ def make_tensors() -> list[Tensor]:
         torch.randint(0, 255, (77,), dtype=torch.uint8),
         torch.zeros(0),
     ]
-
-
-@contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def assert_equal(found: list[Tensor], expected: list[Tensor]) -> None:
