@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,15 @@ from pathlib import Path
 from rollmesh.generators.engine_events import EngineEventBridge
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.interface import InferenceEngine
-from rollmesh.generators.engines.types import EngineSettings, KvPolicy
+from rollmesh.generators.engines.types import EngineSettings, KvPolicy, Release
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.agent_tools import agent_schemas
 from rollmesh.mesh.config.generator_places import generator_places
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.devices import choose_device
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,9 @@ def load_libraries(threads: int) -> None:
         getattr(transformers, name)
 
 
-def load_engine(config: Config, folder: Path, events: EngineEventBridge, *, threads: int) -> LoadedEngine:
+def load_engine(
+    config: Config, folder: Path, events: EngineEventBridge, *, threads: int, shares_devices: bool = False
+) -> LoadedEngine:
     """Builds engine and tokenizer from the model files; takes seconds.
 
     Args:
@@ -52,6 +58,7 @@ def load_engine(config: Config, folder: Path, events: EngineEventBridge, *, thre
         folder: configuration and tokenizer files of the model.
         events: listens to the engine.
         threads: compute threads.
+        shares_devices: it will sleep while the learner has its devices.
 
     Raises:
         ConfigError, DataError: the engine or the model cannot be built.
@@ -68,6 +75,7 @@ def load_engine(config: Config, folder: Path, events: EngineEventBridge, *, thre
         seed=config.run.seed,
         threads=threads,
         allow_insecure=config.security.allow_insecure,
+        release=release_of(config) if shares_devices else "memory",
         hf=rollout.hf,
         vllm=rollout.vllm,
         sglang=rollout.sglang,
@@ -84,15 +92,33 @@ def kv_policy(config: Config) -> KvPolicy:
     return "recompute" if config.rollout.engine == "sglang" else "keep"
 
 
-def release_of(config: Config) -> str:
-    """The way in which a sleeping engine gives memory back: `memory`, or `process` where its processes end."""
-    if config.rollout.engine == "hf":
-        # It has no processes of its own.
+def release_of(config: Config) -> Release:
+    """The way in which a sleeping engine of this run gives memory back.
+
+    Raises:
+        ConfigError: its processes cannot end: it has none, or they are not its own.
+    """
+    rollout, asked = config.rollout, config.placement.release
+    foreign = rollout.engine == "sglang" and rollout.sglang.address is not None
+    if rollout.engine == "hf" or foreign:
+        if asked == "process":
+            why = "its server is not the run's own" if foreign else "it has no processes of its own"
+            raise ConfigError(
+                f"placement.release: process is not possible with engine {rollout.engine}: {why}",
+                hint="leave it at auto",
+            )
         return "memory"
-    if config.placement.release != "auto":
-        return config.placement.release
-    # On a CPU these engines keep their memory while they sleep.
-    return "process" if choose_device(config.rollout.device, "rollout.device") == "cpu" else "memory"
+    # There these engines free nothing while they sleep.
+    on_cpu = choose_device(rollout.device, "rollout.device") == "cpu"
+    if asked == "memory" and on_cpu:
+        log.warning(
+            "placement.release: memory gives nothing back: asleep on a CPU, %s keeps all its memory; process ends its "
+            "processes instead",
+            rollout.engine,
+        )
+    if asked != "auto":
+        return asked
+    return "process" if on_cpu else "memory"
 
 
 def sharing(config: Config, device: str) -> int:

@@ -88,7 +88,7 @@ class Generator:
         self.engine_name = config.rollout.engine
         self.context = config.rollout.context_tokens
         self.metrics = GeneratorMetrics()
-        rules = TurnRules(shares_devices, release_of(config), config.model.dtype)
+        rules = TurnRules(shares_devices, release_of(config) if shares_devices else "memory", config.model.dtype)
         self.turns = DeviceTurns(rules, lambda: self._agent.policy, self._fail)
 
     @property
@@ -187,7 +187,14 @@ class Generator:
             await self.turns.wanted.wait()
         await self._enter_stage("loads the model", directory)
         await libraries
-        loaded = await asyncio.to_thread(load_engine, config, folder, results, threads=self._threads)
+        loaded = await asyncio.to_thread(
+            load_engine,
+            config,
+            folder,
+            results,
+            threads=self._threads,
+            shares_devices=self.turns.shares_devices,
+        )
         # The engine ends last, whatever becomes of the components. A thread of it that hung may still come to itself.
         stack.callback(results.disconnect)
         stack.push_async_callback(asyncio.to_thread, loaded.engine.stop)
@@ -218,7 +225,8 @@ class Generator:
     async def _admit(self, components: GeneratorComponents) -> None:
         await components.receiver.has_weights.wait()
         # Engines with processes of their own read them when these come up; an engine with weights has read them.
-        self._files.cleanup()
+        if self.turns.release == "memory":
+            self._files.cleanup()
         await components.admission.run()
 
     # ------------------------------------------------------------------------------------------------ failure

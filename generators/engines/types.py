@@ -24,6 +24,7 @@ FinishReason = Literal["stop", "length", "aborted"]
 # head of the queue, in the order in which they started. They continue as requests with their tokens as prefix. Each
 # step prefills a bounded number of these tokens, while the sequences that are ready decode.
 KvPolicy = Literal["keep", "recompute", "interrupt"]
+Release = Literal["memory", "process"]
 EngineState = Literal["running", "paused", "asleep"]
 
 
@@ -282,6 +283,8 @@ class EngineSettings:
         seed: of the draws of requests that bring none.
         threads: compute threads on a CPU, all worker processes together.
         allow_insecure: it may talk unprotected to other machines.
+        release: how a sleeping engine gives memory back, `memory` or `process`: its processes end. Only engines with
+            processes of their own can do the latter.
         hf, vllm, sglang: settings of these engines; None: their defaults.
     """
 
@@ -294,6 +297,7 @@ class EngineSettings:
     seed: int = 0
     threads: int = 1
     allow_insecure: bool = False
+    release: Release = "memory"
     hf: HfSection | None = None
     vllm: VllmSection | None = None
     sglang: SglangSection | None = None

@@ -3,7 +3,7 @@
 Invariants:
 
 - Actions come one after the other, in one task. A call waits until its goal is reached, or a call in the other
-  direction replaces it. A caller that gives up leaves the work to go on, and its next call waits for the same work.
+  direction replaces it. The work of a caller that gives up continues, and its next call waits for the same work.
 - While it sleeps, credits are 0. Leases are held and rewards collected, and all that was sampled is in the buffer.
 - Responses continue after the sleep. Pinned groups cannot, once the weights are gone: they are released.
 - Nothing reaches the engine between two steps of waking but what they ask for.
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollmesh.generators.engines.interface import InferenceEngine
-from rollmesh.generators.engines.types import SleepLevel, WakeStep
-from rollmesh.generators.placement.memory_use import MemoryUse, read_memory_use
+from rollmesh.generators.engines.process_memory import MemoryUse, read_memory_use
+from rollmesh.generators.engines.types import Release, SleepLevel, WakeStep
 from rollmesh.generators.placement.turn_state import (
     Action,
     Fence,
@@ -85,18 +85,18 @@ class TurnRules:
 
     Attributes:
         shares_devices: it sleeps and wakes when a learner asks it to.
-        release: the way in which it gives memory back, `memory` or `process`.
+        release: the way in which it gives memory back.
         dtype: in which its engine computes.
     """
 
     shares_devices: bool
-    release: str = "memory"
+    release: Release = "memory"
     dtype: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)
 class TurnCounts:
-    """What has happened since the start.
+    """Counts since the start.
 
     Attributes:
         sleeps, wakes: turns that began, and those that ended.
@@ -164,6 +164,11 @@ class DeviceTurns:
         return self._rules.shares_devices
 
     @property
+    def release(self) -> Release:
+        """The way in which it gives memory back."""
+        return self._rules.release
+
+    @property
     def asleep(self) -> bool:
         """True while it does not generate."""
         return not self.state.generating
@@ -181,7 +186,7 @@ class DeviceTurns:
 
     @property
     def counts(self) -> TurnCounts:
-        """What has happened since the start."""
+        """Counts since the start."""
         asleep_s = self._loop.time() - self.awake_time(self._loop.time())
         return TurnCounts(self._sleeps, self._wakes, asleep_s, self._freed, dict(self._seconds))
 

@@ -1,7 +1,7 @@
 """The sleep of a generator as a state and the actions between its states: pure decisions.
 
-A call names a goal, and `next_action` says what to do next on the way to it. So a repeated call has nothing left to do,
-a call that names a later goal includes the earlier ones, and one that comes amid the way continues from there.
+A call names a goal, and `next_action` says what to do next on the way to it. A repeated call has nothing left to do. A
+call that names a later goal includes the earlier ones, and one that comes amid the way continues from there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rollmesh.protos import generator_pb2
 
 
 class Action(StrEnum):
-    """What a generator does on its way to a goal, as reports name it."""
+    """An action of a generator on its way to a goal, as reports name it."""
 
     FREEZE = "freeze"
     RELEASE_KV_CACHE = "release_kv_cache"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -19,6 +20,7 @@ from rollmesh.generators.engines.external.backend import Backend, LoadMetrics
 from rollmesh.generators.engines.external.engine_thread import EngineThread
 from rollmesh.generators.engines.external.inflight import InflightRegistry
 from rollmesh.generators.engines.external.model_info import ModelInfo, read_folder
+from rollmesh.generators.engines.external.restarting_backend import RestartingBackend
 from rollmesh.generators.engines.interface import EngineListener
 from rollmesh.generators.engines.types import (
     EngineSettings,
@@ -62,7 +64,9 @@ class ExternalEngine(ControlledEngine):
         model = read_folder(folder, settings.context)
         if not cls.takes_images:
             model = model.for_text()
-        return cls(cls.create_backend(folder, model, settings), model, settings, listener)
+        create = partial(cls.create_backend, folder, model, settings)
+        backend = RestartingBackend(create) if settings.release == "process" else create()
+        return cls(backend, model, settings, listener)
 
     @classmethod
     @abstractmethod

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rollmesh.generators.engines.process_memory import MemoryUse, read_memory_use
 from rollmesh.generators.engines.types import ServedWeights
-from rollmesh.generators.placement.memory_use import MemoryUse, read_memory_use
 from rollmesh.generators.placement.weights_proof import ProbeTokens, check_log_probs, check_tensors
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion

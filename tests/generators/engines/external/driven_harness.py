@@ -13,6 +13,7 @@ from rollmesh.generators.engines.errors import RequestError
 from rollmesh.generators.engines.external.backend import Backend, DecodeJob
 from rollmesh.generators.engines.external.engine import ExternalEngine
 from rollmesh.generators.engines.external.model_info import ModelInfo
+from rollmesh.generators.engines.external.restarting_backend import RestartingBackend
 from rollmesh.generators.engines.interface import EngineListener
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.types import EngineSettings, KvPolicy
@@ -52,6 +53,10 @@ class ScriptedHarness(EngineHarness):
         settings = EngineSettings(slots=self.slots, kv=self._kv)
         return ScriptedEngine(self.backend, ModelInfo(LIMITS, tokenizer()), settings, listener)
 
+    def unfinished(self) -> int:
+        """Sets of weights that were staged, and neither loaded nor discarded."""
+        return self.backend.staged
+
     def random_weights(self, seed: int) -> Weights:
         return self.table.random_weights(seed)
 
@@ -76,3 +81,32 @@ class ScriptedHarness(EngineHarness):
         text = tokenizer().decode(list(ids))
         assert isinstance(text, str)
         return text
+
+
+class RestartingHarness(ScriptedHarness):
+    """The same, where the backend ends while it sleeps.
+
+    Attributes:
+        ended: backends before the present one.
+    """
+
+    # It has no processes.
+    sleep_frees = False
+
+    def __init__(self, kv: KvPolicy = "keep", stride: int = 1) -> None:
+        self._stride = stride
+        self.ended: list[ScriptedBackend] = []
+        super().__init__(kv, stride)
+
+    def build(self, listener: EngineListener) -> ScriptedEngine:
+        settings = EngineSettings(slots=self.slots, kv=self._kv)
+        return ScriptedEngine(RestartingBackend(self._create), ModelInfo(LIMITS, tokenizer()), settings, listener)
+
+    def unfinished(self) -> int:
+        return sum(backend.staged for backend in (*self.ended, self.backend))
+
+    def _create(self) -> ScriptedBackend:
+        if "start" in self.backend.calls:
+            self.ended.append(self.backend)
+            self.backend = ScriptedBackend(self.table, LIMITS, tokenizer(), self.slots, self._stride)
+        return self.backend

@@ -16,7 +16,7 @@ from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.types import GenerationRequest, KvPolicy, PartialResponse, SleepLevel, WakeStep
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from tests.generators.engines.external.driven_harness import ScriptedHarness
+from tests.generators.engines.external.driven_harness import RestartingHarness, ScriptedHarness
 from tests.generators.engines.harness import constant_prefix, joined, request
 
 _OLD = PolicyVersion(1, 0)
@@ -90,11 +90,16 @@ class _Walk:
         self.asked |= {item.request_id: item for item in batch}
 
 
-@pytest.mark.parametrize(("kv", "stride"), [("keep", 1), ("interrupt", 2)])
+@pytest.mark.parametrize(
+    ("kv", "stride", "kind"),
+    [("keep", 1, ScriptedHarness), ("interrupt", 2, ScriptedHarness), ("keep", 2, RestartingHarness)],
+)
 @settings(max_examples=30, deadline=None)
 @given(calls=st.lists(st.tuples(st.sampled_from(_CALLS), st.integers(0, 1000)), max_size=25), weights=st.booleans())
-def test_any_order_of_calls(kv: KvPolicy, stride: int, calls: list[tuple[str, int]], weights: bool) -> None:
-    harness = ScriptedHarness(kv, stride)
+def test_any_order_of_calls(
+    kv: KvPolicy, stride: int, kind: type[ScriptedHarness], calls: list[tuple[str, int]], weights: bool
+) -> None:
+    harness = kind(kv, stride)
     try:
         walk = _Walk(harness)
         if weights:
@@ -105,7 +110,7 @@ def test_any_order_of_calls(kv: KvPolicy, stride: int, calls: list[tuple[str, in
         _check(walk)
     finally:
         harness.close()
-    assert harness.backend.staged == 0
+    assert harness.unfinished() == 0
 
 
 def _check(walk: _Walk) -> None:

@@ -1,7 +1,7 @@
 """The memory of this process and of those that it has started: what it is now, and its peak.
 
-A page of a mapped file, such as the learner's weights, counts as shared, in whichever process it is mapped. What
-belongs to a process alone is its anonymous memory (`RssAnon` of `/proc`).
+A page of a mapped file, such as the learner's weights, counts as shared, in whichever process it is mapped. A process
+has its anonymous memory (`RssAnon` in `/proc`) for itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MemoryUse:
 
     @property
     def own(self) -> int:
-        """Bytes that nobody else has."""
+        """Bytes of these processes alone."""
         return self.anonymous + self.device
 
     def max(self, other: MemoryUse) -> MemoryUse:

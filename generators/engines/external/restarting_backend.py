@@ -1,0 +1,172 @@
+"""A backend whose processes end while it sleeps, and start again when it wakes.
+
+Where an engine cannot give its memory back, its processes can. So it sleeps alike on every machine, whatever engine it
+is. The price is a start of the engine per sleep. The parent process stays, with what it has imported.
+
+Invariants: asleep without weights there is no process. Weights that come while there are none, or for processes that
+have ended, are staged again once there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
+from rollmesh.generators.engines.process_memory import read_memory_use
+from rollmesh.generators.engines.request_validation import RequestLimits
+from rollmesh.generators.engines.types import SleepLevel, SleepReport, WakeStep
+from rollmesh.mesh.liveness.freeze_detector import ProcessState
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+_NO_LOAD = LoadMetrics(0, 0, None, 0)
+
+
+@dataclass(slots=True, eq=False)
+class _Staged:
+    """Staged weights.
+
+    Attributes:
+        tensors: as they came: processes may end before they have loaded them.
+        backend: that staged them; None while there is none.
+        staged: its result.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    backend: Backend | None = None
+    staged: Any = None
+
+
+class RestartingBackend(Backend):
+    """A backend over backends, one after the other.
+
+    Args:
+        create: a new one, not started; makes all cheap checks.
+    """
+
+    def __init__(self, create: Callable[[], Backend]) -> None:
+        self._create = create
+        # The checks are due now.
+        self._next: Backend | None = create()
+        self._inner: Backend | None = None
+        self._running: Backend | None = None
+        self._asleep = False
+        self._on_death: Callable[[str], None]
+
+    async def start(self, on_death: Callable[[str], None]) -> RequestLimits:
+        self._on_death = on_death
+        begin = time.monotonic()
+        limits = await self._start()
+        log.info(
+            "the engine's processes end for each turn of the learner and start again after it: about %.0f s each time",
+            time.monotonic() - begin,
+        )
+        return limits
+
+    async def generate(self, job: DecodeJob, on_chunk: Callable[[DecodeChunk], None]) -> None:
+        await self._backend().generate(job, on_chunk)
+
+    async def abort(self, job_ids: Iterable[str]) -> None:
+        if self._running is not None:
+            await self._running.abort(job_ids)
+
+    async def pause(self) -> None:
+        await self._backend().pause()
+
+    async def resume(self) -> None:
+        await self._backend().resume()
+
+    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> _Staged:
+        staged = _Staged(dict(tensors))
+        if self._running is not None:
+            self._stage_for(self._running, staged)
+        return staged
+
+    async def load(self, staged: _Staged, label: str, *, recompute: bool) -> None:
+        if self._running is None:
+            await self._start_paused()
+        backend = self._backend()
+        if staged.backend is not backend:
+            tensors = staged.tensors
+            self.discard(staged)
+            staged.tensors = tensors
+            await asyncio.to_thread(self._stage_for, backend, staged)
+        # From here on it is the other's to give back.
+        staged.backend = None
+        staged.tensors = {}
+        await backend.load(staged.staged, label, recompute=recompute)
+
+    def discard(self, staged: _Staged) -> None:
+        backend, staged.backend, staged.tensors = staged.backend, None, {}
+        if backend is not None:
+            backend.discard(staged.staged)
+
+    async def log_probs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        return await self._backend().log_probs(token_ids)
+
+    async def sleep(self, level: SleepLevel) -> SleepReport:
+        backend = self._backend()
+        if level < SleepLevel.WITHOUT_WEIGHTS:
+            # Its processes have the weights.
+            self._asleep = True
+            return await backend.sleep(level)
+        begin, before = time.perf_counter(), await asyncio.to_thread(read_memory_use)
+        self._running = self._inner = None
+        await backend.stop()
+        after = await asyncio.to_thread(read_memory_use)
+        return SleepReport(max(0, before.anonymous - after.anonymous), time.perf_counter() - begin)
+
+    async def wake(self, step: WakeStep) -> None:
+        if self._running is None:
+            await self._start_paused()
+        elif self._asleep:
+            await self._running.wake(step)
+            self._asleep = step < WakeStep.KV_CACHE
+
+    async def ping(self) -> None:
+        if self._running is not None:
+            await self._running.ping()
+
+    def process_state(self) -> ProcessState | None:
+        running = self._running
+        return running.process_state() if running is not None else None
+
+    def last_error(self) -> str:
+        return self._inner.last_error() if self._inner is not None else ""
+
+    def load_metrics(self) -> LoadMetrics:
+        running = self._running
+        return running.load_metrics() if running is not None else _NO_LOAD
+
+    async def stop(self) -> None:
+        if self._inner is not None:
+            await self._inner.stop()
+
+    def _stage_for(self, backend: Backend, staged: _Staged) -> None:
+        staged.staged = backend.stage(staged.tensors.items())
+        staged.backend = backend
+
+    async def _start_paused(self) -> None:
+        await self._start()
+        await self._backend().pause()
+
+    async def _start(self) -> RequestLimits:
+        self._inner = self._next or self._create()
+        self._next, self._asleep = None, False
+        limits = await self._inner.start(self._on_death)
+        self._running = self._inner
+        return limits
+
+    def _backend(self) -> Backend:
+        assert self._running is not None, "it was woken before"
+        return self._running
