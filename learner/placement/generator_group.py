@@ -24,14 +24,16 @@ from rollmesh.protos import generator_pb2, generator_pb2_grpc, membership_pb2
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
-SHARES_DEVICES = "shares_devices"
-"""The gauge of a generator that shares the learner's devices."""
+SHARES_DEVICES, ASLEEP = "shares_devices", "asleep"
+"""Gauges of a generator: it shares the learner's devices, and it sleeps."""
 # Longest wait for one answer before the call is repeated. The generator continues its work meanwhile.
 _TRY_S = 20.0
 _PAUSE_S = 0.2
 _LOOK_S = 0.5
 # Before a generator that could not be woken is asked again.
 _RETRY_S = 5.0
+# A gauge is not older: one that says that a generator sleeps is believed so long after it was woken.
+_GAUGE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ class GeneratorGroup:
         self._channels: dict[str, grpc.aio.Channel] = {}
         # Members that have left the mesh, and may still run.
         self._known: dict[str, membership_pb2.Member] = {}
-        self.awake: set[str] = set()
+        # When each was woken.
+        self._awake: dict[str, float] = {}
         self.waiting_for: set[str] = set()
 
     async def sleep(self, level: generator_pb2.SleepLevel, timeout_s: float) -> GroupAnswer:
@@ -104,7 +107,7 @@ class GeneratorGroup:
             FencedError: another learner has taken over.
         """
         request = generator_pb2.SleepRequest(incarnation=self._incarnation, level=level)
-        self.awake.clear()
+        self._awake.clear()
         return await self._ask_all(lambda stub, try_s: stub.Sleep(request, timeout=try_s), timeout_s)
 
     async def wake(self, request: generator_pb2.WakeRequest, timeout_s: float) -> GroupAnswer:
@@ -115,7 +118,7 @@ class GeneratorGroup:
         """
         answer = await self._ask_all(lambda stub, try_s: stub.Wake(request, timeout=try_s), timeout_s)
         if request.step == generator_pb2.WAKE_STEP_GENERATING:
-            self.awake.update(answer.done)
+            self._awake.update(dict.fromkeys(answer.done, _now()))
         return answer
 
     def wake_request(
@@ -137,7 +140,10 @@ class GeneratorGroup:
         )
 
     async def keep_awake(self, request: generator_pb2.WakeRequest, timeout_s: float) -> None:
-        """Wakes generators that come later, or that could not be woken before; until cancelled.
+        """Wakes generators that come later, that could not be woken before, or that another has put to sleep.
+
+        It continues until it is cancelled. A learner that starts puts generators to sleep before it knows whether it
+        may take the run over.
 
         Args:
             request: `WAKE_STEP_GENERATING`.
@@ -148,7 +154,9 @@ class GeneratorGroup:
             while True:
                 for member in await self._members():
                     name = member.member_id
-                    if name not in self.awake and (name not in attempts or attempts[name].done()):
+                    if member.gauges.get(ASLEEP) and _now() - self._awake.get(name, 0.0) > _GAUGE_S:
+                        self._awake.pop(name, None)
+                    if name not in self._awake and (name not in attempts or attempts[name].done()):
                         attempts[name] = asyncio.create_task(self._wake_one(member, request, timeout_s))
                 await asyncio.sleep(_LOOK_S)
         finally:
@@ -173,7 +181,7 @@ class GeneratorGroup:
         except FencedError:
             return
         if answer.done:
-            self.awake.add(member.member_id)
+            self._awake[member.member_id] = _now()
         if answer.failed:
             log.warning("could not be woken: %s", answer.failures())
             await asyncio.sleep(_RETRY_S)
@@ -258,3 +266,7 @@ class GeneratorGroup:
         if address not in self._channels:
             self._channels[address] = self._connect(address)
         return generator_pb2_grpc.GeneratorControlStub(self._channels[address])
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -23,7 +23,7 @@ from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.distributed.rank_group import RankGroup
 from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.placement import generator_group
-from rollmesh.learner.placement.generator_group import SHARES_DEVICES, GeneratorGroup
+from rollmesh.learner.placement.generator_group import ASLEEP, SHARES_DEVICES, GeneratorGroup
 from rollmesh.learner.placement.shared_devices import SharedDevices
 from rollmesh.learner.placement.swap import Phase, SwapMachine, SwapRules
 from rollmesh.learner.placement.turn_log import FILE, TurnLog
@@ -354,6 +354,17 @@ def test_a_generator_that_comes_later_is_woken(make: Callable[..., World]) -> No
     until(lambda: newcomer.calls == ["wake GENERATING"])
     assert world.turns.take(7)
     assert newcomer.calls == ["wake GENERATING", *SLEEPING]
+
+
+def test_a_generator_that_another_has_put_to_sleep_is_woken_again(
+    make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generator_group, "_GAUGE_S", 0.3)
+    world = make()
+    generator = world.add("generator-0")
+    world.generating()
+    world.members["generator-0"].gauges[ASLEEP] = 1.0
+    until(lambda: generator.calls[:1] == ["wake GENERATING"])
 
 
 def test_another_learner_that_took_the_run_over_ends_this_one(make: Callable[..., World]) -> None:
