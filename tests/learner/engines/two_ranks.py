@@ -15,6 +15,7 @@ from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.distributed.weight_export import WeightExport
 from rollmesh.learner.engines.fsdp2 import attention_calls
+from rollmesh.learner.engines.resting_parts import chosen_parts
 from rollmesh.learner.engines.tensors.export import full_tensors
 from rollmesh.learner.weights import WeightPublisher
 from rollmesh.learner.weights.version_storage import VersionFile
@@ -235,7 +236,8 @@ def _steps(harness: Harness, model: Path, kind: str, memory: MemorySection) -> S
     for seed in range(3):
         train(engine, make_sequences(seed))
     after = _state_bytes(optimizer)
-    engine.onload()
+    # All of it, also what rests between calls.
+    engine._memory.onload(chosen_parts(params=True, optimizer=True, gradients=True))
     blocks = engine._runner.transformer.base_model.layers
     sizes = [_state_bytes(optimizer, block.parameters()) for block in blocks]
     inside = {id(parameter) for block in blocks for parameter in block.parameters()}
