@@ -56,13 +56,13 @@ class MemoryInUse:
 
     @property
     def held(self) -> int:
-        """What counts against the shared devices: host memory where there is no other."""
+        """Bytes on the shared devices: those of the host where there is no other device."""
         return self.device or self.anonymous
 
 
 @dataclass(frozen=True, slots=True)
 class TurnMemory:
-    """What a move of all roles did to the memory of the ranks.
+    """The result of a move of all roles, for the memory of the ranks.
 
     Attributes:
         roles: by name.
@@ -92,7 +92,7 @@ class TurnMemory:
 
 @dataclass(frozen=True, slots=True)
 class RoleNeed:
-    """What a role takes on a rank's device while it computes.
+    """The memory of a role on a rank's device while it computes.
 
     Attributes:
         nbytes: of parameters, and of optimizer and gradients where it is trained.

@@ -2,11 +2,11 @@
 
 The bytes of a storage go to host memory, and its own memory is given back: to the device's driver, not only to torch's
 allocator. On CUDA the host memory is pinned, in slabs, and kept for the next time; copies are asynchronous. Torch
-rounds pinned memory up to powers of two, so a slab is one. On a CPU the slabs are as much memory as is given back;
-where that memory is to be of use for others, a file takes their place.
+rounds pinned memory up to powers of two, so a slab is one. On a CPU the slabs are as much memory as is given back.
+A file takes their place if others are to use that memory.
 
-Invariants: while memory is moved, each byte is held once, but for one slab on a CPU. A move from slabs of pinned memory
-or from a file that fails leaves all of it there, and a move to a file that fails leaves all of it in memory.
+Invariants: while memory is moved, each byte is held once, but for one slab on a CPU. A move to a file
+that fails leaves all of it in memory. A move from a file or from pinned memory that fails leaves all of it there.
 """
 
 from __future__ import annotations

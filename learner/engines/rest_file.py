@@ -22,7 +22,7 @@ from torch import UntypedStorage
 from rollmesh.mesh.errors import SwapError
 
 _CALL_BYTES = 64 << 20
-# Of file systems that reserve nothing ahead: there the write itself fails.
+# File systems that reserve nothing ahead answer so: there the write itself fails.
 _NO_RESERVATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 

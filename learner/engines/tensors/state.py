@@ -91,8 +91,8 @@ class StateWriter:
 
     Args:
         world: the processes.
-        keep_copy: the copy's memory is kept from one checkpoint to the next, for to get fresh memory takes longer than
-            to fill it; else it is freed once a checkpoint is written. It is pinned on CUDA.
+        keep_copy: the copy's memory is kept from one checkpoint to the next: to get fresh memory takes longer than to
+            fill it. Else it is freed once a checkpoint is written. It is pinned on CUDA.
 
     The writing thread has a process group of its own from the start, with the deadline of all others. Writes may differ
     by as much between processes.

@@ -1,4 +1,4 @@
-"""Which roles stay on a device for a turn, and what a move did to memory."""
+"""The choice of roles that stay on a device for a turn, and the record of a move."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_an_engine_that_sleeps_on_the_host_gives_its_memory_back_and_trains_on(t
 
 
 def test_all_roles_leave_the_device_to_others_and_come_back(tmp_path):
-    """What stays reserved is the workspace of cuBLAS; neither way needs more than a turn itself."""
+    """The workspace of cuBLAS alone stays reserved; neither way needs more memory than a turn itself."""
     sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4, "vocab_size": 32768}
     heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": False}
     folder = save_random(AutoConfig.for_model("qwen3", **sizes, **heads), tmp_path / "model")
