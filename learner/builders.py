@@ -26,6 +26,7 @@ from rollmesh.learner.engines.interface import ACTOR, Engine, EngineSpec
 from rollmesh.learner.engines.megatron.environment import prepare_environment
 from rollmesh.learner.engines.registry import ModelType, create_engine
 from rollmesh.learner.engines.rendezvous import open_board
+from rollmesh.learner.engines.rest_file import is_in_memory
 from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.mesh.config.base import DeviceName
@@ -89,7 +90,8 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     if "megatron" in config.learner.engines:
         # Another role's engine may start CUDA.
         prepare_environment()
-    if _rest_folder(config, choose_device(config.learner.device, "learner.device")) is not None:
+    rest_folder = _rest_folder(config, choose_device(config.learner.device, "learner.device"))
+    if rest_folder is not None:
         # Before engines start their threads.
         allocate_from_one_heap()
     needs = algorithm.needs
@@ -105,6 +107,8 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     actor = engines[ACTOR]
     if actor.device.type == "cuda" and actor.layout.leads and config.model.dtype == "float32":
         log.warning("weights are sent, and generators compute, in float32: on CUDA set model.dtype: bfloat16")
+    if rest_folder is not None and actor.world.process == 0 and is_in_memory(rest_folder):
+        log.warning("files in %s take memory: set placement.rest_dir to a folder on a disk", rest_folder)
     for name, engine in engines.items():
         evidence = engine.probe()
         if engine.world.process == 0:

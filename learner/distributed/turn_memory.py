@@ -54,11 +54,6 @@ class MemoryInUse:
     device: int = 0
     device_peak: int = 0
 
-    @property
-    def held(self) -> int:
-        """Bytes on the shared devices: those of the host where there is no other device."""
-        return self.device or self.anonymous
-
 
 @dataclass(frozen=True, slots=True)
 class TurnMemory:

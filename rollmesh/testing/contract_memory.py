@@ -48,7 +48,7 @@ class MemoryContract(Suite):
     def test_a_turn_of_others_changes_nothing(
         self, world: EngineWorld, engine_models: Mapping[str, Path], model_type: ModelType, tmp_path: Path
     ) -> None:
-        """The model is away meanwhile, on a CPU in files that nobody can find. Later some of it rests between calls."""
+        """The model is away meanwhile, on a CPU in files without a name. Later some of it rests between calls."""
         expected, found = world.run(_turns, engine_models["tied"], model_type, tmp_path)[0]
         assert_same(found, expected, 0.0)
         assert not list(tmp_path.iterdir())

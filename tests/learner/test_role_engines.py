@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +16,23 @@ from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.tolerances import Difference, Evidence
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.parallel import ParallelSection
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([], None),
+        (["placement.mode=collocated"], "r/n/resting"),
+        (["placement.mode=hybrid", "placement.rest_dir=/disk"], "/disk"),
+    ],
+)
+def test_state_rests_in_files_where_a_cpu_is_shared(changes: list[str], expected: str | None) -> None:
+    """On CUDA, pinned memory is faster."""
+    values = {"model": {"path": "m"}, "data": {"train": "t"}, "run": {"dir": "r", "name": "n"}}
+    config = load_config(values, changes)
+    found = builders._rest_folder(config, "cpu")
+    assert found == (None if expected is None else Path(expected))
+    assert builders._rest_folder(config, "cuda") is None
 
 
 def test_roles_are_built_by_their_engines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

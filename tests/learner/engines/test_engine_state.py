@@ -45,6 +45,19 @@ def test_resume_continues_exactly(model_folder, tmp_path, keys):
     assert_same(weights(second), weights(first), 0.0)
 
 
+def test_an_engine_that_rests_in_files_keeps_no_copy_of_a_checkpoint(model_folder, tmp_path):
+    engine = make_engine(model_folder, rest_folder=tmp_path / "resting")
+    for number in (1, 2):
+        train_step(engine, seed=number)
+        (folder := tmp_path / str(number)).mkdir()
+        engine.begin_checkpoint(folder, {}).result(60)
+        assert engine._writer._stager is None
+    expected = weights(engine)
+    train_step(engine, seed=3)
+    engine.load_checkpoint(folder)
+    assert_same(weights(engine), expected, 0.0)
+
+
 def _dtypes(engine):
     return {value.dtype for state in engine._optimizer.state.values() for value in state.values()}
 

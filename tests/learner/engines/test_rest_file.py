@@ -53,6 +53,12 @@ def test_memory_goes_into_a_file_that_nobody_can_find_and_comes_back(
     assert storages == [tensor.untyped_storage()._cdata for tensor in tensors], "FSDP keeps the storages that it knows"
 
 
+def test_files_that_are_memory_are_known(tmp_path: Path) -> None:
+    assert not rest_file.is_in_memory(tmp_path / "not" / "made")
+    if Path("/dev/shm").is_mount():
+        assert rest_file.is_in_memory(Path("/dev/shm/not/made"))
+
+
 def test_files_are_closed_once_their_bytes_are_back_or_given_up(tmp_path: Path) -> None:
     copy, before = HostCopy(CPU, tmp_path), len(os.listdir("/proc/self/fd"))
     copy.to_host(make_tensors())

@@ -17,7 +17,9 @@ import psutil
 import pytest
 import torch
 
+from rollmesh.learner.distributed.weight_export import WeightExport
 from rollmesh.learner.engines.interface import ExportedTensor
+from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.weights import PublishRules, WeightPublisher, read_model_bundle
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.learner.weights.transports import SenderTransport
@@ -205,6 +207,29 @@ def test_a_publisher_killed_amid_a_publication_leaves_whole_versions_alone_until
     assert left.name.startswith("rollmesh-weights-run-1-0-"), "the version that was written had no name yet"
     WeightPublisher("other", {}, directory=shared)
     assert not list(shared.iterdir())
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_memory_of_the_next_version_is_taken_ahead_or_only_once_it_is_needed(shared: Path, *, ahead: bool) -> None:
+    tensors = dict(weights())
+    described = [ExportedTensor(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
+    engine: Any = SimpleNamespace(
+        layout=Layout(),
+        exported_tensors=lambda holders: described,
+        exported_shards=lambda: ((name, (), tensor) for name, tensor in tensors.items()),
+    )
+    publisher = WeightPublisher("run", {}, directory=shared)
+    taken: list[int] = []
+    sink: Any = SimpleNamespace(
+        allocate=lambda nbytes: (taken.append(nbytes), publisher.allocate(nbytes))[1], complete=publisher.complete
+    )
+    export = WeightExport(engine, None, 1000, ahead=ahead)
+    for version in range(2):
+        export.export(sink, PolicyVersion(1, version)).result(30)
+    # Its thread has done all.
+    export.close()
+    publisher.close()
+    assert taken == [export.layout.nbytes] * (3 if ahead else 2)
 
 
 def test_parts_of_several_processes_make_the_version_that_one_makes(shared: Path) -> None:
