@@ -75,7 +75,7 @@ def load_engine(
         seed=config.run.seed,
         threads=threads,
         allow_insecure=config.security.allow_insecure,
-        release=release_of(config) if shares_devices else "memory",
+        release=release_of(config) if shares_devices else None,
         hf=rollout.hf,
         vllm=rollout.vllm,
         sglang=rollout.sglang,

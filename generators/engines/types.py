@@ -283,8 +283,8 @@ class EngineSettings:
         seed: of the draws of requests that bring none.
         threads: compute threads on a CPU, all worker processes together.
         allow_insecure: it may talk unprotected to other machines.
-        release: how a sleeping engine gives memory back, `memory` or `process`: its processes end. Only engines with
-            processes of their own can do the latter.
+        release: how it gives memory back to a learner, `memory` or `process`: its processes end. Only engines with
+            processes of their own can do the latter. None: no learner shares its devices.
         hf, vllm, sglang: settings of these engines; None: their defaults.
     """
 
@@ -297,7 +297,7 @@ class EngineSettings:
     seed: int = 0
     threads: int = 1
     allow_insecure: bool = False
-    release: Release = "memory"
+    release: Release | None = None
     hf: HfSection | None = None
     vllm: VllmSection | None = None
     sglang: SglangSection | None = None

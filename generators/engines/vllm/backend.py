@@ -35,7 +35,7 @@ from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, D
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.types import EngineSettings, SamplingParams, SleepLevel, SleepReport, WakeStep
-from rollmesh.generators.engines.vllm import environment, private_names, sampling
+from rollmesh.generators.engines.vllm import environment, fork_server, logs, private_names, sampling
 from rollmesh.generators.engines.vllm.engine_args import engine_arguments, on_cpu, section_of, transfer_of, workers
 from rollmesh.generators.engines.vllm.launcher import EngineProcess
 from rollmesh.generators.engines.vllm.load_metrics import LoadMetricsCollector
@@ -108,7 +108,11 @@ class VllmBackend(Backend):
         if not config.architectures:
             # Without a name vLLM takes the model for one that embeds.
             arguments.setdefault("hf_overrides", {"architectures": [self._checkpoint.architecture]})
-        self._process = EngineProcess(arguments, self._metrics, self._section.start_timeout_s)
+        forks = on_cpu(self._settings) and self._settings.release == "process"
+        if forks:
+            fork_server.use()
+        log_file = logs.kept_log() if forks else logs.EngineLog()
+        self._process = EngineProcess(arguments, self._metrics, self._section.start_timeout_s, log_file)
         self._engine: AsyncLLM = await self._process.start()
         private_names.check_engine(self._engine)
         self._outputs = OutputRouter(self._engine.output_processor, self._metrics.preempted, self._on_engine_death)

@@ -159,4 +159,7 @@ def engine_arguments(
     else:
         arguments["gpu_memory_utilization"] = section.gpu_memory_utilization
         arguments["enable_sleep_mode"] = True
+        if settings.release == "memory" and section.tensor_parallel > 1:
+            # The buffers of the workers' communicators are given back too.
+            arguments["enable_nccl_comm_suspend"] = True
     return arguments | section.options

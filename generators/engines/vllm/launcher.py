@@ -40,13 +40,16 @@ class EngineProcess:
         arguments: see `arguments.engine_arguments`.
         metrics: collects its load.
         timeout_s: bound of its start.
+        log_file: of its processes.
     """
 
-    def __init__(self, arguments: dict[str, Any], metrics: LoadMetricsCollector, timeout_s: float) -> None:
+    def __init__(
+        self, arguments: dict[str, Any], metrics: LoadMetricsCollector, timeout_s: float, log_file: logs.EngineLog
+    ) -> None:
         self._arguments = arguments
         self._metrics = metrics
         self._timeout_s = timeout_s
-        self._log = logs.EngineLog()
+        self._log = log_file
         self._others = {process.pid for process in multiprocessing.active_children()}
         self._building: asyncio.Future[AsyncLLM] | None = None
         self._tree = ProcessTree([])

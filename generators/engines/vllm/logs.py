@@ -5,6 +5,7 @@ The end of the file is reported where the engine does not come up or dies.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -67,6 +68,21 @@ class EngineLog:
     def close(self) -> None:
         """Removes the file; may be called twice."""
         self._folder.cleanup()
+
+
+class KeptLog(EngineLog):
+    """The log of one engine after the other, in one file: that of processes that a fork server starts."""
+
+    def close(self) -> None:
+        """Empties it."""
+        if self.file.exists():
+            os.truncate(self.file, 0)
+
+
+@functools.cache
+def kept_log() -> KeptLog:
+    """The one of this process; it is removed with the process."""
+    return KeptLog()
 
 
 def adopt() -> None:

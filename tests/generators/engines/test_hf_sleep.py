@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import mmap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen3Config
 
+from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.hf.weight_swap import WeightSwapper
 from rollmesh.generators.engines.hf.weights import ModelWeights
-from rollmesh.generators.engines.types import SleepLevel
+from rollmesh.generators.engines.process_memory import read_memory_use
+from rollmesh.generators.engines.types import EngineSettings, SleepLevel
+from tests.generators.engines.collector import DEADLINE_S, Collector
 from tests.generators.engines.harness import V1, V2, request
 from tests.generators.engines.hf_harness import HfHarness
-from tests.generators.engines.tiny import ContractModel
+from tests.generators.engines.tiny import BLOCKS, ContractModel, build_model, save_folder
 
 # Two layers of two heads of 32 numbers, keys and values, for one sequence and the columns of the first allocation.
 _KV_BYTES = 2 * 2 * 2 * 32 * 4 * 64
@@ -49,6 +56,48 @@ def test_dropped_weights_are_let_go_of(harness: HfHarness) -> None:
     harness.update(V2, harness.constant_weights(10))
     harness.wake()
     assert harness.run([request("b", max_tokens=3)])[0].sampled.response_ids.tolist() == [10] * 3
+
+
+def test_the_learners_file_is_served_in_place_and_given_back(tmp_path: Path) -> None:
+    """A model of 64 MiB in a mapped file: its pages are the file's, and the engine has no copy of them."""
+    config = Qwen3Config(**{**BLOCKS, "vocab_size": 1 << 16, "hidden_size": 128, "tie_word_embeddings": False})
+    model = build_model(config)
+    tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    file = tmp_path / "weights"
+    file.write_bytes(b"".join(tensor.tobytes() for tensor in tensors.values()))
+    collector = Collector()
+    engine = create_engine("hf", save_folder(tmp_path / "model", model, None), EngineSettings(slots=4), collector)
+    del model, tensors
+    engine.start()
+    try:
+        engine.sleep(SleepLevel.WITHOUT_WEIGHTS).result(DEADLINE_S)
+        before = read_memory_use()
+        engine.update_weights(V1, _mapped(file, shapes), "").result(DEADLINE_S)
+        engine.wake().result(DEADLINE_S)
+        engine.resume().result(DEADLINE_S)
+        engine.submit([request("a", [3, 4, 5], max_tokens=20)])
+        collector.wait(["a"])
+        awake = read_memory_use()
+        assert awake.shared - before.shared > size // 2
+        assert awake.anonymous - before.anonymous < size // 2
+        engine.sleep(SleepLevel.WITHOUT_WEIGHTS).result(DEADLINE_S)
+        asleep = read_memory_use()
+        assert awake.shared - asleep.shared > size // 2
+        assert asleep.anonymous - before.anonymous < size // 2
+    finally:
+        engine.stop()
+
+
+def _mapped(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors in a private mapping of a file, as they come over shared memory."""
+    with file.open("rb") as opened:
+        area, offset = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY), 0
+    for name, shape in shapes.items():
+        count = math.prod(shape)
+        yield name, torch.frombuffer(area, dtype=torch.float32, count=count, offset=offset).view(shape)
+        offset += 4 * count
 
 
 @pytest.mark.parametrize("amid", ["sleep", "swap"])

@@ -6,8 +6,6 @@ that. In whole runs (tests/integration) they start as they do for users.
 
 from __future__ import annotations
 
-import importlib
-import multiprocessing
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -18,25 +16,18 @@ if TYPE_CHECKING:
     from tests.generators.engines.tiny import ContractModel
     from tests.generators.engines.vllm.shared import SharedVllm
 
-# Modules of vLLM that start processes, and those that these processes load.
-_STARTERS = ("vllm.v1.engine.coordinator", "vllm.v1.engine.utils")
-_IMPORTED_ONCE = ["vllm.v1.engine.core", "vllm.v1.engine.coordinator", "vllm.v1.worker.cpu_worker"]
-
 
 @pytest.fixture(scope="session", autouse=True)
 def forked_cores() -> Iterator[None]:
     """Processes of vLLM are forked, from the first engine on."""
-    from rollmesh.generators.engines.vllm import environment
+    from rollmesh.generators.engines.vllm import environment, fork_server
 
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTED_ONCE)
     prepare = environment.prepare
     with pytest.MonkeyPatch.context() as patch:
 
         def prepare_and_fork(settings: EngineSettings) -> None:
             prepare(settings)
-            for name in _STARTERS:
-                patch.setattr(importlib.import_module(name), "get_mp_context", lambda: context)
+            fork_server.use()
 
         patch.setattr(environment, "prepare", prepare_and_fork)
         yield

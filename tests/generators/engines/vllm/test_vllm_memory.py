@@ -70,6 +70,9 @@ def test_settings_become_arguments(contract_model: ContractModel) -> None:
     expected = {"max_num_seqs": 3, "tensor_parallel_size": 2, "data_parallel_size": 2, "block_size": 32}
     assert expected.items() <= arguments.items()
     assert (arguments["enable_expert_parallel"], arguments["enforce_eager"]) == (True, False)
+    sharing = replace(chosen, release="memory")
+    arguments_sharing = engine_arguments(contract_model.folder, sharing, context=64, tokenizer=True)
+    assert arguments_sharing == arguments | {"enable_nccl_comm_suspend": True}, "several workers give theirs back too"
     # A key that is set here cannot be set twice. On CUDA the size of the KV cache is not.
     for name in arguments.keys() - {"block_size"}:
         with pytest.raises(ValidationError, match=f"{name}: "):

@@ -399,8 +399,9 @@ def test_another_vllm_is_refused_by_what_it_lacks(monkeypatch: pytest.MonkeyPatc
 def test_a_start_has_a_deadline() -> None:
     from rollmesh.generators.engines.vllm.launcher import EngineProcess
     from rollmesh.generators.engines.vllm.load_metrics import LoadMetricsCollector
+    from rollmesh.generators.engines.vllm.logs import EngineLog
 
-    launch, over = EngineProcess({}, LoadMetricsCollector(), 0.01), threading.Event()
+    launch, over = EngineProcess({}, LoadMetricsCollector(), 0.01, EngineLog()), threading.Event()
     launch._build = over.wait  # type: ignore[assignment,method-assign]
 
     async def run() -> None:
@@ -430,10 +431,14 @@ def test_arguments_that_vllm_refuses_are_a_wrong_configuration(
     """A restart would end the same way; told before any process is started."""
     from rollmesh.generators.engines.vllm.launcher import EngineProcess
     from rollmesh.generators.engines.vllm.load_metrics import LoadMetricsCollector
+    from rollmesh.generators.engines.vllm.logs import EngineLog
 
     settings = EngineSettings(vllm=VllmSection(options=options))
     launch = EngineProcess(
-        engine_arguments(contract_model.folder, settings, context=64, tokenizer=True), LoadMetricsCollector(), 60.0
+        engine_arguments(contract_model.folder, settings, context=64, tokenizer=True),
+        LoadMetricsCollector(),
+        60.0,
+        EngineLog(),
     )
 
     async def run() -> None:
