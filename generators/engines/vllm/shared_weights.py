@@ -1,7 +1,8 @@
-"""A set of weights in memory that vLLM's processes can map: one copy, no file system, nothing left at the end.
+"""A set of weights in memory that vLLM's processes can map: one copy, and nothing left at the end.
 
-The memory has no name outside `/proc/<pid>/fd`, so that it is gone with the process that made it. It has no limit but
-the machine's (a container's /dev/shm has 64 MB).
+Weights that lie in a file of the learner's stay there, and the file is mapped once more. Others are copied, to memory
+without a name outside `/proc/<pid>/fd`: it is gone with the process that made it. It has no limit but the machine's (a
+container's /dev/shm has 64 MB).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rollmesh.generators.engines.vllm.mapped_file import find_file
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights.tensors import dtype_name
 
@@ -40,16 +42,25 @@ class SharedLayout:
 class SharedWeights:
     """Memory that holds one set of weights, until it is closed.
 
+    Attributes:
+        layout: of the tensors in it.
+        copied_bytes: that were copied to it; 0 where it is the learner's own file.
+
     Raises:
         WeightsError: there is no memory for it.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        offsets, end = [], 0
-        for tensor in tensors.values():
-            offsets.append(end)
-            end += -(-tensor.nbytes // _ALIGN) * _ALIGN
-        self._descriptor = os.memfd_create("rollmesh-weights", os.MFD_CLOEXEC)
+        file = find_file(tensors.values())
+        if file is not None:
+            self._descriptor, offsets, end = file.descriptor, file.offsets, file.nbytes
+        else:
+            offsets, end = [], 0
+            for tensor in tensors.values():
+                offsets.append(end)
+                end += -(-tensor.nbytes // _ALIGN) * _ALIGN
+            self._descriptor = os.memfd_create("rollmesh-weights", os.MFD_CLOEXEC)
+        self.copied_bytes = 0 if file is not None else end
         self.layout = SharedLayout(
             path=f"/proc/{os.getpid()}/fd/{self._descriptor}",
             nbytes=end,
@@ -58,6 +69,8 @@ class SharedWeights:
             shapes=[list(tensor.shape) for tensor in tensors.values()],
             offsets=offsets,
         )
+        if file is not None:
+            return
         try:
             self._fill(tensors)
         except (OSError, RuntimeError, MemoryError) as error:
@@ -66,6 +79,11 @@ class SharedWeights:
                 f"no memory for {end} bytes of weights next to those in service: {error}",
                 hint="the old ones stay in service",
             ) from error
+
+    @property
+    def origin(self) -> str:
+        """The memory, in words."""
+        return f"a copy of {self.copied_bytes >> 20} MiB" if self.copied_bytes else "the learner's own file"
 
     def close(self) -> None:
         """Gives the memory back, once no process has it mapped any more; may be called twice."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from rollmesh.mesh.config.load import load_config
 from rollmesh.mesh.config.rollout import RolloutSection, VllmSection
 from rollmesh.mesh.errors import ConfigError, WeightsError
 from rollmesh.mesh.liveness.process_ends import survivors
+from rollmesh.mesh.weights.shared_files import FILE_PREFIX, SHARED_MEMORY
+from rollmesh.mesh.weights.tensors import bytes_of
 from tests.generators.engines import tiny
 from tests.generators.engines.tiny import ContractModel
 from tests.repository import REPOSITORY
@@ -44,6 +48,39 @@ def test_weights_are_mapped_as_they_were_and_gone_when_closed() -> None:
     shared.close()
     with pytest.raises(WeightsError):
         map_tensors(shared.layout)
+
+
+def test_the_learners_file_is_handed_on_and_not_copied() -> None:
+    tensors = {"a": torch.randn(300, 50), "b": torch.arange(7).to(torch.bfloat16), "empty": torch.zeros(0, 2)}
+    with tempfile.NamedTemporaryFile(dir=SHARED_MEMORY, prefix=FILE_PREFIX, delete=False) as file:
+        offsets = []
+        for tensor in tensors.values():
+            file.write(bytes(-file.tell() % 64))
+            offsets.append(file.tell())
+            file.write(bytes_of(tensor))
+        file.flush()
+        area = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    mapped = {
+        name: torch.frombuffer(area, dtype=tensor.dtype, count=tensor.numel(), offset=offset).view(tensor.shape)
+        if tensor.numel()
+        else tensor
+        for (name, tensor), offset in zip(tensors.items(), offsets, strict=True)
+    }
+    shared = SharedWeights(mapped)
+    assert shared.copied_bytes == 0
+    assert Path(shared.layout.path).samefile(file.name)
+    mixed = SharedWeights({**mapped, "c": torch.ones(3)})
+    assert mixed.copied_bytes > 0, "all or none"
+    Path(file.name).unlink()
+    late = SharedWeights(mapped)
+    assert late.copied_bytes > 0, "the learner has released it"
+    for weights in (shared, late):
+        for name, tensor in map_tensors(weights.layout):
+            assert torch.equal(tensor, tensors[name])
+    for weights in (shared, mixed, late):
+        weights.close()
+        with pytest.raises(WeightsError):
+            map_tensors(weights.layout)
 
 
 def test_a_set_of_weights_is_complete_and_has_the_names_of_a_checkpoint() -> None:
