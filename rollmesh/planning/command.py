@@ -16,6 +16,7 @@ from rollmesh.planning.plan import MEGATRON, Plan, make_plan
 from rollmesh.planning.proposal import choices, propose
 from rollmesh.planning.report import Findings
 from rollmesh.planning.switches import savings
+from rollmesh.planning.topologies.both import topologies
 
 
 def plan_run(config: Config, cluster: Cluster, *, trace: bool = False, run: Path | None = None) -> Findings:
@@ -60,4 +61,5 @@ def plan_run(config: Config, cluster: Cluster, *, trace: bool = False, run: Path
     compared = None if measured is None else compare(measured, config, plan)
     proposal = search.proposal
     divisions = choices(config, None if proposal is None else proposal.settings, planner)
-    return Findings(plan, list(savings(config, plan, planner)), search, divisions, traced, compared)
+    both = topologies(config, plan, planner)
+    return Findings(plan, list(savings(config, plan, planner)), search, divisions, both, traced, compared)

@@ -13,6 +13,10 @@ _HF_SHARE = {True: 0.8, False: 0.5}
 _SGLANG_SHARE = {True: 0.85, False: 0.5}
 # CUDA graphs, activations of a prefill, sampling: vLLM and SGLang measure them at their start.
 _ENGINE_WORK = 3 * GIB
+_GRAPHS = "graphs and activations"
+# A part of that stays in a sleeping engine: CUDA graphs, and the pools that they own. Its processes' contexts are in the
+# reserve of the device. An assumption, until it is measured.
+_ASLEEP = GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,16 @@ class GeneratorMemory:
     kv_tokens: int
     wanted_tokens: int
     longest: int
+
+    @property
+    def asleep(self) -> int:
+        """Bytes that it keeps while it sleeps, beyond its processes' reserve."""
+        return min(_ASLEEP, self.parts.get(_GRAPHS, 0))
+
+    @property
+    def weights(self) -> int:
+        """Bytes of one set of weights."""
+        return self.parts["weights"]
 
     @property
     def total(self) -> int:
@@ -89,5 +103,5 @@ def generator_memory(
     work = _ENGINE_WORK if cuda else 0
     room = max(0, whole - held - work) if fixed is None else fixed
     tokens = copies * devices * room // kv if kv else wanted
-    parts = {"weights": held, "graphs and activations": work, "KV cache": room}
+    parts = {"weights": held, _GRAPHS: work, "KV cache": room}
     return GeneratorMemory(parts, tokens, wanted, rollout.context_tokens)

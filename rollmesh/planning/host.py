@@ -13,6 +13,8 @@ from rollmesh.planning.shape import ModelShape
 
 IN_SHM = "versions in shared memory"
 """The component that is in `/dev/shm`."""
+RESTING = "learner at rest"
+"""The component that the learner's devices hold in its turn."""
 
 # A batch of full tensors, and the shards of as much as they leave and as they arrive.
 _GATHERED = 3 * GATHER_BYTES
@@ -53,6 +55,8 @@ def of_learner(
     for name, nbytes in (("copy for checkpoints", ranks * staged), ("offloaded roles", ranks * away)):
         if nbytes:
             parts[name] = nbytes
+    if placement.rests_on_host:
+        parts[RESTING] = ranks * sum(setup.away_in_turns for setup in setups)
     if inputs := ranks * max(setup.inputs_on_host for setup in setups):
         parts["offloaded activations"] = inputs
     return parts

@@ -19,7 +19,7 @@ from rollmesh.report.summary import read_summary
 
 _GIB = 1 << 30
 _DEVICE_METRIC = "perf/max_memory_allocated_gb"
-_GENERATOR = re.compile(r"generator-\d+")
+_GENERATOR = re.compile(r"(?:generator|shared)-\d+")
 _LEARNER, _GENERATORS = "learner", "generator"
 
 

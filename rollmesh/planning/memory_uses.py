@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from rollmesh.mesh.config.models import Config
 from rollmesh.planning.cluster import GIB, Cluster
@@ -42,6 +43,10 @@ class MemoryUse:
         """True where they are there."""
         return self.needed <= self.memory
 
+    def to_json(self) -> dict[str, Any]:
+        """For programs, in bytes."""
+        return asdict(self) | {"needed": self.needed, "fits": self.fits}
+
     @property
     def problem(self) -> str:
         """The obstacle to a run, in words; empty without one."""
@@ -60,12 +65,14 @@ class Demand:
     Attributes:
         peak: bytes of a rank.
         generator: on one of its devices; None without generators.
+        bucket: of weights on their way, in bytes.
         host, away: host memory by component, of the first rank's node and of a node of generators alone.
         learner_on_cuda, generators_on_cuda: they compute there.
     """
 
     peak: int
     generator: GeneratorMemory | None
+    bucket: int
     host: Mapping[str, int]
     away: Mapping[str, int]
     learner_on_cuda: bool
@@ -73,26 +80,53 @@ class Demand:
 
 
 def device_uses(cluster: Cluster, placement: Placement, demand: Demand) -> Iterator[MemoryUse]:
-    """The uses of devices, one for every different use."""
-    peak, generator = demand.peak, demand.generator
+    """The uses of devices, one for every different use; where sides take turns, one for each of their turns."""
     if not cluster.cuda:
-        # One memory for all of a node's processes, and for what they share.
-        ranks, generators = placement.ranks_per_node, placement.on_learner_nodes
-        users = _of_ranks(placement, peak) | {"versions and copies": sum(demand.host.values())}
-        yield MemoryUse(
-            "node", users | _of_generators(generators, generator), cluster.reserve(ranks + generators), cluster.memory
-        )
-        if placement.elsewhere:
-            users = _of_generators(placement.elsewhere, generator) | {"versions": sum(demand.away.values())}
-            yield MemoryUse("node of generators", users, cluster.reserve(placement.elsewhere), cluster.memory)
+        yield from _uses_of_cpus(cluster, placement, demand)
         return
-    generators = generator is not None and demand.generators_on_cuda
-    share = {"generator": placement.generators_per_device * generator.total} if generator and generators else {}
+    generator = demand.generator if demand.generators_on_cuda else None
+    share = {"generator": placement.generators_per_device * generator.total} if generator else {}
+    alone = MemoryUse("generator", share, cluster.reserve(placement.generators_per_device), cluster.memory)
+    if demand.learner_on_cuda and generator and placement.in_turns:
+        yield from _turns(cluster, placement, demand, generator)
+        if placement.apart:
+            yield alone
+        return
     if demand.learner_on_cuda:
-        users = {"learner": peak} | (share if placement.shared else {})
+        users = {"learner": demand.peak} | (share if placement.shared else {})
         yield MemoryUse(" and ".join(users), users, cluster.reserve(placement.processes), cluster.memory)
     if share and not placement.shared:
-        yield MemoryUse("generator", share, cluster.reserve(placement.generators_per_device), cluster.memory)
+        yield alone
+
+
+def _turns(cluster: Cluster, placement: Placement, demand: Demand, generator: GeneratorMemory) -> Iterator[MemoryUse]:
+    """The turns of a device that is shared: its use is the largest of them. The processes of both sides stay."""
+    reserve, count = cluster.reserve(placement.processes), placement.generators_per_device
+    asleep = {"sleeping generator": count * generator.asleep} if generator.asleep else {}
+    weights = count * (generator.weights + demand.bucket)
+    yield MemoryUse("learner in its turn", {"learner": demand.peak} | asleep, reserve, cluster.memory)
+    yield MemoryUse("generator in its turn", {"generator": count * generator.total}, reserve, cluster.memory)
+    # The learner has given its memory back before weights are loaded, and KV caches are made after that.
+    yield MemoryUse("both in a swap", {"weights and a bucket": weights} | asleep, reserve, cluster.memory)
+
+
+def _uses_of_cpus(cluster: Cluster, placement: Placement, demand: Demand) -> Iterator[MemoryUse]:
+    """One memory for all of a node's processes, and for what they share."""
+    ranks, generators, sleeping = placement.ranks_per_node, placement.on_learner_nodes, placement.in_turns
+    learner, copies = _of_ranks(placement, demand.peak), {"versions and copies": sum(demand.host.values())}
+    reserve = cluster.reserve(ranks + generators)
+    if sleeping and demand.generator is not None:
+        awake = _of_generators(generators - sleeping, demand.generator)
+        yield MemoryUse("node in the learner's turn", learner | awake | copies, reserve, cluster.memory)
+        # The learner's state is in files then.
+        users = _of_generators(generators, demand.generator) | copies
+        yield MemoryUse("node in the generators' turn", users, reserve, cluster.memory)
+    else:
+        users = learner | _of_generators(generators, demand.generator) | copies
+        yield MemoryUse("node", users, reserve, cluster.memory)
+    if placement.elsewhere:
+        users = _of_generators(placement.elsewhere, demand.generator) | {"versions": sum(demand.away.values())}
+        yield MemoryUse("node of generators", users, cluster.reserve(placement.elsewhere), cluster.memory)
 
 
 def host_uses(cluster: Cluster, placement: Placement, demand: Demand, *, needs_shm: bool) -> Iterator[MemoryUse]:

@@ -1,7 +1,8 @@
 """The devices of ranks and generators, node by node, by the launcher's own rule, as numbers of users per device.
 
-Ranks are divided evenly over `learner.distributed.nodes` nodes. A generator's engine is on one node. Generators fill
-the nodes without ranks first, as in deploy/slurm, and then what ranks leave on theirs.
+Ranks are divided evenly over `learner.distributed.nodes` nodes, and so are generators that take turns with them. A
+generator's engine is on one node. Generators with devices of their own fill the nodes without ranks first, as in
+deploy/slurm, and then what ranks leave on theirs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from rollmesh.launcher.placement.devices import assign_devices
 from rollmesh.launcher.placement.visible import VisibleDevices
-from rollmesh.mesh.config.generator_places import devices_per_generator
+from rollmesh.mesh.config.generator_places import devices_per_generator, generator_places
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.cluster import Cluster
@@ -34,8 +35,11 @@ class Placement:
         generators: number of generators.
         devices_per_generator: of each.
         on_learner_nodes: generators on each of the learner's nodes, at most.
+        in_turns: those of them that sleep while the learner trains.
         elsewhere: generators on each of the other nodes, at most.
+        rests_on_host: the learner's state is in memory of the host in the generators' turn; on a CPU it is in files.
         shared: generators use devices of ranks.
+        apart: generators have devices of their own.
         generators_per_device: at most.
         processes: of a device, at most.
         problems: the reasons why it is impossible, in words.
@@ -47,7 +51,10 @@ class Placement:
     devices_per_generator: int
     on_learner_nodes: int
     elsewhere: int
+    in_turns: int = 0
+    rests_on_host: bool = False
     shared: bool = False
+    apart: bool = False
     generators_per_device: int = 1
     processes: int = 1
     problems: tuple[str, ...] = ()
@@ -64,14 +71,28 @@ def place(config: Config, cluster: Cluster) -> Placement:
     nodes, each = learner.distributed.nodes, devices_per_generator(rollout)
     on_learner_nodes, elsewhere = _generators_by_node(config, cluster, each)
     problems = tuple(_problems_of_nodes(config, cluster, each))
-    placed = Placement(learner.ranks, nodes, rollout.replicas, each, on_learner_nodes, elsewhere, problems=problems)
+    in_turns = math.ceil(_sharing(config) / nodes)
+    placed = Placement(
+        learner.ranks,
+        nodes,
+        len(generator_places(config)),
+        each,
+        on_learner_nodes,
+        elsewhere,
+        in_turns,
+        rests_on_host=bool(in_turns) and cluster.cuda and learner.device != "cpu",
+        problems=problems,
+    )
     if problems:
         return placed
     # The launcher's rule is for one machine: one of the learner's, with its part of ranks and generators.
+    hybrid = config.placement.mode == "hybrid"
+    own = on_learner_nodes - in_turns if hybrid else on_learner_nodes
     part = config.model_copy(
         update={
             "learner": learner.model_copy(update={"ranks": placed.ranks_per_node}),
-            "rollout": rollout.model_copy(update={"replicas": on_learner_nodes}),
+            "rollout": rollout.model_copy(update={"replicas": own}),
+            "placement": config.placement.model_copy(update={"shared_generators": in_turns} if hybrid else {}),
         }
     )
     seen = cluster.per_node if cluster.cuda else 0
@@ -84,7 +105,18 @@ def place(config: Config, cluster: Cluster) -> Placement:
     users = Counter(number for devices in plan.generators for number in devices)
     shared = bool(set(users) & set(plan.learner))
     most = max(users.values(), default=1)
-    return replace(placed, shared=shared, generators_per_device=most, processes=most + shared)
+    return replace(
+        placed,
+        shared=shared,
+        apart=bool(elsewhere or set(users) - set(plan.learner)),
+        generators_per_device=most,
+        processes=most + shared,
+    )
+
+
+def _sharing(config: Config) -> int:
+    """Generators that take turns with the learner, on all nodes."""
+    return sum(place.shares_devices for place in generator_places(config))
 
 
 def node_counts(cluster: Cluster, ranks: int) -> Iterator[int]:
@@ -110,19 +142,21 @@ def spread(config: Config, ranks: int, nodes: int) -> dict[str, Any]:
 
 def _generators_by_node(config: Config, cluster: Cluster, each: int) -> tuple[int, int]:
     """Generators on each of the learner's nodes, and on each of the others."""
-    rollout, nodes = config.rollout, min(config.learner.distributed.nodes, cluster.nodes)
-    others = cluster.nodes - nodes
+    nodes = min(config.learner.distributed.nodes, cluster.nodes)
+    shared = _sharing(config)
+    own = len(generator_places(config)) - shared
+    near, others = math.ceil(shared / nodes), cluster.nodes - nodes
     if config.placement.devices.generators is not None:
         # Numbers of devices are those of the machine that starts them all.
-        return rollout.replicas, 0
+        return own + near, 0
     if not others:
-        return math.ceil(rollout.replicas / nodes), 0
-    if not cluster.cuda or rollout.device == "cpu":
-        of_each = math.ceil(rollout.replicas / cluster.nodes)
-        return of_each, of_each
-    room = others * (cluster.per_node // each) if each else rollout.replicas
-    away = min(rollout.replicas, room)
-    return math.ceil((rollout.replicas - away) / nodes), math.ceil(away / others)
+        return math.ceil(own / nodes) + near, 0
+    if not cluster.cuda or config.rollout.device == "cpu":
+        of_each = math.ceil(own / cluster.nodes)
+        return of_each + near, of_each
+    room = others * (cluster.per_node // each) if each else own
+    away = min(own, room)
+    return math.ceil((own - away) / nodes) + near, math.ceil(away / others)
 
 
 def _problems_of_nodes(config: Config, cluster: Cluster, each: int) -> Iterator[str]:
@@ -137,5 +171,5 @@ def _problems_of_nodes(config: Config, cluster: Cluster, each: int) -> Iterator[
         wider = next(node_counts(cluster, learner.ranks), None)
         wanted = "" if wider is None else f": set {flags(spread(config, learner.ranks, wider))}"
         yield f"the learner has {ranks} ranks on a node of {cluster.per_node} devices{wanted}"
-    if config.rollout.replicas and config.rollout.device != "cpu" and each > cluster.per_node:
+    if generator_places(config) and config.rollout.device != "cpu" and each > cluster.per_node:
         yield f"a generator's engine takes {each} devices of one node, which has {cluster.per_node}"

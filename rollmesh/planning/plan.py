@@ -16,7 +16,7 @@ from rollmesh.learner.engines.output.layer import TILES
 from rollmesh.mesh.config.base import DeviceName
 from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
 from rollmesh.mesh.config.models import Config
-from rollmesh.planning.cluster import Cluster
+from rollmesh.planning.cluster import GIB, Cluster
 from rollmesh.planning.fsdp_memory import FsdpSetup
 from rollmesh.planning.generator_memory import GeneratorMemory, generator_memory
 from rollmesh.planning.host import generators_node, learner_node
@@ -127,9 +127,9 @@ def make_plan(config: Config, cluster: Cluster, roles: Sequence[ModelRole], mode
     shape = models.shape(ACTOR)
     travelling = DTYPE_BYTES[config.model.dtype]
     on_cuda = device_of(config.rollout.device, cluster) == "cuda"
-    taken = peak if placement.shared else 0
+    taken = peak if placement.shared and not placement.in_turns else 0
     generator = None
-    if config.rollout.replicas:
+    if placement.generators:
         generator = generator_memory(
             config.rollout,
             shape,
@@ -142,17 +142,21 @@ def make_plan(config: Config, cluster: Cluster, roles: Sequence[ModelRole], mode
     setups = [role.setup for role in plans]
     host = learner_node(config, setups, shape, travelling, placement)
     away = generators_node(config, shape, travelling, placement)
-    demand = Demand(peak, generator, host, away, device_of(config.learner.device, cluster) == "cuda", on_cuda)
+    learner_on_cuda = device_of(config.learner.device, cluster) == "cuda"
+    demand = Demand(peak, generator, config.weights.bucket_bytes, host, away, learner_on_cuda, on_cuda)
     devices = tuple(device_uses(cluster, placement, demand))
     # With `auto` weights travel over gRPC where shared memory is too small.
     hosts = tuple(host_uses(cluster, placement, demand, needs_shm=config.weights.transport == "shm"))
     found = (*placement.problems, *problems((*devices, *hosts), generator, config))
     return Plan(
-        cluster, placement, plans, peak, generator, devices, host, hosts, found, tuple(_notices(config, cluster))
+        cluster, placement, plans, peak, generator, devices, host, hosts, found, tuple(_notices(config, cluster, plans))
     )
 
 
-def _notices(config: Config, cluster: Cluster) -> Iterator[str]:
+def _notices(config: Config, cluster: Cluster, roles: Sequence[RolePlan]) -> Iterator[str]:
+    if config.placement.shares_devices and device_of(config.learner.device, cluster) == "cpu":
+        gib = config.learner.ranks * sum(role.resting for role in roles) / GIB
+        yield f"the learner rests in files, {gib:.1f} GiB over all ranks (placement.rest_dir, else the run's folder)"
     if cluster.cuda and config.model.dtype == "float32":
         yield (
             "weights travel, and generators compute, in float32 (model.dtype, the default): on GPUs "

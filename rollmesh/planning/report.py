@@ -12,10 +12,11 @@ from rollmesh.planning.megatron.memory import MegatronSetup
 from rollmesh.planning.memory_uses import MemoryUse
 from rollmesh.planning.placement import RENDEZVOUS, Placement
 from rollmesh.planning.plan import Plan, RolePlan
-from rollmesh.planning.proposal import Choice, Search
+from rollmesh.planning.proposal import Choice, Proposal, Search
 from rollmesh.planning.role_memory import COMPONENTS, RoleSetup
 from rollmesh.planning.settings import flags
 from rollmesh.planning.switches import Saving
+from rollmesh.planning.topologies.both import Topology, topology_lines
 
 if TYPE_CHECKING:
     from rollmesh.planning.trace import TracedStep
@@ -36,6 +37,7 @@ class Findings:
         savings: switches, best first.
         search: a layout of its own, or what is in its way.
         choices: divisions by Megatron's engine that fit.
+        topologies: the configured placement and the other one.
         traced: a step by trained role, as torch's tracker counts it; empty: not asked for.
         measured: a run compared with its plan; None: not asked for.
     """
@@ -44,6 +46,7 @@ class Findings:
     savings: Sequence[Saving]
     search: Search
     choices: Sequence[Choice]
+    topologies: tuple[Topology, ...]
     traced: dict[str, TracedStep]
     measured: ComparedRun | None
 
@@ -61,21 +64,18 @@ def to_json(found: Findings) -> dict[str, Any]:
         "learner_peak_bytes": plan.learner_peak,
         "roles": [_role_json(role, found.traced.get(role.setup.name)) for role in plan.roles],
         "generator": None if plan.generator is None else asdict(plan.generator),
-        "devices": [_use_json(use) for use in plan.devices],
+        "devices": [use.to_json() for use in plan.devices],
         "host": plan.host,
-        "hosts": [_use_json(use) for use in plan.hosts],
+        "hosts": [use.to_json() for use in plan.hosts],
         "savings": [asdict(saving) for saving in found.savings],
         "proposal": None if found.search.proposal is None else asdict(found.search.proposal),
         "obstacles": list(found.search.obstacles),
         "divisions": [asdict(choice) for choice in found.choices],
+        "topologies": [topology.to_json() for topology in found.topologies],
         "largest_tokens_per_micro_batch": found.search.largest_budget,
         "measured": None if found.measured is None else asdict(found.measured),
         "not_modelled": NOT_MODELLED,
     }
-
-
-def _use_json(use: MemoryUse) -> dict[str, Any]:
-    return asdict(use) | {"needed": use.needed, "fits": use.fits}
 
 
 def _role_json(role: RolePlan, traced: TracedStep | None) -> dict[str, Any]:
@@ -211,6 +211,7 @@ def _verdict(found: Findings) -> Iterator[str]:
     yield "fits" if plan.fits else "DOES NOT FIT:"
     yield from (f"  {problem}" for problem in plan.problems)
     yield from plan.notices
+    yield from topology_lines(found.topologies)
     yield from _saving_lines(found)
     yield from _proposal_lines(found)
     yield from _choice_lines(found)
@@ -272,10 +273,16 @@ def _proposal_lines(found: Findings) -> Iterator[str]:
     )
     yield (
         f"smallest layout: {flags(proposal.settings)} ({layout}{where}): {_gib(proposal.rank_bytes)} GiB per rank, "
-        f"{proposal.left} device(s) left to generators"
+        f"{_left(found, proposal)}"
     )
     if proposal.nodes > 1:
         yield from _several_nodes(proposal.settings)
+
+
+def _left(found: Findings, proposal: Proposal) -> str:
+    if found.plan.placement.in_turns and not found.plan.placement.apart:
+        return "which generators have in their turn"
+    return f"{proposal.left} device(s) left to generators"
 
 
 def _several_nodes(settings: dict[str, Any]) -> Iterator[str]:

@@ -5,11 +5,13 @@ Each engine has formulas of its own, in `fsdp_memory` and `megatron`. A phase is
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rollmesh.learner.engines.offload import SLAB_BYTES
 from rollmesh.planning.shape import ModelShape
 
 MASTER = 4
@@ -167,6 +169,12 @@ class RoleSetup(ABC):
         optimizer = self.optimizer if self.offload_optimizer else 0
         gradients = self.gradients if self.offload_gradients else 0
         return self.parameters * self.offload + (optimizer + gradients) * self.trained
+
+    @property
+    def away_in_turns(self) -> int:
+        """Bytes of host memory for what is on the device in the learner's turn alone, in slabs of pinned memory."""
+        parts = [0 if self.offload else self.parameters, sum(self.state_on_device.values())]
+        return sum(math.ceil(part / SLAB_BYTES) * SLAB_BYTES for part in parts)
 
     def resting(self) -> dict[str, int]:
         """Components between the uses of a role; a step ends without gradients."""

@@ -1,0 +1,118 @@
+"""Plans of both placements: the larger of the turns decides, the other placement is named where only it fits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rollmesh.learner.builders import build_algorithm
+from rollmesh.learner.engines.offload import SLAB_BYTES
+from rollmesh.mesh.config.models import Config
+from rollmesh.planning.cluster import GIB, parse_devices
+from rollmesh.planning.host import RESTING
+from rollmesh.planning.models import RunModels
+from rollmesh.planning.plan import Plan, make_plan
+from rollmesh.planning.report import lines, to_json
+from rollmesh.planning.settings import with_settings
+from rollmesh.planning.topologies.both import Topology, topologies
+from tests.rollmesh.planning.plans import configured, found, over, planned
+
+TWO = "2xH100-80G"
+VLLM = {"engine": "vllm", "replicas": 2}
+
+
+def both(config: Config) -> tuple[Topology, ...]:
+    """Both placements alone, without the searches of a whole plan."""
+    roles, models = build_algorithm(config).needs.roles, RunModels(config)
+
+    def planner(changed: Config) -> Plan:
+        return make_plan(changed, parse_devices(TWO), roles, models)
+
+    return topologies(config, planner(config), planner)
+
+
+def test_the_larger_of_the_turns_decides_and_the_learner_rests_on_the_host() -> None:
+    config = configured("qwen2.5-7b", rollout=VLLM, learner={"ranks": 2}, placement="collocated")
+    plan = planned(config, TWO)
+    assert plan.fits
+    learner, generator, swap = plan.devices
+    (actor,) = plan.roles
+    assert plan.generator is not None
+    assert learner.users == {"learner": plan.learner_peak, "sleeping generator": GIB}
+    assert generator.users == {"generator": plan.generator.total}
+    assert swap.users["weights and a bucket"] == plan.generator.weights + config.weights.bucket_bytes
+    assert learner.reserve == plan.cluster.reserve(2), "the context of a process that sleeps stays"
+    resting = plan.host[RESTING]
+    assert 2 * actor.resting <= resting <= 2 * (actor.resting + 2 * SLAB_BYTES)
+    # At the same time both do not fit: that is what turns are for.
+    together = {"placement.mode": "split", "placement.devices.learner": [0, 1]}
+    together |= {"placement.devices.generators": [[0], [1]], "rollout.vllm.gpu_memory_utilization": 0.4}
+    beside = planned(with_settings(config, together), TWO)
+    assert not beside.fits
+    assert RESTING not in beside.host
+
+
+def test_the_placement_that_fits_is_named_with_its_keys() -> None:
+    config = configured("qwen2.5-7b", rollout=VLLM | {"replicas": 1}, learner={"ranks": 2})
+    findings = found(config, TWO)
+    text = "\n".join(lines(findings))
+    keys = "--placement.mode=collocated --rollout.replicas=2"
+    assert "placement split: does NOT fit: the learner needs 2 CUDA device(s) and 1 generator(s) 1 each" in text
+    assert f"placement collocated ({keys}): fits" in text
+    assert f"only placement collocated fits: add {keys}" in text
+    split, collocated = json.loads(json.dumps(to_json(findings)))["topologies"]
+    assert (split["fits"], collocated["fits"]) == (False, True)
+    assert planned(with_settings(config, collocated["settings"]), TWO).fits
+
+    assert [topology.mode for topology in both(with_settings(config, collocated["settings"]))] == [
+        "collocated",
+        "split",
+    ]
+
+
+def test_named_devices_are_those_of_one_placement() -> None:
+    named = {"devices": {"learner": [0], "generators": [[1]]}}
+    split, collocated = both(configured("qwen3-0.6b", rollout=VLLM | {"replicas": 1}, placement=named))
+    assert split.plan.fits
+    assert collocated.plan.fits
+    expected = {"placement.devices.learner": None, "placement.devices.generators": None}
+    assert collocated.settings == expected | {"placement.mode": "collocated"}
+    assert not both(configured("qwen3-0.6b")), "without generators there is nothing to choose"
+
+
+def test_hybrid_has_devices_of_both_kinds() -> None:
+    rollout = VLLM | {"replicas": 1}
+    config = configured("qwen3-0.6b", rollout=rollout, learner={"ranks": 2}, placement="hybrid")
+    plan = planned(config, "3xH100-80G")
+    assert plan.fits
+    assert [use.name for use in plan.devices] == [
+        "learner in its turn",
+        "generator in its turn",
+        "both in a swap",
+        "generator",
+    ]
+    assert plan.placement.generators == 3
+    assert planned(config, TWO).placement.problems
+
+
+@pytest.mark.parametrize(("mode", "with_learner"), [("collocated", 0), ("hybrid", 2)])
+def test_on_a_cpu_the_larger_turn_decides_and_state_rests_in_files(mode: str, with_learner: int) -> None:
+    rollout = {"engine": "hf", "replicas": 2, "hf": {"kv_cache_gib": 1.0}}
+    config = configured("qwen3-0.6b", rollout=rollout, placement=mode)
+    plan = planned(config, "1xCPU-64G")
+    learner, generators = plan.devices
+    assert plan.generator is not None
+    awake = learner.users.get(f"{with_learner} generator(s)", 0)
+    assert awake == with_learner * plan.generator.total
+    assert "learner, 1 rank(s)" in learner.users
+    assert "learner, 1 rank(s)" not in generators.users
+    assert any(notice.startswith("the learner rests in files, ") for notice in plan.notices)
+
+
+def test_generators_in_turns_are_on_the_learners_nodes() -> None:
+    learner = {"ranks": 16, "distributed": over(2)}
+    config = configured("qwen3-30b-a3b", rollout=VLLM | {"replicas": 16}, learner=learner, placement="collocated")
+    placement = planned(config, "8xH100-80G", 4).placement
+    assert (placement.on_learner_nodes, placement.elsewhere, placement.in_turns) == (8, 0, 8)
+    assert not placement.problems
