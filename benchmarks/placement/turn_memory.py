@@ -1,6 +1,6 @@
 """Memory that ranks give back between turns on shared devices, and the seconds that it takes, by part.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.learner.turn_memory --json turn_memory.json
+    OMP_NUM_THREADS=1 python -m benchmarks.placement.turn_memory --json turn_memory.json
 
 Every layout has gloo processes of its own, on one thread each, with the learner's memory settings. A rank loads a
 random model in float32 and makes two steps of AdamW. It writes a checkpoint, publishes a version and accumulates
