@@ -74,7 +74,7 @@ TOKENIZER = build_tokenizer()
 _NEVER = 10_000
 
 
-def write_model(folder: Path, *, endless: bool) -> None:
+def write_model(folder: Path, *, endless: bool, head_dim: int = 16) -> None:
     """A tiny random Qwen3 model as an ordinary folder; an `endless` one never ends a response by itself."""
     config = Qwen3Config(
         vocab_size=len(TOKENIZER),
@@ -83,7 +83,7 @@ def write_model(folder: Path, *, endless: bool) -> None:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=16,
+        head_dim=head_dim,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         initializer_range=0.2,
@@ -280,11 +280,11 @@ class Learner:
 class World:
     """One test's mesh."""
 
-    def __init__(self, folder: Path, config: Config, *, endless: bool) -> None:
+    def __init__(self, folder: Path, config: Config, *, endless: bool, head_dim: int = 16) -> None:
         self.folder = folder
         self.config = config
         self.model_folder = folder / "model"
-        write_model(self.model_folder, endless=endless)
+        write_model(self.model_folder, endless=endless, head_dim=head_dim)
         # Read once, before generators load theirs in this process: transformers ties no weights anywhere meanwhile.
         self._model = AutoModelForCausalLM.from_pretrained(self.model_folder)
         self.buffer: BufferFront
@@ -435,10 +435,10 @@ class World:
 
 
 @asynccontextmanager
-async def mesh(folder: Path, *, endless: bool = False, **overrides: Any) -> AsyncIterator[World]:
+async def mesh(folder: Path, *, endless: bool = False, head_dim: int = 16, **overrides: Any) -> AsyncIterator[World]:
     """Buffer and Redis; everything that was started in it ends with it."""
     torch.set_num_threads(1)
-    world = World(folder, settings(folder, **overrides), endless=endless)
+    world = World(folder, settings(folder, **overrides), endless=endless, head_dim=head_dim)
     world.buffer = BufferFront(world.config, host="127.0.0.1", port=0)
     await world.buffer.start()
     world.address = world.buffer.address

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import grpc
 import numpy as np
 import pytest
 
-from rollmesh.mesh.errors import ConfigError, FencedError
+from rollmesh.generators.engines.hf.engine import HfEngine
+from rollmesh.generators.engines.types import ServedWeights
+from rollmesh.mesh.errors import ConfigError, FencedError, SwapError, WeightsError
 from rollmesh.mesh.rpc.errors import to_rollmesh_error
 from rollmesh.mesh.trajectory.payload_codec import decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, generator_pb2, generator_pb2_grpc, trajectory_pb2
 from tests.generators.test_service import prompt_of
-from tests.generators.world import eventually, log_probs, mesh
+from tests.generators.world import TOKENIZER, eventually, log_probs, mesh
 
 Control = generator_pb2_grpc.GeneratorControlStub
 _LONG = 900
@@ -193,3 +196,106 @@ async def test_pinned_groups_are_given_back_and_a_generator_of_its_own_devices_r
             await sleep(control, "FROZEN")
         assert isinstance(to_rollmesh_error(refused.value, ""), ConfigError)
         assert not (await status_of(control)).shares_devices
+
+
+async def test_weights_that_are_not_those_published_are_dropped_and_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their bytes, and in an engine that packs them by log-probs, before anything is generated."""
+    async with mesh(tmp_path) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        await learner.seed(4)
+        world.generator("gen-1", shares_devices=True)
+        control = await world.control("gen-1")
+        with monkeypatch.context() as patch:
+            patch.setattr("rollmesh.generators.weights.served_digest.digest_of", lambda _: "damaged")
+            await wake(control, "WEIGHTS", 0)
+            with pytest.raises(grpc.aio.AioRpcError) as wrong:
+                await wake(control, "VERIFIED", 0)
+            assert isinstance(to_rollmesh_error(wrong.value, ""), WeightsError)
+        status = await status_of(control)
+        assert (status.swaps, status.sleeping) == (1, generator_pb2.SLEEP_LEVEL_WITHOUT_WEIGHTS)
+        assert not status.HasField("serving")
+
+        weights = HfEngine.weights
+
+        def packed(engine: HfEngine) -> Future[ServedWeights]:
+            served = weights(engine).result(_TIMEOUT_S)
+            answer: Future[ServedWeights] = Future()
+            answer.set_result(ServedWeights(served.version, served.digest, None))
+            return answer
+
+        monkeypatch.setattr(HfEngine, "weights", packed)
+        ids = TOKENIZER.encode("12+30=42")
+        right = log_probs(world.model(0), ids[:1], ids[1:])
+        request = generator_pb2.WakeRequest(
+            incarnation=1,
+            step=generator_pb2.WAKE_STEP_VERIFIED,
+            policy=PolicyVersion(1, 0).to_proto(),
+            probe_ids=ids,
+            probe_log_probs=(right + 1.0).tolist(),
+        )
+        assert (await control.Wake(request, timeout=_TIMEOUT_S)).verified_by == ""
+        with pytest.raises(grpc.aio.AioRpcError) as wrong:
+            await wake(control, "GENERATING", 0)
+        assert isinstance(to_rollmesh_error(wrong.value, ""), WeightsError)
+        status = await status_of(control)
+        assert (status.tokens_generated, status.groups_held, status.swaps) == (0, 0, 2)
+        del request.probe_log_probs[:]
+        request.probe_log_probs.extend(right.tolist())
+        await control.Wake(request, timeout=_TIMEOUT_S)
+        assert (await wake(control, "GENERATING", 0)).verified_by == "log_probs"
+        assert (await status_of(control)).swaps == 3
+        assert len(await learner.sample(4, 0)) == 4
+
+
+async def test_another_generator_continues_the_drafts_of_one_that_was_killed_asleep(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"placement__mode": "collocated", "rollout__max_response_tokens": _LONG}
+    async with mesh(tmp_path, endless=True, **options) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        await learner.seed(2)
+        process = await world.process("gen-1")
+        control = await world.control("gen-1")
+        await wake(control, "GENERATING", 0)
+        await world.holds(control, 2)
+        await sleep(control, "FROZEN")
+        drafts = await world.drafts()
+        assert len(drafts) == 8
+        asleep = await sleep(control, "WITHOUT_WEIGHTS")
+        assert asleep.freed_bytes < asleep.peak.rss_bytes
+        process.kill()
+        await process.wait()
+        world.generator("gen-2")
+        control = await world.control("gen-2")
+        assert (await status_of(control)).shares_devices, "as the configuration says"
+        await wake(control, "GENERATING", 0)
+        for group in await learner.sample(2, 0):
+            assert {meta.generator for meta in group.members} == {"gen-2"}
+            for meta, payload in zip(group.members, learner.payloads[group.group_id], strict=True):
+                draft = drafts[group.group_id, meta.member].response_ids.tolist()
+                assert decode(payload).response_ids[: len(draft)].tolist() == draft
+        assert not (await learner.client.ledger("train")).discrepancies
+
+
+async def test_a_turn_that_is_taken_back_while_the_weights_are_waited_for(tmp_path: Path) -> None:
+    """They may never come; the call that waits for them ends, and the generator sleeps."""
+    async with mesh(tmp_path) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        world.generator("gen-1", shares_devices=True)
+        control = await world.control("gen-1")
+        waits = asyncio.ensure_future(wake(control, "GENERATING", 7))
+
+        async def loads() -> bool:
+            return (await status_of(control)).waiting_reason.startswith("wakes up: ")
+
+        await eventually(loads)
+        await learner.swapped(1)
+        await sleep(control, "WITHOUT_WEIGHTS")
+        with pytest.raises(grpc.aio.AioRpcError) as turned:
+            await waits
+        assert isinstance(to_rollmesh_error(turned.value, ""), SwapError)
+        await wake(control, "GENERATING", 0)
+        assert (await status_of(control)).waiting_reason != "asleep while the learner trains"

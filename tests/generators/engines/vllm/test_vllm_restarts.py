@@ -1,70 +1,71 @@
-"""vLLM whose processes end while it sleeps, and start again when it wakes."""
+"""A generator whose vLLM ends while the learner has the devices, and starts again after that."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterator
-from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import psutil
-import pytest
 
-from rollmesh.generators.engines.interface import EngineListener, InferenceEngine
-from rollmesh.generators.engines.process_memory import read_memory_use
-from rollmesh.generators.engines.types import SleepLevel, WakeStep
-from rollmesh.generators.engines.vllm.engine import VllmEngine
-from tests.generators.engines.harness import V1, V2, ModelHarness, request
-from tests.generators.engines.tiny import ContractModel
-from tests.generators.engines.vllm.shared import START_S, settings
+from rollmesh.mesh.trajectory.payload_codec import decode
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from tests.generators.placement.test_sleeping_generator import sleep, wake
+from tests.generators.world import mesh
 
 log = logging.getLogger(__name__)
+# A response has 16 tokens on average, so that some are amid theirs whenever it stops.
+_GROUPS = 60
+_START_S = 300.0
 
 
-class RestartedVllm(ModelHarness):
-    """An engine with a vLLM of its own."""
+async def test_responses_continue_in_new_processes(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "rollout__engine": "vllm",
+        "rollout__slots": 4,
+        "rollout__max_response_tokens": 200,
+        "rollout__vllm__kv_cache_gib": 0.125,
+        "rollout__vllm__start_timeout_s": _START_S,
+    }
+    async with mesh(tmp_path, head_dim=32, **options) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        await learner.seed(_GROUPS)
+        others = set(psutil.Process().children(recursive=True))
+        world.generator("gen-1", shares_devices=True)
+        control = await world.control("gen-1")
+        await wake(control, "GENERATING", 0, timeout_s=_START_S)
+        await world.holds(control)
+        cores = [child for child in psutil.Process().children(recursive=True) if _is_core(child)]
+        cores = [core for core in cores if core not in others]
+        assert cores
+        frozen = await sleep(control, "FROZEN")
+        asleep = await sleep(control, "WITHOUT_WEIGHTS")
+        assert asleep.release == "process"
+        assert asleep.responses_frozen > 0
+        assert asleep.freed_bytes > 400 << 20
+        assert frozen.memory.rss_bytes - asleep.memory.rss_bytes > 400 << 20
+        assert not any(core.is_running() for core in cores)
+        drafts = await world.drafts()
+        assert drafts
+        await learner.publish(1)
+        woken = await wake(control, "VERIFIED", 1, timeout_s=_START_S)
+        assert woken.verified_by == "", "its tensors are packed"
+        await wake(control, "GENERATING", 1, timeout_s=_START_S)
+        continued = 0
+        for group in await learner.sample(_GROUPS, 1):
+            assert group.attempt == 1
+            for meta, payload in zip(group.members, learner.payloads[group.group_id], strict=True):
+                draft = drafts.get((group.group_id, meta.member))
+                if draft is not None:
+                    found, count = decode(payload), len(draft.response_ids)
+                    assert found.response_ids[:count].tolist() == draft.response_ids.tolist()
+                    assert found.versions.runs[0] == (count, PolicyVersion(1, 0))
+                    assert {version for _, version in found.versions.runs[1:]} == {PolicyVersion(1, 1)}
+                    continued += 1
+        assert continued == len(drafts)
+        log.info("asleep: %s", asleep)
 
-    deadline_s = START_S
 
-    def build(self, listener: EngineListener) -> InferenceEngine:
-        chosen = replace(settings(self.slots), release="process")
-        return VllmEngine.from_folder(self.model.folder, chosen, listener)
-
-    def fail_at(self, token: int) -> None:
-        raise NotImplementedError
-
-
-@pytest.fixture
-def harness(contract_model: ContractModel) -> Iterator[RestartedVllm]:
-    harness = RestartedVllm(contract_model)
-    yield harness
-    harness.close()
-
-
-def test_responses_continue_in_new_processes(harness: RestartedVllm) -> None:
-    engine, deadline_s, drawn = harness.engine, harness.deadline_s, 0
-    harness.update(V1, harness.constant_weights(10))
-    asked = [request("a", max_tokens=harness.long), request("pinned", max_tokens=harness.long, pinned=True)]
-    drawn = len(harness.freeze(asked)["a"].sampled)
-    awake, before = read_memory_use(), {child.pid for child in psutil.Process().children(recursive=True)}
-    report = engine.sleep(SleepLevel.WITHOUT_WEIGHTS).result(deadline_s)
-    asleep = read_memory_use()
-    log.info("slept in %.1f s: %d -> %d MiB", report.seconds, awake.own >> 20, asleep.own >> 20)
-    left = [child for child in psutil.Process().children(recursive=True) if child.pid in before]
-    names = [" ".join(child.cmdline()) for child in left]
-    # The tests fork engine cores from one process.
-    assert all("resource_tracker" in name or "forkserver" in name for name in names), names
-    assert report.freed_bytes > 500 << 20
-    assert awake.own - asleep.own > 500 << 20
-    engine.ping().result(deadline_s)
-    assert engine.process_state() is None
-    begin = time.monotonic()
-    engine.wake(WakeStep.WEIGHTS).result(deadline_s)
-    log.info("new processes after %.1f s", time.monotonic() - begin)
-    harness.update(V2, harness.constant_weights(11))
-    harness.wake()
-    log.info("woke after %.1f s", time.monotonic() - begin)
-    [result] = harness.collector.wait(["a"])
-    assert result.sampled.versions.runs == ((drawn, V1), (harness.long - drawn, V2))
-    assert harness.collector.wait(["pinned"])[0].finish_reason == "aborted"
-    assert engine.process_state() is not None
+def _is_core(process: psutil.Process) -> bool:
+    return "EngineCore" in " ".join(process.cmdline())
