@@ -16,6 +16,8 @@ from rollmesh.report.turns import Turn, spans
 
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#3366cc", "#e07b00", "#2a9d5c", "#c0392b", "#b8bec6"
 _PHASE_COLOURS = {"wait": _ORANGE, "train": _BLUE, "publish": _GREEN, "prepare": "#8fb0e6", "checkpoint": _GREY}
+# More phases than these would be stripes thinner than a line.
+_MOST_SPANS = 400
 _SIDE_COLOURS = {"training": _BLUE, "swap": _RED}
 # The time line shows at most this many bars: single steps would be noise.
 _MAX_BARS = 80
@@ -111,7 +113,8 @@ def memory_over_time(samples: Sequence[MemorySample], turns: Sequence[Turn]) -> 
 
     def plot(axes: Axes) -> None:
         told: set[str] = set()
-        for began, ended, side in spans(turns, samples[-1].unix_s):
+        sides = list(spans(turns, samples[-1].unix_s))
+        for began, ended, side in sides if len(sides) <= _MOST_SPANS else ():
             if side in _SIDE_COLOURS and ended > start:
                 label = None if side in told else side
                 axes.axvspan(
