@@ -28,6 +28,7 @@ from rollmesh.generators.engines.types import GenerationResult
 from rollmesh.generators.metrics import GeneratorMetrics
 from rollmesh.generators.openai_server.endpoint import Endpoint
 from rollmesh.generators.program_agents.runner import ProgramRunner, open_runner
+from rollmesh.generators.rollout.awake_clock import AwakeClock
 from rollmesh.generators.rollout.buffer_streams import AdmissionLoop, LeaseReleaser, WriteStreams
 from rollmesh.generators.rollout.capacity import Capacity, CapacitySettings
 from rollmesh.generators.rollout.credits import group_share
@@ -78,6 +79,7 @@ class GeneratorComponents:
         loaded: the engine, started.
         metrics: of the generator.
         on_failure: called with a permanent failure.
+        clock: for the time that episodes may take.
         asleep: nothing is admitted, and no weights are fetched, for now.
 
     Attributes:
@@ -93,13 +95,14 @@ class GeneratorComponents:
         *,
         metrics: GeneratorMetrics,
         on_failure: Callable[[RollmeshError], None],
+        clock: AwakeClock,
         asleep: bool = False,
     ) -> None:
         network, agent = config.network, mesh.agent
         self.engine, text = loaded.engine, loaded.text
         self.scorer = build_scorer(config)
         self.client = BufferClient(mesh.channel, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
-        self.endpoint, self.agents, self._programs = _build_episodes(config, mesh, loaded, metrics)
+        self.endpoint, self.agents, self._programs = _build_episodes(config, mesh, loaded, metrics, clock)
         episodes = self.agents or self._programs
         source = episodes or self.engine
         pinned = PinnedGroups()
@@ -199,7 +202,7 @@ class GeneratorComponents:
 
 
 def _build_episodes(
-    config: Config, mesh: MeshAccess, loaded: LoadedEngine, metrics: GeneratorMetrics
+    config: Config, mesh: MeshAccess, loaded: LoadedEngine, metrics: GeneratorMetrics, clock: AwakeClock
 ) -> tuple[Endpoint | None, AgentRunner | None, ProgramRunner | None]:
     """The endpoint and the agents that a configuration asks for, of the latter one kind at most."""
     section, engine, text = config.rollout, loaded.engine, loaded.text
@@ -207,7 +210,7 @@ def _build_episodes(
     if section.endpoint.enabled or section.agent.kind == "program":
         endpoint = Endpoint(config, engine, text, security=mesh.security, registry=metrics.registry)
     if section.agent.kind in ("tools", "environment"):
-        return endpoint, build_runner(config, engine, text), None
+        return endpoint, build_runner(config, engine, text, clock), None
     if endpoint is not None and section.agent.kind == "program":
         return endpoint, None, open_runner(section.agent, endpoint)
     return endpoint, None, None

@@ -206,6 +206,7 @@ class Generator:
             loaded,
             metrics=self.metrics,
             on_failure=self._fail,
+            clock=self.turns.clock,
             asleep=self.turns.asleep,
         )
         stack.push_async_callback(components.close)
@@ -283,7 +284,7 @@ class Generator:
         while True:
             status = components.engine.status()
             # Silence of a generator that sleeps is no sign of overload or of an engine that is stuck.
-            now_s = self.turns.awake_time(self._loop.time())
+            now_s = self.turns.clock.time()
             silent = silence.reason(
                 tokens=status.tokens_for_groups,
                 generating=components.rollout.capacity.load.generating,

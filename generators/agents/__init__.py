@@ -15,6 +15,7 @@ from rollmesh.generators.agents.tool_call_parsers import choose_parser
 from rollmesh.generators.agents.toolbox import Toolbox
 from rollmesh.generators.agents.user_code_executor import UserCodeExecutor
 from rollmesh.generators.engines.interface import InferenceEngine
+from rollmesh.generators.rollout.awake_clock import AwakeClock
 from rollmesh.generators.rollout.response_source import MemberRequest
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.agent_tools import agent_schemas, load_environment, load_tools
@@ -26,13 +27,14 @@ log = logging.getLogger(__name__)
 __all__ = ["AgentRunner", "build_runner"]
 
 
-def build_runner(config: Config, engine: InferenceEngine, text: TokenizerCodec) -> AgentRunner:
+def build_runner(config: Config, engine: InferenceEngine, text: TokenizerCodec, clock: AwakeClock) -> AgentRunner:
     """The runner for a configuration whose `rollout.agent` has tools or an environment.
 
     Args:
         config: of the run.
         engine: samples turns.
         text: the model's tokenizer.
+        clock: for the time that an episode may take.
 
     Raises:
         ConfigError: tools, environment, chat template or parser cannot be used.
@@ -56,6 +58,7 @@ def build_runner(config: Config, engine: InferenceEngine, text: TokenizerCodec) 
         chat=chat,
         limits=EpisodeLimits(agent.max_turns, agent.turn_tokens, agent.episode_timeout_s),
         user_calls=user_calls,
+        clock=clock,
     )
 
 

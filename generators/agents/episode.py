@@ -21,6 +21,7 @@ from rollmesh.generators.agents.transcript import Transcript, split_segments
 from rollmesh.generators.agents.turn_requests import TurnRequests
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.types import FinishReason, GenerationRequest, GenerationResult
+from rollmesh.generators.rollout.awake_clock import AwakeClock
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 from rollmesh.mesh.errors import PayloadError, RollmeshError
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
@@ -58,6 +59,7 @@ class Episode:
         chat: renders.
         turns: samples turns.
         limits: see `EpisodeLimits`.
+        clock: for its time.
 
     Attributes:
         started: monotonic time.
@@ -72,12 +74,14 @@ class Episode:
         chat: ChatRenderer,
         turns: TurnRequests,
         limits: EpisodeLimits,
+        clock: AwakeClock,
     ) -> None:
         self._request = request
         self._make_driver = make_driver
         self._chat = chat
         self._turns = turns
         self._limits = limits
+        self._clock = clock
         self._driver = make_driver(request)
         self._messages: list[Message] = _prompt_messages(request)
         self._partial: Trajectory | None = None
@@ -117,7 +121,7 @@ class Episode:
     async def _play_within_time(self) -> tuple[FinishReason, str]:
         try:
             try:
-                async with asyncio.timeout(self._limits.episode_s):
+                async with self._clock.timeout(self._limits.episode_s):
                     return await self._play()
             except TimeoutError:
                 if self.turn_id:

@@ -20,6 +20,7 @@ from rollmesh.generators.agents.turn_requests import TurnRequests
 from rollmesh.generators.agents.user_code_executor import UserCodeExecutor
 from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.engines.types import EngineStatus, GenerationResult, PartialResponse
+from rollmesh.generators.rollout.awake_clock import AwakeClock
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class AgentRunner:
         chat: renders.
         limits: of an episode.
         user_calls: runs tools and environments.
+        clock: for the time that an episode may take.
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class AgentRunner:
         chat: ChatRenderer,
         limits: EpisodeLimits,
         user_calls: UserCodeExecutor,
+        clock: AwakeClock,
     ) -> None:
         self._engine = engine
         self._make_driver = make_driver
         self._chat = chat
         self._limits = limits
         self._user_calls = user_calls
+        self._clock = clock
         self._on_results: Callable[[list[GenerationResult]], None]
         self._turns = TurnRequests(engine)
         self._episodes: dict[str, tuple[Episode, asyncio.Task[EpisodeResult]]] = {}
@@ -73,7 +77,7 @@ class AgentRunner:
         """Begins episodes."""
         loop = asyncio.get_running_loop()
         for request in requests:
-            episode = Episode(request, self._make_driver, self._chat, self._turns, self._limits)
+            episode = Episode(request, self._make_driver, self._chat, self._turns, self._limits, self._clock)
             task = loop.create_task(episode.run())
             self._episodes[request.request_id] = (episode, task)
             task.add_done_callback(lambda done, name=request.request_id: self._end(name, done))  # type: ignore[misc]  # mypy cannot type it

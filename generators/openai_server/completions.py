@@ -63,7 +63,9 @@ class Completions:
         Raises:
             ApiError: it cannot be answered.
         """
-        if self._engine.status().serving is None:
+        status = self._engine.status()
+        # Asleep, and on its way back, it has none for a while: calls wait as those that it has begun do.
+        if status.serving is None and status.state == "running":
             raise not_ready("there are no weights yet: is a learner running?")
         self._check_room(request, session)
         async with nullcontext() if session is None else session.preparing:

@@ -39,6 +39,7 @@ from rollmesh.generators.placement.weights_proof import (
     check_log_probs,
     check_tensors,
 )
+from rollmesh.generators.rollout.awake_clock import AwakeClock
 from rollmesh.generators.rollout.drafts import DraftUploader
 from rollmesh.generators.rollout.rollout_manager import RolloutManager
 from rollmesh.generators.weights.receiver import WeightReceiver
@@ -122,6 +123,7 @@ class DeviceTurns:
 
     Attributes:
         state: the present one.
+        clock: stands still while it sleeps.
         wanted: set once an engine is to be loaded.
     """
 
@@ -146,12 +148,11 @@ class DeviceTurns:
         self._probe: ProbeTokens | None = None
         self._verified_by = ""
         self._awake = self._now = self._awake_peak = self._asleep_peak = MemoryUse()
-        self._asleep_since: float | None = self._loop.time() if rules.shares_devices else None
-        self._asleep_s = 0.0
         self._sleeps = self._wakes = self._freed = 0
         self._seconds: dict[Action, float] = {}
         self._closed = False
         self.state = TurnState.at_start(shares_devices=rules.shares_devices)
+        self.clock = AwakeClock(asleep=rules.shares_devices)
         self.wanted = asyncio.Event()
         if not rules.shares_devices:
             self.wanted.set()
@@ -187,13 +188,7 @@ class DeviceTurns:
     @property
     def counts(self) -> TurnCounts:
         """Counts since the start."""
-        asleep_s = self._loop.time() - self.awake_time(self._loop.time())
-        return TurnCounts(self._sleeps, self._wakes, asleep_s, self._freed, dict(self._seconds))
-
-    def awake_time(self, now_s: float) -> float:
-        """A clock that stands still while it sleeps; `now_s` is the event loop's."""
-        since = self._asleep_since if self._asleep_since is not None else now_s
-        return since - self._asleep_s
+        return TurnCounts(self._sleeps, self._wakes, self.clock.slept_s, self._freed, dict(self._seconds))
 
     async def observe_memory(self) -> MemoryUse:
         """Measures the memory of its processes, for the peaks that are reported."""
@@ -369,9 +364,8 @@ class DeviceTurns:
     # ------------------------------------------------------------------------------------------------ actions
 
     async def _freeze(self, parts: TurnParts) -> None:
-        if self._asleep_since is None:
-            self._asleep_since = self._loop.time()
-            self._sleeps += 1
+        self.clock.stop()
+        self._sleeps += 1
         self._awake = await self.observe_memory()
         self._freed = 0
         parts.rollout.set_asleep(True)
@@ -420,9 +414,7 @@ class DeviceTurns:
         await _engine(parts.engine.resume())
         parts.receiver.resume()
         parts.rollout.set_asleep(False)
-        if self._asleep_since is not None:
-            self._asleep_s += self._loop.time() - self._asleep_since
-            self._asleep_since = None
+        self.clock.go()
         self._wakes += 1
         self._awake_peak = await self.observe_memory()
 

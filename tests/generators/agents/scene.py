@@ -21,6 +21,7 @@ from rollmesh.generators.engines.types import (
     PartialResponse,
     SamplingParams,
 )
+from rollmesh.generators.rollout.awake_clock import AwakeClock
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 from rollmesh.learner.data import AgentPrompts, PromptEncoder, Row
 from rollmesh.learner.data.prompts import TaskShape
@@ -192,6 +193,7 @@ class Stage:
             self.config,
             self.engine,  # type: ignore[arg-type]  # the part of an engine that it uses
             _Text(),  # type: ignore[arg-type]
+            AwakeClock(),
         )
         self.runner.connect(lambda ended: [self.results.put_nowait(result) for result in ended])  # type: ignore[func-returns-value,misc]
         self.engine.deliver = lambda results: self._take(results)

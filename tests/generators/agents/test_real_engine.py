@@ -21,6 +21,7 @@ from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.engines.types import EngineSettings, SamplingParams
+from rollmesh.generators.rollout.awake_clock import AwakeClock
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -53,7 +54,7 @@ class Real:
         self.engine.start()
         self.weights = {V0: self.model.random_weights(0), V1: self.model.random_weights(1)}
         self.config = settings(max_turns=3, turn_tokens=6, **agent)
-        self.runner: AgentRunner = build_runner(self.config, self.engine, TokenizerCodec(model.folder))
+        self.runner: AgentRunner = build_runner(self.config, self.engine, TokenizerCodec(model.folder), AwakeClock())
         self.runner.connect(self._take)
         feed.connect(lambda batch: self.runner.accept_results(batch))
 

@@ -23,6 +23,8 @@ async def test_responses_continue_in_new_processes(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "rollout__engine": "vllm",
         "rollout__slots": 4,
+        # All of them may be sampled under the first version.
+        "learner__batch__groups": _GROUPS,
         "rollout__max_response_tokens": 200,
         "rollout__vllm__kv_cache_gib": 0.125,
         "rollout__vllm__start_timeout_s": _START_S,
