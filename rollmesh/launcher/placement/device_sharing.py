@@ -13,6 +13,8 @@ from rollmesh.mesh.errors import ConfigError
 # Shares of a device's memory that engines may take together: next to the learner, and among themselves.
 _MOST_WITH_LEARNER = 0.5
 _MOST_AMONG_ENGINES = 0.9
+# In turns: the context of the learner's process stays on the device, with what its libraries keep.
+_MOST_IN_TURNS = 0.95
 
 
 def check_sharing(
@@ -83,13 +85,14 @@ def _check_shares(config: Config, learner: Sequence[int], engines: Counter[int],
     for number, count in sorted(engines.items()):
         with_learner = number in learner and number not in turns
         users = count + with_learner
-        if users == 1:
+        if users == 1 and (number not in turns or share is None):
             continue
-        most = (_MOST_WITH_LEARNER if with_learner else _MOST_AMONG_ENGINES) / count
-        if share is None or share > most:
+        most = _MOST_WITH_LEARNER if with_learner else _MOST_AMONG_ENGINES if count > 1 else _MOST_IN_TURNS
+        if share is None or share > most / count:
+            beside = f"{users} users at the same time" if users > 1 else "the context of a sleeping learner beside it"
             raise ConfigError(
-                f"{key} leaves too little of device {number}, which has {users} users at the same time",
-                hint=f"set it to {_floor(most):g} or less, or give each its own device",
+                f"{key} leaves too little of device {number}, which has {beside}",
+                hint=f"set it to {_floor(most / count):g} or less, or give each its own device",
             )
 
 

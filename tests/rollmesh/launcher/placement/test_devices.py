@@ -218,6 +218,10 @@ def test_generators_that_take_turns_have_the_learners_devices_each_once(
 def test_an_engine_may_take_a_device_whole_in_its_turn_but_not_beside_another_one() -> None:
     whole = (COLLOCATED, "rollout.engine=vllm", "rollout.vllm.gpu_memory_utilization=0.9")
     assert assign_devices(config(*whole), machine(1)).generators == ((0,),)
+    with pytest.raises(ConfigError, match="which has the context of a sleeping learner beside it") as refused:
+        assign_devices(config(*whole, "rollout.vllm.gpu_memory_utilization=0.97"), machine(1))
+    assert "set it to 0.95 or less" in refused.value.hint
+    assert assign_devices(config(COLLOCATED, "rollout.engine=sglang"), machine(1)).generators == ((0,),)
     two = (*whole, "rollout.replicas=2", f"{GENERATORS}=[[0], [0]]")
     with pytest.raises(ConfigError, match="device 0, which has 2 users at the same time") as refused:
         assign_devices(config(*two), machine(1))
