@@ -16,10 +16,10 @@ from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.hf.weight_swap import WeightSwapper
 from rollmesh.generators.engines.hf.weights import ModelWeights
 from rollmesh.generators.engines.process_memory import read_memory_use
-from rollmesh.generators.engines.types import EngineSettings, SleepLevel
+from rollmesh.generators.engines.types import EngineSettings, SleepLevel, WakeStep
 from rollmesh.mesh.runtime.memory_tuning import return_freed_memory
 from tests.generators.engines.collector import DEADLINE_S, Collector
-from tests.generators.engines.harness import V1, V2, request
+from tests.generators.engines.harness import PROMPT, V1, V2, request
 from tests.generators.engines.hf_harness import HfHarness
 from tests.generators.engines.tiny import BLOCKS, ContractModel, build_model, save_folder
 
@@ -90,6 +90,33 @@ def test_the_learners_file_is_served_in_place_and_given_back(tmp_path: Path) -> 
         assert asleep.anonymous - before.anonymous < size // 4
     finally:
         engine.stop()
+
+
+@pytest.mark.gpu
+def test_a_device_has_one_set_of_weights_at_most(contract_model: ContractModel) -> None:
+    """None while it sleeps; kept ones wait in pinned memory of the host, and new ones come without a second set."""
+    harness = HfHarness(contract_model, "keep", device="cuda")
+    engine, deadline_s = harness.engine, harness.deadline_s
+    try:
+        harness.update(V1, harness.random_weights(0))
+        harness.run([request("a", max_tokens=5)])
+        engine.sleep().result(deadline_s)
+        kept = engine.weights().result(deadline_s).tensors
+        assert kept is not None
+        assert all(tensor.is_pinned() for tensor in kept.values())
+        del kept
+        engine.sleep(SleepLevel.WITHOUT_WEIGHTS).result(deadline_s)
+        asleep = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        engine.wake(WakeStep.WEIGHTS).result(deadline_s)
+        weights = harness.random_weights(1)
+        harness.update(V2, weights)
+        size = sum(tensor.nbytes for tensor in weights.values())
+        assert torch.cuda.max_memory_allocated() - asleep < 1.5 * size
+        harness.wake()
+        harness.check_log_probs(harness.run([request("b", max_tokens=5)])[0], weights, PROMPT)
+    finally:
+        harness.close()
 
 
 def _mapped(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
