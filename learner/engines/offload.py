@@ -31,10 +31,15 @@ class HostCopy:
     Args:
         device: of the tensors.
         folder: of the files that take the memory's place on a CPU; None: it stays in memory.
+        constant: the tensors never change, so the host's bytes are good for the next time too.
     """
 
-    def __init__(self, device: torch.device, folder: Path | None = None) -> None:
+    def __init__(self, device: torch.device, folder: Path | None = None, *, constant: bool = False) -> None:
         self._device = device
+        # Slabs on a CPU are given up piece by piece.
+        self._keeps = constant and (folder is not None or device.type == "cuda")
+        # Storages whose bytes the host has still.
+        self._kept: list[int] = []
         self._file = RestFile(folder) if folder is not None and device.type == "cpu" else None
         self._moved: list[tuple[UntypedStorage, int]] = []
         self._slabs: list[Tensor] = []
@@ -61,7 +66,10 @@ class HostCopy:
         if self._moved:
             return
         storages = [(storage, storage.nbytes()) for storage in self._storages(tensors)]
-        if self._file is None:
+        if self._kept and self._kept == [storage._cdata for storage, _ in storages]:
+            for storage, _ in storages:
+                storage.resize_(0)
+        elif self._file is None:
             self._fill_slabs(storages)
         elif storages:
             self._file.take(storages)
@@ -76,12 +84,14 @@ class HostCopy:
         if self._file is None:
             self._empty_slabs(self._moved)
         elif self._moved:
-            self._file.give_back(self._moved)
+            self._file.give_back(self._moved, keep=self._keeps)
+        if self._keeps and self._moved:
+            self._kept = [storage._cdata for storage, _ in self._moved]
         self._moved = []
 
     def forget(self) -> None:
         """Gives the moved bytes up: the tensors are of no use any more."""
-        self._moved = []
+        self._moved, self._kept = [], []
         if self._file is not None:
             self._file.close()
         if self._device.type == "cpu":

@@ -49,6 +49,7 @@ class RestFile:
         Raises:
             SwapError: the disk refuses them; all of them are in memory as before.
         """
+        self.close()
         total = sum(size for _, size in storages)
         taken: list[tuple[UntypedStorage, int]] = []
         try:
@@ -72,18 +73,20 @@ class RestFile:
                 hint="set placement.rest_dir to a folder with more room",
             ) from error
 
-    def give_back(self, storages: Sequence[tuple[UntypedStorage, int]]) -> None:
+    def give_back(self, storages: Sequence[tuple[UntypedStorage, int]], *, keep: bool = False) -> None:
         """Reads storages back into memory, and gives the file up.
 
         Args:
             storages: those of `take`.
+            keep: the file stays, for the same bytes another time.
 
         Raises:
             RuntimeError: there is no memory; all of them are in the file as before.
             OSError: the disk has lost them.
         """
         self._read(storages)
-        self.close()
+        if not keep:
+            self.close()
 
     def close(self) -> None:
         """Gives the bytes up."""

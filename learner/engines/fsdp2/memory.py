@@ -31,7 +31,8 @@ class EngineMemory:
     ) -> None:
         self._model = model
         self._device = device
-        self._params, self._gradients = HostCopy(device, folder), HostCopy(device, folder)
+        self._params = HostCopy(device, folder, constant=optimizer is None)
+        self._gradients = HostCopy(device, folder)
         self._parts: dict[str, HostCopy | PiecewiseState] = {PARAMS: self._params, GRADIENTS: self._gradients}
         if optimizer is not None:
             pieces = pieces_of(model, transformer_blocks(model))

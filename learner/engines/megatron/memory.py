@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rollmesh.learner.engines.offload import HostCopy, give_back
-from rollmesh.learner.engines.resting_parts import GRADIENTS
+from rollmesh.learner.engines.resting_parts import GRADIENTS, OPTIMIZER
 
 
 class MegatronMemory:
@@ -25,7 +25,8 @@ class MegatronMemory:
         self, tensors: dict[str, Callable[[], Iterable[Tensor]]], device: torch.device, folder: Path | None = None
     ) -> None:
         self._tensors, self._device = tensors, device
-        self._copies = {part: HostCopy(device, folder) for part in tensors}
+        # A model without an optimizer never changes.
+        self._copies = {part: HostCopy(device, folder, constant=OPTIMIZER not in tensors) for part in tensors}
 
     @property
     def resting_bytes(self) -> Mapping[str, int]:

@@ -53,6 +53,19 @@ def test_memory_goes_into_a_file_that_nobody_can_find_and_comes_back(
     assert storages == [tensor.untyped_storage()._cdata for tensor in tensors], "FSDP keeps the storages that it knows"
 
 
+def test_tensors_that_never_change_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = make_tensors()
+    expected = [tensor.clone() for tensor in tensors]
+    copy = HostCopy(CPU, tmp_path, constant=True)
+    for _ in range(3):
+        copy.to_host(tensors)
+        assert all(tensor.untyped_storage().nbytes() == 0 for tensor in tensors)
+        # From here on the disk takes nothing more.
+        monkeypatch.delattr(os, "pwritev", raising=False)
+        copy.to_device()
+        assert_equal(tensors, expected)
+
+
 def test_files_that_are_memory_are_known(tmp_path: Path) -> None:
     assert not rest_file.is_in_memory(tmp_path / "not" / "made")
     if Path("/dev/shm").is_mount():
