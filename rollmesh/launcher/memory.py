@@ -58,7 +58,7 @@ class MemoryWatch:
         self._pids = pids
         self._rules = rules
         self._peaks: dict[str, int] = {}
-        self._turns = MetricsTail(rules.folder / TURNS, from_end=True)
+        self._turns: MetricsTail | None = None
         self._phase = ""
         self.by_phase = PhasePeaks()
 
@@ -93,7 +93,12 @@ class MemoryWatch:
             await asyncio.sleep(_INTERVAL_OF_TURNS_S if self._rules.in_turns else _INTERVAL_S)
 
     def _read_phase(self) -> str:
-        if self._rules.in_turns and (changes := self._turns.read()):
+        if not self._rules.in_turns:
+            return ""
+        if self._turns is None:
+            # Not before the first sample: a run that starts over has its former folder renamed.
+            self._turns = MetricsTail(self._rules.folder / TURNS, from_end=True)
+        if changes := self._turns.read():
             self._phase = str(changes[-1]["phase"])
         return self._phase
 

@@ -14,8 +14,8 @@ _SGLANG_SHARE = {True: 0.85, False: 0.5}
 # CUDA graphs, activations of a prefill, sampling: vLLM and SGLang measure them at their start.
 _ENGINE_WORK = 3 * GIB
 _GRAPHS = "graphs and activations"
-# A part of that stays in a sleeping engine: CUDA graphs, and the pools that they own. Its processes' contexts are in the
-# reserve of the device. An assumption, until it is measured.
+# A part of that stays in a sleeping engine: CUDA graphs, and the pools that they own. Contexts of its processes are in
+# the reserve of the device. An assumption, until it is measured.
 _ASLEEP = GIB
 
 

@@ -14,6 +14,8 @@ from rollmesh.report.metrics import read_metrics
 from rollmesh.report.turns import PHASES, Turn, phase_at
 
 FILE = "memory.jsonl"
+ALL = "all"
+"""In place of a service: all of them at one moment. Shared pages are left out, which several may have."""
 _MIB = 1 << 20
 
 
@@ -89,7 +91,8 @@ class PhasePeaks:
     def add(self, phase: str, uses: Mapping[str, MemoryUse]) -> None:
         """Records a sample that was taken in a phase."""
         peaks = self._peaks.setdefault(phase, {})
-        for service, use in uses.items():
+        together = MemoryUse(sum(use.anon for use in uses.values()), 0, sum(use.device for use in uses.values()))
+        for service, use in {**uses, ALL: together}.items():
             peaks[service] = use.max(peaks.get(service, MemoryUse()))
 
     def to_mib(self) -> dict[str, dict[str, dict[str, float]]]:
@@ -113,7 +116,7 @@ def memory_grid(peaks: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[
     """
     if not peaks:
         return [["no devices were shared"]]
-    services = sorted({service for uses in peaks.values() for service in uses})
+    services = [*sorted({service for uses in peaks.values() for service in uses} - {ALL}), ALL]
     head = ["phase", *services]
     return [head, *([phase, *(_cell(uses.get(name)) for name in services)] for phase, uses in peaks.items())]
 
@@ -141,5 +144,17 @@ def peaks_from_samples(samples: Sequence[MemorySample], turns: Sequence[Turn]) -
 def _cell(use: Mapping[str, float] | None) -> str:
     if use is None:
         return "-"
+    shared = f" + {use['shared']:.0f} shared" if use["shared"] else ""
     device = f", device {use['device']:.0f}" if use["device"] else ""
-    return f"{use['anon']:.0f} + {use['shared']:.0f} shared{device}"
+    return f"{use['anon']:.0f}{shared}{device}"
+
+
+def memory_line(peaks: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """The highest memory of all services together in each phase, in words; empty without phases."""
+    parts = [f"{phase} {_gib(uses[ALL])}" for phase, uses in peaks.items() if ALL in uses]
+    return f"peak memory of all services by phase, GiB of their own: {', '.join(parts)}" if parts else ""
+
+
+def _gib(use: Mapping[str, float]) -> str:
+    device = f" (devices {use['device'] / 1024:.2f})" if use["device"] else ""
+    return f"{use['anon'] / 1024:.2f}{device}"

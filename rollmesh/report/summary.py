@@ -19,6 +19,7 @@ from rollmesh.mesh.files import write_atomically
 from rollmesh.mesh.tables import TRAIN
 from rollmesh.report.failures import failures_text
 from rollmesh.report.graders import grader_versions
+from rollmesh.report.memory import memory_line
 from rollmesh.report.metrics import Record, is_evaluation, is_training, read_metrics, run_records
 from rollmesh.report.restarts import read_restarts
 from rollmesh.report.series import metric_value
@@ -88,7 +89,7 @@ class Summary:
         speed: medians over the steps of the learner's metrics by role (`timing_s/infer/<role>`, `perf/mfu/<role>` ...),
             and the largest memory.
         memory_by_phase_mb: highest memory of the last launch by phase of turns on shared devices, and by service:
-            `anon` of its processes alone, `shared`, `device`.
+            `anon` of its processes alone, `shared`, `device`. The service `all` is all of them at one moment.
         swaps: time of swaps of shared devices (`report.turns.swap_times`).
     """
 
@@ -140,6 +141,8 @@ class Summary:
             yield f"{len(self.stalls)} stalls of {seconds:.0f} s in all: see the report"
         if self.swaps:
             yield "shared devices: " + "; ".join(swap_lines(self.swaps))
+        if line := memory_line(self.memory_by_phase_mb):
+            yield line
         if self.graders:
             yield "graders: " + ", ".join(f"{name} {version}" for name, version in self.graders.items())
         yield f"summary: {Path(self.folder) / _FILE}"

@@ -273,12 +273,15 @@ def test_the_report_shows_turns_on_shared_devices(run_folder: Path) -> None:
     assert read_summary(run_folder) == summary
     assert list(summary.memory_by_phase_mb) == ["generating", "freezing", "training", "offloading"]
     assert summary.memory_by_phase_mb["training"]["learner"] == {"anon": 300.0, "shared": 10.0, "device": 0.0}
+    assert summary.memory_by_phase_mb["training"]["all"] == {"anon": 500.0, "shared": 0.0, "device": 0.0}
+    highest = "generating 0.49, freezing 0.49, training 0.49, offloading 0.49"
+    assert f"peak memory of all services by phase, GiB of their own: {highest}" in list(summary.lines())
     text = "to training 1.50 s (freezing 0.50, onloading 1.00); swaps 12.5% of the time in 3 turns, 1 taken back"
     assert f"shared devices: {text}" in list(summary.lines())
     page = write_report(run_folder).read_text(encoding="utf-8")
     assert "Memory of all services" in page
     assert text in page
-    assert "<td>300 + 10 shared</td>" in page
+    assert "<td>300 + 10 shared</td><td>500</td>" in page
     assert list(spans(read_turns(run_folder), START + 9)) == [
         (START + 1, START + 2, "generating"),
         (START + 2, START + 3, "swap"),
