@@ -158,6 +158,9 @@ def _run(
         worker = build_worker(config, engines, algorithm, payloads, config.run.folder / CHECKPOINTS_NAME)
         with watch.phase("check the folder of checkpoints"):
             worker.check_folder()
+        if config.placement.shares_devices:
+            with watch.phase("choose the roles that stay"):
+                worker.memory.settle()
         with watch.phase("lay the weights out"), note_every_minute("lays the weights out"):
             background = None if alone else RankChannel(config.learner.distributed)
             ahead = not config.placement.shares_devices

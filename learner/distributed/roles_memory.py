@@ -53,6 +53,17 @@ class RolesMemory:
         if self._away:
             raise RuntimeError("the models of all roles are away from the devices: call `onload` first")
 
+    def settle(self) -> None:
+        """Has roles that will not stay leave before the first batch, while there is no optimizer state; collective.
+
+        Raises:
+            SwapError: see `offload`.
+            MemoryError: see `onload`.
+        """
+        if len(self._engines) > 1:
+            self.offload()
+            self.onload()
+
     def offload(self) -> TurnMemory:
         """Moves everything of all roles away, also what rests between calls already; collective.
 

@@ -48,6 +48,9 @@ def take_turns(harness: Harness, model: Path, folder: Path) -> dict[str, Any]:
         staying.prepare(_plan(staying))
         staying.train(lambda: None)
     seen: dict[str, Any] = {}
+    # There is room for all.
+    worker.memory.settle()
+    assert not any(size for engine in engines.values() for size in engine.resting_bytes.values())
     channel = RankChannel(DistributedSection())
     # Room for the actor alone.
     with patch.object(roles_memory, "_free_bytes", lambda _: 1):
