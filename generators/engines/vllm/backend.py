@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -41,8 +42,9 @@ from rollmesh.generators.engines.vllm.launcher import EngineProcess
 from rollmesh.generators.engines.vllm.load_metrics import LoadMetricsCollector
 from rollmesh.generators.engines.vllm.output_stream import JobStream, OutputRouter
 from rollmesh.generators.engines.vllm.replica_routing import ReplicaRouter
+from rollmesh.generators.engines.vllm.shared_weights import SharedWeights
 from rollmesh.generators.engines.vllm.weight_senders import SharedSender, WeightSender
-from rollmesh.generators.engines.vllm.worker import HELD_BYTES
+from rollmesh.generators.engines.vllm.worker import HELD_BYTES, PLAIN_BYTES
 from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from rollmesh.mesh.model_config import read_config
@@ -298,6 +300,8 @@ class VllmBackend(Backend):
                 await self._answer(self._engine.engine_core.wake_up_async(["weights"]), _STEP_S)
                 self._asleep.discard("weights")
             await self._answer(self._sender.send(staged, label), _SWAP_S)
+            if on_cpu(self._settings) and not self._label:
+                await self._log_copies(staged)
             self._label = label
             await self._reset_caches(recompute=recompute)
         except (WeightsError, EngineError):
@@ -368,9 +372,25 @@ class VllmBackend(Backend):
 
     async def _held_bytes(self) -> int:
         """Bytes that all workers hold of their devices and give back asleep."""
+        return await self._sum_over_workers(HELD_BYTES)
+
+    async def _sum_over_workers(self, method: str) -> int:
         core = self._engine.engine_core
-        replies = core.call_utility_all_async("collective_rpc", HELD_BYTES, None, (), None)
+        replies = core.call_utility_all_async("collective_rpc", method, None, (), None)
         return sum(sum(workers) for workers in await self._answer(replies, _STEP_S))
+
+    async def _log_copies(self, staged: SharedWeights) -> None:
+        """Logs which copies of the weights there are: the learner's file cannot serve where kernels pack them."""
+        plain = await self._sum_over_workers(PLAIN_BYTES)
+        item = getattr(torch, self._settings.dtype).itemsize
+        whole = sum(math.prod(shape) for shape in staged.layout.shapes) * item
+        log.info(
+            "weights come through %s; vLLM has %d MiB of them as they are, and its kernels keep a packed copy of the "
+            "linear layers, %d MiB",
+            staged.origin,
+            plain >> 20,
+            max(0, whole - plain) >> 20,
+        )
 
     async def wake(self, step: WakeStep) -> None:
         parts = self._asleep if step >= WakeStep.KV_CACHE else self._asleep & {"weights"}

@@ -109,7 +109,6 @@ class SharedSender(WeightSender):
                 f"vLLM could not load weights: {error}", hint="the former ones are in service"
             ) from error
         self.forget()
-        log.debug("weights went to vLLM through %s", staged.origin)
         if self._can_restore:
             self._served = staged, label
 

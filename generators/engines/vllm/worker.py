@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-# Name of the method, for `collective_rpc`.
+# Names of the methods, for `collective_rpc`.
 HELD_BYTES = "rollmesh_held_bytes"
+PLAIN_BYTES = "rollmesh_plain_bytes"
 
 
 class WorkerExtension:
@@ -16,9 +17,11 @@ class WorkerExtension:
 
     Attributes:
         device: of the worker.
+        model_runner: has the model.
     """
 
     device: torch.device
+    model_runner: Any
 
     def rollmesh_held_bytes(self) -> int:
         """Bytes of its device that this worker holds now and gives back when it sleeps; on a CPU 0."""
@@ -28,3 +31,7 @@ class WorkerExtension:
 
         areas = get_mem_allocator_instance().pointer_to_data.values()
         return sum(int(area.handle[1]) for area in areas if not area.is_asleep)
+
+    def rollmesh_plain_bytes(self) -> int:
+        """Bytes of the weights that are not packed: on a CPU kernels keep those of linear layers in another form."""
+        return sum(int(parameter.nbytes) for parameter in self.model_runner.model.parameters())

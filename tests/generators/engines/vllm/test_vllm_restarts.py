@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from rollmesh.mesh.trajectory.payload_codec import decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -19,7 +20,7 @@ _GROUPS = 60
 _START_S = 300.0
 
 
-async def test_responses_continue_in_new_processes(tmp_path: Path) -> None:
+async def test_responses_continue_in_new_processes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options: dict[str, Any] = {
         "rollout__engine": "vllm",
         "rollout__slots": 4,
@@ -28,6 +29,7 @@ async def test_responses_continue_in_new_processes(tmp_path: Path) -> None:
         "rollout__max_response_tokens": 200,
         "rollout__vllm__kv_cache_gib": 0.125,
         "rollout__vllm__start_timeout_s": _START_S,
+        "logging__level": "info",
     }
     async with mesh(tmp_path, head_dim=32, **options) as world:
         learner = await world.learner()
@@ -66,6 +68,7 @@ async def test_responses_continue_in_new_processes(tmp_path: Path) -> None:
                     assert {version for _, version in found.versions.runs[1:]} == {PolicyVersion(1, 1)}
                     continued += 1
         assert continued == len(drafts)
+        assert caplog.text.count("weights come through the learner's own file") == 2
         log.info("asleep: %s", asleep)
 
 
