@@ -68,8 +68,8 @@ class RestartingBackend(Backend):
         begin = time.monotonic()
         limits = await self._start()
         log.info(
-            "the engine's processes end for each turn of the learner and start again after it: %.0f s like this time, or "
-            "less where what they import is kept",
+            "the engine's processes end for each turn of the learner and start again after it: about %.0f s like this "
+            "time, or less where what they import is kept",
             time.monotonic() - begin,
         )
         return limits
