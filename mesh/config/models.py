@@ -75,6 +75,17 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _processes_that_can_end(self) -> Config:
+        rollout = self.rollout
+        if self.placement.shares_devices and self.placement.release == "process" and not rollout.owns_processes:
+            foreign = "an engine at rollout.sglang.address" if rollout.engine != "hf" else "rollout.engine: hf"
+            raise ValueError(
+                f"placement.release: process ends the processes of an engine, and {foreign} has none of its own to "
+                "end; leave it at auto"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _no_secrets(self) -> Config:
         refuse_secrets(self.model_dump())
         return self

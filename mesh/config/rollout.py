@@ -228,6 +228,11 @@ class RolloutSection(Section):
         return self
 
     @property
+    def owns_processes(self) -> bool:
+        """True where each generator starts processes for its engine."""
+        return self.engine == "vllm" or (self.engine == "sglang" and self.sglang.address is None)
+
+    @property
     def context_tokens(self) -> int:
         """Tokens of the longest sequence: prompt and response."""
         return self.max_prompt_tokens + self.max_response_tokens

@@ -42,6 +42,12 @@ def placement_notices(config: Config, plan: DevicePlan) -> Iterator[str]:
     yield from _of_other_modes(config)
     if placement.shares_devices and placement.rest_dir is not None and plan.learner:
         yield "without effect: placement.rest_dir. The learner's state rests in pinned memory of the host"
+    ends = placement.release == "process" or (placement.release == "auto" and not plan.generators)
+    if placement.shares_devices and config.rollout.owns_processes and ends:
+        yield (
+            "placement.release: process. The engine's processes end in each turn of the learner and start again after "
+            "it, which a swap has to wait for; the generators' logs say how long that takes"
+        )
     if placement.takes_turns and plan.generators:
         idle = sorted(set(plan.learner) - {number for devices in plan.generators for number in devices})
         each = devices_per_generator(config.rollout)

@@ -9,6 +9,7 @@ from rollmesh.launcher.placement.description import describe_turns, placement_no
 from rollmesh.launcher.placement.devices import DevicePlan, assign_devices
 from rollmesh.launcher.placement.visible import VisibleDevices
 from rollmesh.mesh.config import Config, load_config
+from rollmesh.mesh.errors import ConfigError
 
 
 def config(*overrides: str) -> Config:
@@ -59,3 +60,22 @@ def test_devices_that_would_be_idle_are_named_with_the_number_that_uses_them() -
     (notice,) = placement_notices(asked, assign_devices(asked, seen))
     assert notice == "idle while generators have the devices: 1, 2, 3. rollout.replicas: 4 would use them"
     assert not list(placement_notices(config("placement=collocated"), DevicePlan()))
+
+
+@pytest.mark.parametrize(
+    ("release", "on_cuda", "told"), [("auto", False, True), ("auto", True, False), ("process", True, True)]
+)
+def test_engines_that_end_in_each_turn_are_told(release: str, on_cuda: bool, told: bool) -> None:
+    asked = config("placement=collocated", f"placement.release={release}", "rollout.engine=vllm")
+    seen = VisibleDevices(("0",), 1, 1) if on_cuda else VisibleDevices()
+    notices = list(placement_notices(asked, assign_devices(asked, seen)))
+    assert any("processes end in each turn" in notice for notice in notices) == told
+
+
+def test_an_engine_without_processes_cannot_end_them() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.engine: hf has none of its own to end; leave it at auto"):
+        config("placement=hybrid", "placement.release=process")
+    foreign = ("rollout.engine=sglang", "rollout.sglang.address=http://there:1")
+    with pytest.raises(ConfigError, match=r"an engine at rollout\.sglang\.address has none"):
+        config("placement=collocated", "placement.release=process", *foreign)
+    assert config("placement.release=process").placement.release == "process", "it has no effect, and is named"
