@@ -26,7 +26,7 @@ _FRONT = "buffer-"
 _GENERATORS = ("generator-", "shared-")
 # Torch has to be loaded on a machine where everything starts at once; models come after the first answer.
 _TORCH_START_S = 300.0
-# Beyond its step, its checkpoint and the like, for which it is waited in addition.
+# Beyond its step, a swap of shared devices, its checkpoint and the like, for which it is waited in addition.
 _LEARNER_DRAIN_S = 120.0
 # Without an engine's own processes, and with them: these finish their step and free their memory.
 _GENERATOR_DRAIN_S = {"hf": 20.0, "vllm": 60.0, "sglang": 60.0}
@@ -208,8 +208,6 @@ class ServiceCatalogue:
         )
 
     def _learner(self, mesh: str) -> ServiceSpec:
-        placement = self._config.placement
-
         def command(restart: bool) -> Sequence[str]:
             runner = command_of(self._config.learner.python)
             # With a Redis of its own, the former holder of this run ran here and is gone: the lock proves it.
@@ -223,8 +221,7 @@ class ServiceCatalogue:
             command,
             learner_environment(self._config, self._plan, self._prepared.devices),
             start_deadline_s=_TORCH_START_S,
-            # Generators have ended before, but it may have to take the devices for its last checkpoint.
-            drain_s=_LEARNER_DRAIN_S + placement.shares_devices * placement.step_timeout_s,
+            drain_s=_LEARNER_DRAIN_S,
             final_work=FinalWork(learner_work, LAST_S),
             completes_run=True,
             parts=tuple(f"{LEARNER}-{rank}" for rank in range(1, self._config.learner.ranks)),

@@ -14,6 +14,7 @@ from rich.console import Console
 from rollmesh.cli.options import Target
 from rollmesh.cli.turns import _ask_to_resume, _ask_to_yield
 from rollmesh.launcher.console.view import status_table
+from rollmesh.launcher.final_work import learner_work
 from rollmesh.launcher.mesh_client import MeshClient
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.control_service import LearnerControlService
@@ -113,6 +114,13 @@ async def test_status_shows_the_phase_its_reason_the_cost_of_swaps_and_who_sleep
         "waits for g-shared to give their memory back (12 s)" in shown
     )
     assert "sleep does not answer: g-gone; asleep, without weights: g-shared" in shown
+
+
+async def test_a_learner_that_is_asked_to_end_amid_a_swap_is_waited_for(mesh: Mesh) -> None:
+    mesh.status.phase = "swapping"
+    assert await learner_work(mesh.address, OPEN) == "swapping"
+    mesh.status.phase = "waiting_for_groups"
+    assert not await learner_work(mesh.address, OPEN)
 
 
 async def test_a_learner_with_devices_of_its_own_is_asked_once_and_has_no_line(mesh: Mesh) -> None:
