@@ -6,12 +6,14 @@ has its anonymous memory (`RssAnon` in `/proc`) for itself.
 
 from __future__ import annotations
 
+import gc
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from rollmesh.mesh.runtime.memory_tuning import return_freed_memory
 from rollmesh.protos import generator_pb2
 
 _KINDS = {"RssAnon:": "anonymous", "RssFile:": "shared", "RssShmem:": "shared"}
@@ -58,6 +60,15 @@ def read_memory_use() -> MemoryUse:
         for kind, count in _resident(Path(f"/proc/{pid}/status")).items():
             found[kind] += count
     return MemoryUse(found["anonymous"], found["shared"], _device_bytes())
+
+
+def release_unused_memory() -> None:
+    """Returns memory that this process does not use, but keeps, to its devices and to the system."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return_freed_memory()
 
 
 def _resident(status: Path) -> dict[str, int]:

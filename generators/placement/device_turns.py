@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollmesh.generators.engines.interface import InferenceEngine
-from rollmesh.generators.engines.process_memory import MemoryUse, read_memory_use
+from rollmesh.generators.engines.process_memory import MemoryUse, read_memory_use, release_unused_memory
 from rollmesh.generators.engines.types import Release, SleepLevel, WakeStep
 from rollmesh.generators.placement.turn_state import (
     Action,
@@ -52,7 +52,6 @@ from rollmesh.mesh.errors import (
     WeightsError,
     ended_by,
 )
-from rollmesh.mesh.runtime.memory_tuning import return_freed_memory
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import generator_pb2
 
@@ -377,9 +376,9 @@ class DeviceTurns:
     async def _release_weights(self, parts: TurnParts) -> None:
         await parts.receiver.suspend()
         parts.rollout.release_pinned()
-        parts.receiver.forget_weights()
+        await parts.receiver.forget_weights()
         await _engine(parts.engine.sleep(SleepLevel.WITHOUT_WEIGHTS))
-        await asyncio.to_thread(return_freed_memory)
+        await asyncio.to_thread(release_unused_memory)
         self._asleep_peak = MemoryUse()
 
     async def _load(self, parts: TurnParts, goal: Goal) -> None:
@@ -419,7 +418,7 @@ class DeviceTurns:
         self._awake_peak = await self.observe_memory()
 
     async def _drop_wrong_weights(self, parts: TurnParts) -> None:
-        parts.receiver.forget_weights()
+        await parts.receiver.forget_weights()
         self.state.frozen = True
         self.state.begin(Action.RELEASE_WEIGHTS)
         await _engine(parts.engine.sleep(SleepLevel.WITHOUT_WEIGHTS))

@@ -73,7 +73,7 @@ class WeightFetcher:
         self.chosen = TransportLog()
 
     async def close(self) -> None:
-        """Releases resources that transports keep between transfers."""
+        """Releases resources that transports keep between transfers; the next transfer makes them again."""
         for transport in self._available:
             await transport.close()
 
@@ -98,10 +98,11 @@ class WeightFetcher:
         )
         return applied or await receive(bucket_set)
 
-    def drop(self) -> None:
-        """Keeps no bytes: neither for deltas nor for others. The next version comes in full."""
+    async def drop(self) -> None:
+        """Keeps nothing, be it for deltas, for others or for a broadcast. The next version comes in full."""
         self._base.drop()
         self._relay.close()
+        await self.close()
 
     def set_base(self, manifest: weights_pb2.Manifest, received: VerifiedWeights) -> None:
         """Records that the bytes are in service: they are the base of the next deltas."""

@@ -194,10 +194,13 @@ class WeightReceiver:
         """Fetches the newest announced version, and those that follow."""
         self._admitted.set()
 
-    def forget_weights(self) -> None:
-        """Records that the engine has no weights; the newest announced are to come in full, and nothing is kept."""
+    async def forget_weights(self) -> None:
+        """Records that the engine has no weights; the newest announced are to come in full, and nothing is kept.
+
+        After `suspend`.
+        """
         self.serving, self.digest, self._manifests = None, "", {}
-        self._fetcher.drop()
+        await self._fetcher.drop()
         self._pend_newest()
 
     async def serves(self, policy: PolicyVersion) -> None:

@@ -8,7 +8,6 @@ queue, with their tokens.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -34,6 +33,7 @@ from rollmesh.generators.engines.hf.waiting_queue import WaitingQueue, unsampled
 from rollmesh.generators.engines.hf.weight_swap import WeightSwapper
 from rollmesh.generators.engines.hf.weights import ModelWeights
 from rollmesh.generators.engines.interface import EngineListener
+from rollmesh.generators.engines.process_memory import release_unused_memory
 from rollmesh.generators.engines.types import (
     EngineState,
     GenerationRequest,
@@ -46,7 +46,6 @@ from rollmesh.generators.engines.types import (
     WakeStep,
 )
 from rollmesh.mesh.errors import PayloadError, WeightsError
-from rollmesh.mesh.runtime.memory_tuning import return_freed_memory
 
 
 class DecodeLoop:
@@ -311,10 +310,7 @@ class DecodeLoop:
         """Returns what is free by now: to the device, and to the system."""
         self._updates = deque(update for update in self._updates if not update.done.cancelled())
         self._swapper.free_former()
-        gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-        return_freed_memory()
+        release_unused_memory()
 
     # --- the end ---
 
