@@ -52,7 +52,7 @@ from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.weights import PublishRules, WeightPublisher, read_model_bundle
 from rollmesh.learner.weights.transports import configured_transports
 from rollmesh.mesh.config import Config
-from rollmesh.mesh.errors import StalledError, StarvedError, StoreError, UnreachableError
+from rollmesh.mesh.errors import StalledError, StarvedError, StoreError, SwapError, UnreachableError
 from rollmesh.mesh.tokenizer_files import load_tokenizer
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -251,7 +251,7 @@ class Coordinator:
             checkpoints.serve_requests(loop.version)
             checkpoints.wait_for_copies()
             self._bridge.call(session.monitor.refresh(), self._patience_s)
-        except (StalledError, StarvedError, StoreError, UnreachableError) as end:
+        except (StalledError, StarvedError, StoreError, SwapError, UnreachableError) as end:
             self._status.phase = "ending"
             left = checkpoints.write_uncommitted(loop.version, at_step_boundary=loop.at_step_boundary)
             raise type(end)(end.message, hint=f"{end.hint}; {left}" if end.hint else left) from end

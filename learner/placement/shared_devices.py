@@ -256,7 +256,10 @@ class SharedDevices:
                     return str(error)
                 return ""
             case Phase.OFFLOADING:
-                moved = self._ranks.offload()
+                try:
+                    moved = self._ranks.offload()
+                except SwapError as error:
+                    return str(error)
                 self._freed["placement/learner_freed_bytes"] = float(moved.freed_bytes)
                 return ""
             case Phase.FREEZING | Phase.RELEASING:

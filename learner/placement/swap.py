@@ -9,9 +9,11 @@ generating -> freezing -> releasing -> onloading -> training -> offloading -> wa
 Each phase but `generating` and `training` is a step with a deadline. Its outcome is told by `advance` or `fail`.
 
 - A step towards training that fails is taken back: the generators wake, and the next attempt has to wait.
-- A learner that cannot give its memory back ends: its successor finds the devices free.
+- A learner that cannot give its memory back keeps it, and the run ends.
 - Generators that cannot wake are asked again from `waking` on, with the weights in full.
 - After `attempts` failures in a row the run ends, and says why.
+
+After an error the phase is that of the side that has the devices, as far as any has: a checkpoint may still be written.
 
 Invariant: at most one side has its memory, but for `onloading` and `offloading`, in which nothing else happens.
 """
@@ -166,11 +168,13 @@ class SwapMachine:
             self._enter(_WAY_BACK[self.phase])
             return
         if self.phase is Phase.OFFLOADING:
+            self._enter(Phase.TRAINING)
             raise SwapError(f"the learner could not give its memory back: {why}", hint="see its log")
         if not self.in_swap:
             raise RuntimeError(f"{self.phase} has no step that fails")
         self._wake_failures.append(f"{self.phase}: {why}")
         if len(self._wake_failures) >= self._rules.attempts:
+            self._enter(Phase.GENERATING)
             raise SwapError(
                 f"no generator could be woken in {len(self._wake_failures)} attempts; the last: "
                 f"{self._wake_failures[-1]}",

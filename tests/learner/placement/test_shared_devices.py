@@ -85,6 +85,7 @@ class Ranks:
 
     orders: list[str] = field(default_factory=list)
     no_memory: int = 0
+    full_disk: bool = False
     turn_s: float = 0.5
 
     def onload(self) -> None:
@@ -95,6 +96,8 @@ class Ranks:
 
     def offload(self) -> Any:
         self.orders.append("offload")
+        if self.full_disk:
+            raise SwapError("disk full")
 
         class Moved:
             freed_bytes = 1000
@@ -345,6 +348,21 @@ def test_where_no_generator_can_wake_the_run_ends(make: Callable[..., World]) ->
     generator.refusals = {"wake VERIFIED": [WeightsError("differ") for _ in range(3)]}
     with pytest.raises(SwapError, match="woken in 3 attempts; the last: verifying: generator-0: differ"):
         world.turns.give()
+
+
+def test_after_each_end_a_checkpoint_may_still_be_written(make: Callable[..., World]) -> None:
+    world = make()
+    generator = world.add("generator-0")
+    world.ranks.full_disk = True
+    with pytest.raises(SwapError, match="could not give its memory back: disk full"):
+        world.turns.give()
+    world.turns.require("a checkpoint")
+    world.ranks.full_disk = False
+    generator.refusals = {"wake MEMORY": [WeightsError("no") for _ in range(3)]}
+    with pytest.raises(SwapError, match="woken in 3 attempts"):
+        world.turns.give()
+    world.turns.require("a checkpoint")
+    assert world.ranks.orders[-1] == "onload"
 
 
 def test_a_generator_that_comes_later_is_woken(make: Callable[..., World]) -> None:

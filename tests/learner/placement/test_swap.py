@@ -116,11 +116,12 @@ def test_a_turn_that_succeeds_ends_a_row_of_failures() -> None:
     assert swap.taken_back == 8
 
 
-def test_a_learner_that_keeps_its_memory_ends() -> None:
+def test_a_learner_that_cannot_give_its_memory_back_keeps_it() -> None:
     swap = machine()
     swap.end_turn()
     with pytest.raises(SwapError, match="could not give its memory back: disk full"):
         swap.fail("disk full")
+    assert swap.phase is Phase.TRAINING
 
 
 @pytest.mark.parametrize("failing", TO_GENERATING[1:])
@@ -133,6 +134,7 @@ def test_waking_is_tried_again_from_the_memory_on_and_then_given_up(failing: Pha
         if attempt == 3:
             with pytest.raises(SwapError, match=f"woken in 3 attempts; the last: {failing}: digests differ"):
                 swap.fail("digests differ")
+            assert swap.phase is Phase.GENERATING
         else:
             swap.fail("digests differ")
             assert swap.phase is Phase.WAKING
