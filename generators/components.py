@@ -212,7 +212,7 @@ def _build_episodes(
     if section.agent.kind in ("tools", "environment"):
         return endpoint, build_runner(config, engine, text, clock), None
     if endpoint is not None and section.agent.kind == "program":
-        return endpoint, None, open_runner(section.agent, endpoint)
+        return endpoint, None, open_runner(section.agent, endpoint, clock)
     return endpoint, None, None
 
 

@@ -39,6 +39,7 @@ from rollmesh.generators.program_agents.process import (
     Outcome,
     Program,
 )
+from rollmesh.generators.rollout.awake_clock import AwakeClock
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 from rollmesh.mesh.config.rollout import AgentSection
 from rollmesh.mesh.errors import PayloadError
@@ -48,6 +49,7 @@ from rollmesh.protos import trajectory_pb2
 log = logging.getLogger(__name__)
 # Seconds that an overdue agent gets to notice that its session is over.
 _GRACE_S = 2.0
+_LONGEST_S = 7 * 86400.0
 _COUNTED = (
     "turns",
     "calls",
@@ -109,6 +111,7 @@ class ProgramRunner:
         base_url: where agents of this generator find the endpoint, without a path.
         model: name of the model.
         timeout_s: `rollout.agent.episode_timeout_s`.
+        clock: for that time.
     """
 
     def __init__(
@@ -121,6 +124,7 @@ class ProgramRunner:
         base_url: Callable[[], str],
         model: str,
         timeout_s: float,
+        clock: AwakeClock,
     ) -> None:
         self._engine = engine
         self._completions = completions
@@ -129,6 +133,7 @@ class ProgramRunner:
         self._base_url = base_url
         self._model = model
         self._timeout_s = timeout_s
+        self._clock = clock
         self._on_results: Callable[[list[GenerationResult]], None]
         self._loop = asyncio.get_running_loop()
         self._episodes: dict[str, _Episode] = {}
@@ -220,10 +225,12 @@ class ProgramRunner:
 
     async def _call(self, session: Session, request: MemberRequest) -> _CallEnd:
         context = LaunchContext(f"{self._base_url()}/sessions/{session.name}/v1", session.key, self._model)
-        work = asyncio.ensure_future(self._program(task_of(request), context, self._timeout_s + _GRACE_S))
+        # Its own limit takes the generator's sleep for the agent's time: ours ends it before.
+        work = asyncio.ensure_future(self._program(task_of(request), context, _LONGEST_S))
+        timer = asyncio.ensure_future(self._clock.sleep(self._timeout_s))
         try:
-            done, _ = await asyncio.wait({work}, timeout=self._timeout_s)
-            if done:
+            await asyncio.wait({work, timer}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
                 return _CallEnd(work.result())
             # The running call is recorded with its tokens so far; then the agent learns that its session is over.
             session.over = True
@@ -231,6 +238,7 @@ class ProgramRunner:
             # It may have waited for its turn until now: its own time may end much later.
             await asyncio.wait({work}, timeout=2 * _GRACE_S)
         finally:
+            timer.cancel()
             if not work.done():
                 work.cancel()
                 await asyncio.wait({work})
@@ -343,12 +351,13 @@ def task_of(request: MemberRequest) -> dict[str, Any]:
     }
 
 
-def open_runner(section: AgentSection, endpoint: Endpoint) -> ProgramRunner:
+def open_runner(section: AgentSection, endpoint: Endpoint, clock: AwakeClock) -> ProgramRunner:
     """The runner of agents that find the model at an endpoint.
 
     Args:
         section: of kind `program`.
         endpoint: of the generator.
+        clock: for the time that an episode may take.
 
     Raises:
         ConfigError: there is no such function, program or variable.
@@ -361,4 +370,5 @@ def open_runner(section: AgentSection, endpoint: Endpoint) -> ProgramRunner:
         base_url=lambda: endpoint.server.agents_url,
         model=endpoint.model,
         timeout_s=section.episode_timeout_s,
+        clock=clock,
     )

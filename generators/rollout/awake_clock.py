@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -43,6 +44,14 @@ class AwakeClock:
             self._stopped_at = None
             self._notify()
 
+    async def sleep(self, seconds: float) -> None:
+        """`asyncio.sleep` by this clock."""
+        end = self.time() + seconds
+        while (left := end - self.time()) > 0:
+            changed = self._changed
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), left if self._stopped_at is None else None)
+
     @asynccontextmanager
     async def timeout(self, seconds: float) -> AsyncIterator[None]:
         """`asyncio.timeout` by this clock.
@@ -58,13 +67,7 @@ class AwakeClock:
                 timer.cancel()
 
     async def _expire(self, limit: asyncio.Timeout, seconds: float) -> None:
-        end = self.time() + seconds
-        while (left := end - self.time()) > 0:
-            changed = self._changed
-            try:
-                await asyncio.wait_for(changed.wait(), left if self._stopped_at is None else None)
-            except TimeoutError:
-                continue
+        await self.sleep(seconds)
         limit.reschedule(self._loop.time())
 
     def _notify(self) -> None:

@@ -20,6 +20,7 @@ import torch
 from rollmesh.generators.engines.types import GenerationResult, SamplingParams
 from rollmesh.generators.program_agents.process import LaunchContext
 from rollmesh.generators.program_agents.runner import ProgramRunner, open_runner, program_of
+from rollmesh.generators.rollout.awake_clock import AwakeClock
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 from rollmesh.mesh.config.rollout import AgentSection
 from rollmesh.mesh.errors import ConfigError
@@ -52,7 +53,7 @@ class Runs:
         serving.run(lambda: self._make(AgentSection(**agent)))
 
     async def _make(self, section: AgentSection) -> None:
-        self.runner = open_runner(section, self.serving.endpoint)
+        self.runner = open_runner(section, self.serving.endpoint, AwakeClock())
         self.runner.connect(self._take)
 
     def _take(self, results: list[GenerationResult]) -> None:
