@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from rollmesh.generators.engines.types import TokenEvent
+from rollmesh.generators.engines.types import SleepLevel, TokenEvent
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from tests.generators.openai_server.world import CALL, EOS, TOOL, Serving, soon
@@ -223,6 +225,26 @@ async def test_a_client_that_left_before_its_next_token_is_no_error(
     await soon(lambda: "left" in caplog.text)
     assert [record.levelname for record in caplog.records if "left" in record.message] == ["INFO"]
     assert all(record.levelno < logging.WARNING and not record.exc_info for record in caplog.records)
+
+
+def test_a_call_waits_while_the_engine_sleeps(serving: Serving, client: OpenAI) -> None:
+    """Its weights are gone for the turn of a learner, and come again."""
+    engine = serving.engine
+    engine.sleep(SleepLevel.WITHOUT_WEIGHTS).result(30)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(client.completions.create, model="tiny", prompt="the", max_tokens=3)
+            while not call.done() and not engine.status().queued:
+                time.sleep(0.01)
+            engine.wake().result(30)
+            serving.swap(0)
+            engine.resume().result(30)
+            assert call.result(60).choices
+    finally:
+        engine.wake().result(30)
+        if engine.status().serving is None:
+            serving.swap(0)
+        engine.resume().result(30)
 
 
 def test_models(client: OpenAI) -> None:
