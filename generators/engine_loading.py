@@ -15,7 +15,6 @@ from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.agent_tools import agent_schemas
 from rollmesh.mesh.config.generator_places import generator_places
 from rollmesh.mesh.config.models import Config
-from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.devices import choose_device
 
 log = logging.getLogger(__name__)
@@ -93,20 +92,10 @@ def kv_policy(config: Config) -> KvPolicy:
 
 
 def release_of(config: Config) -> Release:
-    """The way in which a sleeping engine of this run gives memory back.
-
-    Raises:
-        ConfigError: its processes cannot end: it has none, or they are not its own.
-    """
+    """The way in which a sleeping engine of this run gives memory back."""
     rollout, asked = config.rollout, config.placement.release
-    foreign = rollout.engine == "sglang" and rollout.sglang.address is not None
-    if rollout.engine == "hf" or foreign:
-        if asked == "process":
-            why = "its server is not the run's own" if foreign else "it has no processes of its own"
-            raise ConfigError(
-                f"placement.release: process is not possible with engine {rollout.engine}: {why}",
-                hint="leave it at auto",
-            )
+    if rollout.engine == "hf" or (rollout.engine == "sglang" and rollout.sglang.address is not None):
+        # It has no processes of its own to end.
         return "memory"
     # There these engines free nothing while they sleep.
     on_cpu = choose_device(rollout.device, "rollout.device") == "cpu"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollmesh.generators.engine_loading import kv_policy, sharing
+from rollmesh.generators.engine_loading import kv_policy, release_of, sharing
 from rollmesh.mesh.config.load import load_config
 
 
@@ -34,3 +34,23 @@ def test_what_a_swap_keeps_is_chosen_for_the_engine() -> None:
         chosen = {**least, "rollout": {"engine": engine}}
         assert kv_policy(load_config(chosen)) == policy
         assert kv_policy(load_config({**chosen, "weights": {"kv": "interrupt"}})) == "interrupt"
+
+
+@pytest.mark.parametrize(
+    ("rollout", "asked", "found"),
+    [
+        ({"engine": "hf"}, "auto", "memory"),
+        ({"engine": "vllm", "device": "cpu"}, "auto", "process"),
+        ({"engine": "vllm", "device": "cpu"}, "memory", "memory"),
+        ({"engine": "sglang", "device": "cpu"}, "process", "process"),
+        ({"engine": "sglang", "device": "cpu", "sglang": {"address": "http://h:1"}}, "auto", "memory"),
+    ],
+)
+def test_memory_is_given_back_in_the_way_that_works(
+    rollout: dict[str, Any], asked: str, found: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    least = {"model": {"path": "m"}, "data": {"train": "t"}}
+    config = load_config({**least, "rollout": rollout, "placement": {"mode": "collocated", "release": asked}})
+    assert release_of(config) == found
+    in_vain = rollout["engine"] == "vllm" and asked == "memory"
+    assert ("gives nothing back" in caplog.text) == in_vain
