@@ -383,6 +383,9 @@ class DeviceTurns:
 
     async def _load(self, parts: TurnParts, goal: Goal) -> None:
         policy = goal.policy if isinstance(goal, WakeGoal) else None
+        if self.asleep:
+            # New weights would wait for them, and they for the engine.
+            parts.rollout.release_pinned()
         parts.receiver.resume()
         try:
             await parts.receiver.serves(policy or _ANY_POLICY)

@@ -19,7 +19,7 @@ from rollmesh.mesh.trajectory.payload_codec import decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, generator_pb2, generator_pb2_grpc, trajectory_pb2
 from tests.generators.test_service import prompt_of
-from tests.generators.world import TOKENIZER, eventually, log_probs, mesh
+from tests.generators.world import TOKENIZER, Learner, eventually, log_probs, mesh
 
 Control = generator_pb2_grpc.GeneratorControlStub
 _LONG = 900
@@ -166,6 +166,14 @@ async def test_a_generator_that_ends_asleep_gives_its_groups_back(tmp_path: Path
         assert await asyncio.wait_for(other, 20) == 0
 
 
+def tasks_of(learner: Learner, count: int) -> list[trajectory_pb2.PromptTask]:
+    """Tasks that version 0 alone may answer."""
+    tasks = learner.tasks(count, max_tokens=_LONG)
+    for task in tasks:
+        task.pinned.CopyFrom(PolicyVersion(1, 0).to_proto())
+    return tasks
+
+
 async def test_pinned_groups_are_given_back_and_a_generator_of_its_own_devices_refuses(tmp_path: Path) -> None:
     async with mesh(tmp_path, endless=True, rollout__max_response_tokens=_LONG) as world:
         learner = await world.learner()
@@ -173,10 +181,7 @@ async def test_pinned_groups_are_given_back_and_a_generator_of_its_own_devices_r
         world.generator("gen-1", shares_devices=True)
         control = await world.control("gen-1")
         await wake(control, "GENERATING", 0)
-        tasks = learner.tasks(2, max_tokens=_LONG)
-        for task in tasks:
-            task.pinned.CopyFrom(PolicyVersion(1, 0).to_proto())
-        await learner.client.seed("eval", learner.incarnation, tasks)
+        await learner.client.seed("eval", learner.incarnation, tasks_of(learner, 2))
         await world.holds(control, 2)
         response = await sleep(control, "WITHOUT_WEIGHTS")
         assert response.responses_frozen == 0
@@ -190,6 +195,12 @@ async def test_pinned_groups_are_given_back_and_a_generator_of_its_own_devices_r
             groups += learner.taken(update)
         await stream.close()
         assert {group.attempt for group in groups} == {2}, "they were given back, and granted again"
+        await learner.client.seed("eval", learner.incarnation, tasks_of(learner, 2))
+        await world.holds(control, 2)
+        await sleep(control, "FROZEN")
+        await learner.publish(1)
+        await wake(control, "GENERATING", 1)
+        assert (await status_of(control)).serving == PolicyVersion(1, 1).to_proto(), "new weights wait for none of them"
         world.generator("gen-2", shares_devices=False)
         control = await world.control("gen-2")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
