@@ -193,7 +193,7 @@ class GeneratorControl(generator_pb2_grpc.GeneratorControlServicer):
         """Generates one response to one prompt, with its log-probs and versions."""
         manual = self._generator.manual
         if manual is None:
-            raise UnreachableError("this generator has no weights yet", hint="is a learner running?")
+            raise self._without_weights()
         prompt_ids = list(request.prompt_ids) or manual.text.encode(request.prompt)
         if not prompt_ids:
             raise PayloadError("prompt_ids", "no prompt was given")
@@ -214,5 +214,10 @@ class GeneratorControl(generator_pb2_grpc.GeneratorControlServicer):
         """Log-probs of given tokens, and the identity of the weights that gave them."""
         probes = self._generator.probes
         if probes is None:
-            raise UnreachableError("this generator has no weights yet", hint="is a learner running?")
+            raise self._without_weights()
         return await probes.probe(list(request.token_ids))
+
+    def _without_weights(self) -> UnreachableError:
+        if reason := self._generator.turns.waiting_reason:
+            return UnreachableError(f"this generator has no weights: {reason}", hint="ask again after that")
+        return UnreachableError("this generator has no weights yet", hint="is a learner running?")

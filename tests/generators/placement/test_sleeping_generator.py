@@ -72,6 +72,10 @@ async def test_responses_continue_after_a_turn_of_the_learner(tmp_path: Path) ->
         assert status.sleeping == generator_pb2.SLEEP_LEVEL_WITHOUT_WEIGHTS
         assert (await world.members())["gen-1"].gauges["shares_devices"] == 1.0
         assert (await sleep(control, "WITHOUT_WEIGHTS", incarnation=0)).freed_bytes == 0, "of a learner that starts"
+        with pytest.raises(grpc.aio.AioRpcError, match="asleep until"):
+            await control.Probe(generator_pb2.ProbeRequest(token_ids=[3, 4]), timeout=30)
+        with pytest.raises(grpc.aio.AioRpcError, match="level: none is given"):
+            await sleep(control, "UNSPECIFIED")
         with pytest.raises(grpc.aio.AioRpcError) as late:
             await wake(control, "GENERATING", 0, timeout_s=0.05)
         assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED, "the work goes on"
