@@ -3,8 +3,8 @@
     python -m benchmarks.placement.regimes --json regimes.json
 
 The placements alternate within each round, and one configuration serves all: the only difference is `placement`. A
-regime's window begins after its warm-up. `auto` decides within its own warm-up, which is longer by its trial; what the
-trial cost is the difference of the whole run's wall time, and stands in a column of its own. Needs a quiet machine.
+regime's window begins after its warm-up, in which `auto` has its trials. The cost of these is the difference of wall
+times of whole runs, in a column of its own. Needs a quiet machine.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Coordinator:
         self._publisher = WeightPublisher(
             config.run.name,
             read_model_bundle(folder),
-            PublishRules.of(config.weights),
+            PublishRules.of(config),
             offers=configured_transports(config),
         )
         self._publisher.reckon_memory(runtime.ranks.version_bytes)

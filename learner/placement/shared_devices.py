@@ -44,8 +44,8 @@ _WAKE = {
 }
 _AWAITED = {
     Phase.FREEZING: "to stop generating",
-    Phase.RELEASING: "to give their memory back",
-    Phase.WAKING: "to take their memory again",
+    Phase.RELEASING: "to give memory back",
+    Phase.WAKING: "to take memory again",
     Phase.LOADING: "to load the weights",
     Phase.VERIFYING: "to verify the weights",
     Phase.RESUMING: "to generate",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollmesh.mesh.config.weights import EncodingName, TransportName, WeightsSection
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.config.weights import EncodingName, TransportName
 
 VERSIONS_IN_FLIGHT = 2
 """Versions in memory in addition to `keep_versions`, at most: the next one, and an older one still being fetched."""
@@ -31,6 +32,7 @@ class PublishRules:
     chain: int = 4
 
     @classmethod
-    def of(cls, weights: WeightsSection) -> PublishRules:
+    def of(cls, config: Config) -> PublishRules:
         """The rules of a configuration."""
-        return cls(weights.keep_versions, weights.bucket_bytes, weights.transport, weights.encoding, weights.chain)
+        weights = config.weights
+        return cls(config.kept_versions, weights.bucket_bytes, weights.transport, weights.encoding, weights.chain)

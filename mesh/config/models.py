@@ -60,6 +60,14 @@ class Config(Section):
             return {**values, "algorithm": {"name": values["algorithm"]}}
         return values
 
+    @property
+    def kept_versions(self) -> int:
+        """Versions of the weights that stay fetchable."""
+        if self.weights.keep_versions is not None:
+            return self.weights.keep_versions
+        # Generators that sleep while others are published fetch the newest alone.
+        return 1 if self.placement.mode == "collocated" else 2
+
     @field_validator("placement", mode="before")
     @classmethod
     def _placement_shorthand(cls, value: Any) -> Any:

@@ -34,10 +34,11 @@ class WeightsSection(Section):
         "overlap of its scheduler with the device.",
     )
     bucket_bytes: PositiveInt = Field(64 << 20, description="Bytes per bucket.")
-    keep_versions: PositiveInt = Field(
-        2,
+    keep_versions: PositiveInt | None = Field(
+        None,
         description="Published versions that stay fetchable; one that is being fetched over grpc stays too. These, up "
-        "to two more with the next, are in the learner's memory, with transport auto or shm in /dev/shm.",
+        "to two more with the next, are in the learner's memory, with transport auto or shm in /dev/shm. None: 2, and "
+        "1 where all generators take turns with the learner.",
     )
     streams: PositiveInt = Field(
         2, description="Buckets that are transferred over grpc at once, each on its own connection."

@@ -67,7 +67,7 @@ def _published(config: Config, shape: ModelShape, dtype_bytes: int) -> dict[str,
     version = shape.elements * dtype_bytes
     weights = config.weights
     where = IN_SHM if weights.transport in ("auto", "shm") else "versions"
-    parts = {where: (weights.keep_versions + VERSIONS_IN_FLIGHT) * version, "export's staging": _GATHERED}
+    parts = {where: (config.kept_versions + VERSIONS_IN_FLIGHT) * version, "export's staging": _GATHERED}
     if weights.encoding != "full" and weights.transport != "shm":
         parts["deltas"] = round(weights.chain * LINK_SHARE * version)
     return parts

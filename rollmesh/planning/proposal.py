@@ -200,7 +200,7 @@ def _fewer_on_hosts(config: Config) -> Iterator[dict[str, Any]]:
     for key, value, applies in (
         ("model.dtype", "bfloat16", config.model.dtype == "float32"),
         ("weights.chain", 1, weights.encoding != "full" and weights.chain > 1),
-        ("weights.keep_versions", 1, weights.keep_versions > 1),
+        ("weights.keep_versions", 1, config.kept_versions > 1),
     ):
         if applies:
             keys = keys | {key: value}

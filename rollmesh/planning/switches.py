@@ -200,7 +200,7 @@ SWITCHES = (
     _of_engine("sglang", "mem_fraction"),
     Switch(
         "weights.keep_versions",
-        lambda config, _: _if(config.weights.keep_versions > 1, 1),
+        lambda config, _: _if(config.kept_versions > 1, 1),
         "slow receivers begin again more often",
     ),
     Switch(
