@@ -110,7 +110,7 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
         check_code(config, options.code)
         check_keys(config)
         logging.getLogger().setLevel(config.logging.level.upper())
-        shares_devices = config.placement.mode == "collocated"
+        shares_devices = config.placement.takes_turns
         if options.shares_devices is not None:
             shares_devices = options.shares_devices
         # The learner finds the generators that it shares devices with by this.
@@ -168,6 +168,7 @@ def set_threads(config: Config, threads: int | None) -> int:
         available_cores(),
         ranks=config.learner.ranks,
         replicas=config.rollout.replicas,
+        in_turns=config.placement.takes_turns,
         generator=threads or config.resources.generator_threads,
     ).generator
     os.environ.update(thread_environment(planned))
