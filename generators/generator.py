@@ -24,7 +24,8 @@ from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.types import EngineStatus
 from rollmesh.generators.metrics import GeneratorMetrics
 from rollmesh.generators.model_bundle import fetch_model_bundle
-from rollmesh.generators.placement.device_turns import DeviceTurns, TurnParts, TurnRules
+from rollmesh.generators.placement.device_turns import DeviceTurns
+from rollmesh.generators.placement.turn_actions import TurnParts, TurnRules
 from rollmesh.generators.rollout.silent_wait import SilenceClock
 from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.mesh.config.models import Config
