@@ -107,6 +107,7 @@ class SharedDevices:
         self._mode = mode
         self._probe_ids = probe_ids
         self._probe = Probe()
+        self._proofs: set[str] = set()
         self._look = look
         self._trained = 0
         self._freed: dict[str, float] = {}
@@ -274,7 +275,18 @@ class SharedDevices:
                 if answer.failed and answer.done:
                     log.warning("sleeps on for now: %s", answer.failures())
                     return ""
+                if phase is Phase.RESUMING:
+                    self._log_proofs(answer)
                 return answer.failures()
+
+    def _log_proofs(self, answer: GroupAnswer) -> None:
+        """Logs the way in which weights are proven, once, and again where it changes."""
+        proofs = {
+            response.verified_by or "nothing: their tensors cannot be compared" for response in answer.done.values()
+        }
+        if proofs and proofs != self._proofs:
+            self._proofs = proofs
+            log.info("generators prove the weights that they have loaded by %s", ", ".join(sorted(proofs)))
 
     def _wake_request(self, phase: Phase) -> generator_pb2.WakeRequest:
         policy = self._status.published
