@@ -205,8 +205,8 @@ class CheckpointScheduler:
                 self._turns.require("a checkpoint")
                 begun = self._ranks.begin_checkpoint(self._policy(version), self._progress.to_wire())
                 return f"the next start continues from {self._await(begun).result().name}"
-        except RollmeshError as error:
-            return f"{error.message}; steps {durable + 1} to {version} are undone at the next start"
+        except (RollmeshError, RuntimeError) as error:
+            return f"{getattr(error, 'message', error)}; steps {durable + 1} to {version} are undone at the next start"
         if version == durable:
             return f"the next start continues from version {version}"
         return f"steps {durable + 1} to {version} are undone at the next start"

@@ -245,7 +245,8 @@ class Coordinator:
             # Before the last evaluation, which may take long; a second time, so that it may become the best one.
             checkpoints.write(loop.version)
             if evaluation.evaluator is not None:
-                turns.give()
+                if reason in _NATURAL_ENDS:
+                    turns.give()
                 self._evaluate_last(evaluation.evaluator, PolicyVersion(progress.incarnation, loop.version), reason)
                 checkpoints.write(loop.version)
             checkpoints.serve_requests(loop.version)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import grpc
 import psutil
 
-from rollmesh.mesh.errors import FencedError, RollmeshError
+from rollmesh.mesh.errors import FencedError, StoreError, UnreachableError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.errors import is_transient, to_rollmesh_error
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -30,6 +30,10 @@ SHARES_DEVICES, ASLEEP = "shares_devices", "asleep"
 _TRY_S = 20.0
 _PAUSE_S = 0.2
 _LOOK_S = 0.5
+# Longest wait for the list of members: without it the generators that are known are asked.
+_LISTING_S = 5.0
+# Once others are awake, those that are late get this long, or as long as it took the others if that is more.
+_LATE_S = 15.0
 # Before a generator that could not be woken is asked again.
 _RETRY_S = 5.0
 # A gauge is not older: one that says that a generator sleeps is believed so long after it was woken.
@@ -110,13 +114,22 @@ class GeneratorGroup:
         self._awake.clear()
         return await self._ask_all(lambda stub, try_s: stub.Sleep(request, timeout=try_s), timeout_s)
 
-    async def wake(self, request: generator_pb2.WakeRequest, timeout_s: float) -> GroupAnswer:
-        """Has all generators take a step of waking up.
+    async def wake(
+        self, request: generator_pb2.WakeRequest, timeout_s: float, *, without: Collection[str] = ()
+    ) -> GroupAnswer:
+        """Has all generators take a step of waking up; those that are late do not hold up the others.
+
+        Args:
+            request: of `wake_request`.
+            timeout_s: for all of them.
+            without: member ids that are not asked.
 
         Raises:
             FencedError: another learner has taken over.
         """
-        answer = await self._ask_all(lambda stub, try_s: stub.Wake(request, timeout=try_s), timeout_s)
+        answer = await self._ask_all(
+            lambda stub, try_s: stub.Wake(request, timeout=try_s), timeout_s, without=without, waits_for_all=False
+        )
         if request.step == generator_pb2.WAKE_STEP_GENERATING:
             self._awake.update(dict.fromkeys(answer.done, _now()))
         return answer
@@ -186,19 +199,26 @@ class GeneratorGroup:
             log.warning("could not be woken: %s", answer.failures())
             await asyncio.sleep(_RETRY_S)
 
-    async def _ask_all(self, call: Callable[[Any, float], Awaitable[Any]], timeout_s: float) -> GroupAnswer:
+    async def _ask_all(
+        self,
+        call: Callable[[Any, float], Awaitable[Any]],
+        timeout_s: float,
+        *,
+        without: Collection[str] = (),
+        waits_for_all: bool = True,
+    ) -> GroupAnswer:
         answer = GroupAnswer()
-        members = {member.member_id: member for member in await self._members()}
-        self._known |= members
+        members = await self._present()
+        if members is None:
+            members = self._known
         # A member that has left, and still runs here, has its memory.
-        asked = {**{name: m for name, m in self._known.items() if self._runs_here(m)}, **members}
-        self._known = dict(asked)
+        self._known = {**{name: m for name, m in self._known.items() if self._runs_here(m)}, **members}
+        asked = {name: member for name, member in self._known.items() if name not in without}
         self.waiting_for = set(asked)
         tasks = [asyncio.create_task(self._ask(member, call, answer), name=name) for name, member in asked.items()]
         watch = asyncio.create_task(self._watch(asked, tasks, answer))
         try:
-            if tasks:
-                await asyncio.wait(tasks, timeout=timeout_s)
+            await _ended(tasks, timeout_s, waits_for_all=waits_for_all)
         finally:
             watch.cancel()
             for task in tasks:
@@ -237,17 +257,28 @@ class GeneratorGroup:
         """Ends the calls to generators that do not run any more."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            try:
-                present = {member.member_id for member in await self._members()}
-            except RollmeshError as error:
-                log.warning("the members of the mesh are not known: %s", error)
+            present = await self._present()
+            if present is None:
                 continue
             for name, task in zip(asked, tasks, strict=True):
-                if not task.done() and name not in present and not self._runs_here(asked[name]):
+                if (
+                    not task.done()
+                    and not _is_same(present.get(name), asked[name])
+                    and not self._runs_here(asked[name])
+                ):
                     answer.gone.append(name)
                     self.waiting_for.discard(name)
                     self._known.pop(name, None)
                     task.cancel()
+
+    async def _present(self) -> dict[str, membership_pb2.Member] | None:
+        """The members by id; None where the mesh does not say."""
+        try:
+            async with asyncio.timeout(_LISTING_S):
+                return {member.member_id: member for member in await self._members()}
+        except (TimeoutError, UnreachableError, StoreError) as error:
+            log.warning("the members of the mesh are not known for now: %s", error or "no answer")
+            return None
 
     async def _members(self) -> list[membership_pb2.Member]:
         members = await self._agent.members(membership_pb2.ROLE_GENERATOR)
@@ -266,6 +297,23 @@ class GeneratorGroup:
         if address not in self._channels:
             self._channels[address] = self._connect(address)
         return generator_pb2_grpc.GeneratorControlStub(self._channels[address])
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]], timeout_s: float, *, waits_for_all: bool) -> None:
+    """Waits until calls have ended, one has raised, or it is not worth waiting for the rest."""
+    began = _now()
+    waiting, deadline = set(tasks), began + timeout_s
+    while waiting and (left_s := deadline - _now()) > 0:
+        ended, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        if any(not task.cancelled() and task.exception() is not None for task in ended):
+            return
+        if ended and not waits_for_all:
+            deadline = min(began + timeout_s, _now() + max(_LATE_S, _now() - began))
+
+
+def _is_same(present: membership_pb2.Member | None, asked: membership_pb2.Member) -> bool:
+    """True where a member is the process that was asked: one that starts again may keep its id."""
+    return present is not None and (present.address, present.pid) == (asked.address, asked.pid)
 
 
 def _now() -> float:

@@ -24,12 +24,14 @@ from rollmesh.learner.placement.turn_requests import TurnRequests
 from rollmesh.learner.placement.turn_rules import TableView, TurnRules
 from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.status import PlacementView
-from rollmesh.mesh.errors import FencedError, RollmeshError, SwapError, UnreachableError
+from rollmesh.mesh.errors import FencedError, RollmeshError, SwapError
 from rollmesh.protos import generator_pb2
 
 log = logging.getLogger(__name__)
 # Between two looks at the table while a batch is held and the turn cannot begin yet.
 _LOOK_S = 0.2
+# Longest description of the table: clients repeat the call for less than this.
+_LOOKING_S = 180.0
 # Beyond a step's own deadline, until its coroutine has ended.
 _GRACE_S = 30.0
 _SLEEP = {
@@ -108,6 +110,8 @@ class SharedDevices:
         self._probe_ids = probe_ids
         self._probe = Probe()
         self._proofs: set[str] = set()
+        # Generators that are left out of the rest of a swap.
+        self._late: set[str] = set()
         self._look = look
         self._trained = 0
         self._freed: dict[str, float] = {}
@@ -121,7 +125,8 @@ class SharedDevices:
         if self._machine.phase is not Phase.TRAINING:
             self._requests.answer()
             return
-        table = self._bridge.call(self._look(), self._machine.left_s + _GRACE_S)
+        looking = self._bridge.submit(self._look())
+        table = self._bridge.result(looking, _LOOKING_S, wait=partial(wait_in_turns, self._ranks))
         evaluating = self._versions.evaluation_is_open
         held = self._requests.held_s > 0
         if held or not self._rules.continues(version, self._trained, table, evaluating=evaluating):
@@ -132,7 +137,8 @@ class SharedDevices:
         if self._machine.phase is Phase.TRAINING:
             return True
         waiting = self._bridge.submit(self._until_it_may_begin(version, self._ranks.turn_s))
-        may_begin = self._bridge.result(waiting, self._ranks.turn_s + _GRACE_S)
+        bound_s = self._ranks.turn_s + _LOOKING_S
+        may_begin = self._bridge.result(waiting, bound_s, wait=partial(wait_in_turns, self._ranks))
         if not may_begin:
             self._ranks.keep_alive()
             return False
@@ -142,6 +148,10 @@ class SharedDevices:
     def require(self, why: str) -> None:
         """See `Turns.require`."""
         while self._machine.phase is not Phase.TRAINING:
+            if self._machine.pause_s > 0 and self._controls.stop_reason is not None:
+                raise SwapError(
+                    f"the devices could not be taken for {why} before the end", hint="see the learner's log"
+                )
             if (pause_s := self._machine.pause_s) > 0:
                 wait_in_turns(self._ranks, Future(), pause_s)
             log.info("takes the devices for %s", why)
@@ -178,6 +188,7 @@ class SharedDevices:
     def close(self) -> None:
         """Stops waking generators."""
         self._stop_waking()
+        self._requests.close()
         self._bridge.call(self._generators.close(), _GRACE_S)
 
     # ------------------------------------------------------------------------------------------------- swaps
@@ -189,7 +200,7 @@ class SharedDevices:
         reason = ""
         try:
             while loop.time() < until:
-                if self._controls.pending:
+                if self._controls.pending or self._requests.pending:
                     return False
                 reason = self._reason_to_wait(version, await self._look())
                 if not reason:
@@ -221,6 +232,7 @@ class SharedDevices:
         """
         before, self._status.phase = self._status.phase, "swapping"
         reason = ""
+        self._late.clear()
         try:
             while self._machine.in_swap:
                 phase = self._machine.phase
@@ -231,6 +243,10 @@ class SharedDevices:
                     self._machine.fail(reason)
                 else:
                     self._machine.advance()
+        except BaseException as error:
+            self._machine.abandon()
+            self._report(str(error))
+            raise
         finally:
             self._status.phase = before
             self._status.waiting_reason = ""
@@ -271,8 +287,11 @@ class SharedDevices:
                 return answer.failures()
             case _:
                 self._versions.wait_in_force()
-                answer = self._ask(phase, self._generators.wake(self._wake_request(phase), self._machine.left_s))
+                request, left_s = self._wake_request(phase), self._machine.left_s
+                answer = self._ask(phase, self._generators.wake(request, left_s, without=self._late))
                 if answer.failed and answer.done:
+                    # It is asked again while the others generate.
+                    self._late.update(answer.failed)
                     log.warning("sleeps on for now: %s", answer.failures())
                     return ""
                 if phase is Phase.RESUMING:
@@ -325,7 +344,7 @@ class SharedDevices:
         while True:
             try:
                 await self._generators.keep_awake(request, self._machine.step_s)
-            except (FencedError, UnreachableError):
+            except FencedError:
                 return
             except RollmeshError as error:
                 log.warning("generators that come are not woken for now: %s", error)

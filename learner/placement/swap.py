@@ -182,6 +182,11 @@ class SwapMachine:
             )
         self._enter(Phase.WAKING)
 
+    def abandon(self) -> None:
+        """Leaves a swap amid a step, for an error that is not the step's: the side that had the devices has them."""
+        if self.in_swap:
+            self._enter(Phase.TRAINING if self.phase is Phase.OFFLOADING else Phase.GENERATING)
+
     def _return(self) -> None:
         self._returning = False
         self.taken_back += 1

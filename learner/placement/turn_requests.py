@@ -33,6 +33,11 @@ class TurnRequests:
         """Seconds for which no turn may begin; 0 without a request."""
         return max(0.0, self._until - self._clock())
 
+    @property
+    def pending(self) -> bool:
+        """True where a request waits for its answer."""
+        return bool(self._waiting)
+
     def hold(self, seconds: float) -> Future[None]:
         """Ends the present turn after its batch, and begins no other for some seconds.
 
@@ -58,3 +63,10 @@ class TurnRequests:
         for done in waiting:
             if done.set_running_or_notify_cancel():
                 done.set_result(None)
+
+    def close(self) -> None:
+        """Ends the waits: the learner ends."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for done in waiting:
+            done.cancel()

@@ -122,8 +122,10 @@ class RestartingBackend(Backend):
             self._asleep = True
             return await backend.sleep(level)
         begin, before = time.perf_counter(), await asyncio.to_thread(read_memory_use)
-        self._running = self._inner = None
+        self._running = None
         await backend.stop()
+        # Until here it has processes that have to end.
+        self._inner = None
         after = await asyncio.to_thread(read_memory_use)
         return SleepReport(max(0, before.anonymous - after.anonymous), time.perf_counter() - begin)
 
@@ -162,6 +164,9 @@ class RestartingBackend(Backend):
         await self._backend().pause()
 
     async def _start(self) -> RequestLimits:
+        if self._inner is not None:
+            # It did not come up, or its end was broken off.
+            await self._inner.stop()
         self._inner = self._next or self._create()
         self._next, self._asleep = None, False
         limits = await self._inner.start(self._on_death)

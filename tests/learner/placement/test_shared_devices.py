@@ -32,7 +32,7 @@ from rollmesh.learner.placement.turn_rules import TableView, TurnRules
 from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.errors import FencedError, SwapError, WeightsError
+from rollmesh.mesh.errors import FencedError, SwapError, UnreachableError, WeightsError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.server import bind, new_server
@@ -117,8 +117,11 @@ class Versions:
 
     evaluation_is_open: bool = False
 
+    failure: Exception | None = None
+
     def wait_in_force(self) -> None:
-        pass
+        if self.failure is not None:
+            raise self.failure
 
 
 @dataclass
@@ -127,7 +130,11 @@ class Directory:
 
     present: dict[str, membership_pb2.Member]
 
+    away: bool = False
+
     async def members(self, _role: object) -> list[membership_pb2.Member]:
+        if self.away:
+            raise UnreachableError("the mesh does not answer")
         return list(self.present.values())
 
 
@@ -144,8 +151,9 @@ class World:
         self.requests = TurnRequests()
         self.table = TableView(generating=0, ready=0, leased=4)
         self.machine = SwapMachine(SwapRules(step_s, pause_s=0.1), time.monotonic)
+        self.directory = Directory(self.members)
         self.group = GeneratorGroup(
-            cast(MembershipAgent, Directory(self.members)),
+            cast(MembershipAgent, self.directory),
             lambda address: open_channel(address, INSECURE),
             host="here",
             incarnation=3,
@@ -363,6 +371,57 @@ def test_after_each_end_a_checkpoint_may_still_be_written(make: Callable[..., Wo
         world.turns.give()
     world.turns.require("a checkpoint")
     assert world.ranks.orders[-1] == "onload"
+
+
+def test_a_mesh_that_is_away_amid_a_swap_holds_up_no_generator_that_is_known(make: Callable[..., World]) -> None:
+    world = make()
+    generator = world.add("generator-0")
+    world.generating()
+    world.directory.away = True
+    assert world.turns.take(7)
+    assert generator.calls == SLEEPING
+    world.turns.give()
+    assert generator.calls == SLEEPING + WAKING
+
+
+def test_an_error_that_is_no_steps_leaves_the_devices_with_one_side(make: Callable[..., World]) -> None:
+    world = make()
+    world.add("generator-0")
+    world.versions.failure = WeightsError("not published")
+    with pytest.raises(WeightsError):
+        world.turns.give()
+    assert world.machine.phase is Phase.GENERATING
+    assert world.phases()[-1] == "generating"
+    world.turns.require("a checkpoint")
+    assert world.machine.phase is Phase.TRAINING
+
+
+def test_one_that_does_not_wake_holds_up_the_others_once(
+    make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generator_group, "_LATE_S", 0.5)
+    world = make()
+    other, silent = world.add("generator-0"), world.add("generator-1")
+    silent.hangs_at = "wake MEMORY"
+    began = time.monotonic()
+    world.turns.give()
+    assert time.monotonic() - began < _S / 2
+    assert other.calls[:4] == WAKING
+    until(lambda: silent.calls[:2] == ["wake MEMORY", "wake GENERATING"])
+
+
+def test_a_generator_that_starts_again_under_its_name_is_not_waited_for(make: Callable[..., World]) -> None:
+    world = make()
+    world.add("generator-0")
+    restarting = world.add("generator-1")
+    world.turns.give()
+    restarting.hangs_at = "sleep FROZEN"
+    taken: Future[bool] = Future()
+    threading.Thread(target=lambda: taken.set_result(world.turns.take(7))).start()
+    until(lambda: "sleep FROZEN" in restarting.calls)
+    world.kill("generator-1")
+    world.add("generator-1")
+    assert taken.result(_S)
 
 
 def test_a_generator_that_comes_later_is_woken(make: Callable[..., World]) -> None:
