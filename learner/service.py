@@ -144,7 +144,7 @@ def _run(
             record.check(allow_changes=allow_changes)
         if rank == 0:
             with note_every_minute("waits for the generators to give the devices back"):
-                bridge.call(free_devices(config, mesh), 2 * config.placement.step_timeout_s)
+                bridge.call(free_devices(config, mesh, takeover=takeover), 2 * config.placement.step_timeout_s)
         watch = closers.enter_context(open_watch(config))
         with watch.phase("load models"), note_every_minute("loads and checks models"):
             engines = build_engines(config, algorithm)

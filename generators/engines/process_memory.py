@@ -10,6 +10,7 @@ import gc
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -65,9 +66,8 @@ def read_memory_use() -> MemoryUse:
 def release_unused_memory() -> None:
     """Returns memory that this process does not use, but keeps, to its devices and to the system."""
     gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    if (cuda := _cuda_in_use()) is not None:
+        cuda.empty_cache()
     return_freed_memory()
 
 
@@ -86,7 +86,12 @@ def _resident(status: Path) -> dict[str, int]:
 
 
 def _device_bytes() -> int:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return 0
-    return sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
+    cuda = _cuda_in_use()
+    return 0 if cuda is None else sum(cuda.memory_reserved(device) for device in range(cuda.device_count()))
+
+
+def _cuda_in_use() -> Any:
+    """torch.cuda where this process uses it; another thread may be importing torch just now."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    is_initialized = getattr(cuda, "is_initialized", None)
+    return cuda if is_initialized is not None and is_initialized() else None

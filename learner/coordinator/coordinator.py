@@ -275,7 +275,13 @@ class Coordinator:
             return
         self._status.phase = "evaluating"
         waiting = self._bridge.submit(evaluator.final_result(policy))
-        self._controls.wake = waiting.cancel
+
+        def end_wait() -> None:
+            # Other requests do not end the evaluation.
+            if self._controls.stop_reason is not None or self._controls.error is not None:
+                waiting.cancel()
+
+        self._controls.wake = end_wait
         try:
             ranks = self._runtime.ranks
             while not concurrent.futures.wait([waiting], ranks.turn_s).done:

@@ -8,6 +8,7 @@ has its memory. All methods belong to the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 import grpc
 import psutil
 
-from rollmesh.mesh.errors import FencedError, StoreError, UnreachableError
+from rollmesh.mesh.errors import FencedError, RollmeshError, StoreError, UnreachableError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.errors import is_transient, to_rollmesh_error
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -34,6 +35,8 @@ _LOOK_S = 0.5
 _LISTING_S = 5.0
 # Once others are awake, those that are late get this long, or as long as it took the others if that is more.
 _LATE_S = 15.0
+# Clocks of a host and its mesh differ by less.
+_CLOCKS_S = 60.0
 # Before a generator that could not be woken is asked again.
 _RETRY_S = 5.0
 # A gauge is not older: one that says that a generator sleeps is believed so long after it was woken.
@@ -245,7 +248,7 @@ class GeneratorGroup:
                     await asyncio.sleep(_PAUSE_S)
                     continue
                 failure = to_rollmesh_error(error, f"generator {name}")
-                if isinstance(failure, FencedError):
+                if isinstance(failure, FencedError) and await self._is_fenced():
                     raise failure from error
                 answer.failed[name] = str(failure)
             self.waiting_for.discard(name)
@@ -284,12 +287,24 @@ class GeneratorGroup:
         members = await self._agent.members(membership_pb2.ROLE_GENERATOR)
         return [member for member in members if member.gauges.get(SHARES_DEVICES) and member.address]
 
+    async def _is_fenced(self) -> bool:
+        """True where the mesh says so too: one generator's word ends no run."""
+        if not self._incarnation:
+            return False
+        with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, RollmeshError):
+            async with asyncio.timeout(_LISTING_S):
+                await self._agent.heartbeat()
+        return self._agent.fenced.is_set()
+
     def _runs_here(self, member: membership_pb2.Member) -> bool:
         """True where the process of a member runs on this host."""
         if member.host_id != self._host:
             return False
         try:
-            return bool(psutil.Process(member.pid).status() != psutil.STATUS_ZOMBIE)
+            process = psutil.Process(member.pid)
+            # Another process may have got its number.
+            is_it = process.create_time() < member.joined_unix_ms / 1e3 + _CLOCKS_S
+            return bool(is_it and process.status() != psutil.STATUS_ZOMBIE)
         except psutil.Error:
             return False
 

@@ -21,7 +21,7 @@ from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.token_file import identity_of
 from rollmesh.mesh.config import Config
-from rollmesh.mesh.errors import SwapError
+from rollmesh.mesh.errors import SwapError, TakeoverRefusedError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.failover_channel import open_mesh
@@ -68,10 +68,14 @@ def open_turns(
     )
 
 
-async def free_devices(config: Config, mesh: str) -> None:
+async def free_devices(config: Config, mesh: str, *, takeover: bool) -> None:
     """Has the generators of an earlier learner sleep, so that this one can load its models.
 
+    Args:
+        takeover: also where another learner is in the mesh.
+
     Raises:
+        TakeoverRefusedError: another learner has the devices.
         SwapError: some did not within `placement.step_timeout_s`.
         UnreachableError: the mesh does not answer.
     """
@@ -91,6 +95,12 @@ async def free_devices(config: Config, mesh: str) -> None:
     )
     group = _group(config, agent, incarnation=0)
     try:
+        if not takeover and (others := await agent.members(membership_pb2.ROLE_LEARNER)):
+            other, silent_s = others[0].member_id, others[0].heartbeat_age_ms / 1e3
+            raise TakeoverRefusedError(
+                f"learner {other} has the devices, last heard {silent_s:.0f} s ago",
+                hint="end it, or start with --takeover to replace it",
+            )
         answer = await group.sleep(generator_pb2.SLEEP_LEVEL_WITHOUT_WEIGHTS, config.placement.step_timeout_s)
     finally:
         await group.close()

@@ -220,6 +220,7 @@ class SharedDevices:
 
     def _begin(self) -> None:
         self._stop_waking()
+        self._requests.given = False
         self._machine.begin_turn()
         self._swap()
 
@@ -237,6 +238,8 @@ class SharedDevices:
             while self._machine.in_swap:
                 phase = self._machine.phase
                 self._report(reason)
+                if phase is Phase.WAKING and (pause_s := self._machine.pause_s) > 0:
+                    wait_in_turns(self._ranks, Future(), pause_s)
                 reason = self._take_step(phase)
                 if reason:
                     log.warning("%s failed: %s", phase, reason)
@@ -253,6 +256,7 @@ class SharedDevices:
         self._report()
         if self._machine.phase is Phase.GENERATING:
             self._keep_awake()
+            self._requests.given = True
             self._requests.answer()
 
     def _report(self, reason: str = "") -> None:

@@ -116,7 +116,7 @@ class SwapMachine:
 
     @property
     def pause_s(self) -> float:
-        """Seconds for which no turn may begin, because the last attempt was taken back."""
+        """Seconds before the next attempt, because the last one has failed or was taken back."""
         return max(0.0, self._not_before - self._clock())
 
     @property
@@ -180,6 +180,7 @@ class SwapMachine:
                 f"{self._wake_failures[-1]}",
                 hint="see the generators' logs",
             )
+        self._pause(len(self._wake_failures))
         self._enter(Phase.WAKING)
 
     def abandon(self) -> None:
@@ -196,6 +197,9 @@ class SwapMachine:
                 f"the devices could not be taken in {failures} attempts; the last failed {self._failures[-1]}",
                 hint="see the generators' logs; placement.step_timeout_s bounds each step",
             )
+        self._pause(failures)
+
+    def _pause(self, failures: int) -> None:
         self._not_before = self._clock() + self._rules.pause_s * 2 ** (failures - 1)
 
     def _enter(self, phase: Phase) -> None:

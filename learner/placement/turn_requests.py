@@ -19,6 +19,7 @@ class TurnRequests:
 
     Attributes:
         wake: called after every request, to end a wait of the training thread.
+        given: generators have the devices.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,6 +28,7 @@ class TurnRequests:
         self._until = 0.0
         self._waiting: list[Future[None]] = []
         self.wake: Callable[[], object] = lambda: None
+        self.given = False
 
     @property
     def held_s(self) -> float:
@@ -39,15 +41,17 @@ class TurnRequests:
         return bool(self._waiting)
 
     def hold(self, seconds: float) -> Future[None]:
-        """Ends the present turn after its batch, and begins no other for some seconds.
+        """Ends the present turn after its batch, and begins no other for some seconds, or for an earlier request's.
 
         Returns:
             Done when the generators have the devices.
         """
         done: Future[None] = Future()
         with self._lock:
-            self._until = self._clock() + (seconds or HOLD_S)
+            self._until = max(self._until, self._clock() + (seconds or HOLD_S))
             self._waiting.append(done)
+        if self.given:
+            self.answer()
         self.wake()
         return done
 

@@ -131,6 +131,11 @@ class Directory:
     present: dict[str, membership_pb2.Member]
 
     away: bool = False
+    fenced: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def heartbeat(self) -> None:
+        if self.away:
+            raise UnreachableError("the mesh does not answer")
 
     async def members(self, _role: object) -> list[membership_pb2.Member]:
         if self.away:
@@ -188,7 +193,12 @@ class World:
 
         port = self.bridge.call(serve(), _S)
         self.members[name] = membership_pb2.Member(
-            member_id=name, address=f"127.0.0.1:{port}", host_id=host, pid=pid, gauges={SHARES_DEVICES: 1.0}
+            joined_unix_ms=round(time.time() * 1000),
+            member_id=name,
+            address=f"127.0.0.1:{port}",
+            host_id=host,
+            pid=pid,
+            gauges={SHARES_DEVICES: 1.0},
         )
         return generator
 
@@ -448,7 +458,12 @@ def test_another_learner_that_took_the_run_over_ends_this_one(make: Callable[...
     world = make()
     generator = world.add("generator-0")
     world.generating()
-    generator.refusals = {"sleep FROZEN": [FencedError()]}
+    generator.refusals = {"sleep FROZEN": [FencedError(), FencedError()]}
+    # One generator's word is a refusal like others.
+    assert not world.turns.take(7)
+    assert world.machine.taken_back == 1
+    world.directory.fenced.set()
+    until(lambda: world.machine.pause_s == 0)
     with pytest.raises(FencedError):
         world.turns.take(7)
 

@@ -70,9 +70,11 @@ def test_a_learner_that_was_asked_to_yield_takes_no_turn_until_it_may_or_the_tim
     assert requests.held_s == 0.0
     requests.hold(0.0)
     assert requests.held_s == HOLD_S
+    requests.hold(1.0)
+    assert requests.held_s == HOLD_S
     requests.resume()
     assert requests.held_s == 0.0
-    assert len(woken) == 3
+    assert len(woken) == 4
     cancelled = requests.hold(1.0)
     cancelled.cancel()
     requests.answer()
