@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,8 @@ from pathlib import Path
 CONFIG = Path(__file__).with_name("demo.yaml")
 
 
-def main() -> int:
-    """Prepares and runs; the exit status is that of `rollmesh run`."""
+def main() -> None:
+    """Prepares, and becomes `rollmesh run`, so that signals and exit status are its own."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="arithmetic")
     parser.add_argument("--seed", type=int, default=0)
@@ -25,8 +26,9 @@ def main() -> int:
         f"--data.eval={options.out / 'eval.parquet'}",
         f"--run.seed={options.seed}",
     ]
-    return subprocess.run([sys.executable, "-m", "rollmesh.cli", "run", str(CONFIG), *places, *overrides]).returncode
+    command = [sys.executable, "-m", "rollmesh.cli", "run", str(CONFIG), *places, *overrides]
+    os.execv(command[0], command)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
