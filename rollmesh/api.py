@@ -17,6 +17,7 @@ from typing import Any
 
 from rollmesh.launcher.console.view import SilentView, View, open_view
 from rollmesh.launcher.local import LocalRun
+from rollmesh.launcher.placement.trials.opening import opening
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.access.secret import new_token
@@ -65,11 +66,18 @@ def train(
     resolved = _resolve(config, overrides)
     with _serving(resolved, _functions(reward_fn)) as served:
         check_files(served)
-        with check_code(served, fresh=fresh) as prepared:
+        first = opening(served, fresh=fresh)
+        with check_code(first, fresh=fresh) as prepared:
             view: View = SilentView() if quiet else open_view(resolved.logging.console_every_steps)
             try:
                 run = LocalRun(
-                    served, view, prepared, fresh=fresh, allow_changes=allow_changes, from_checkpoint=from_checkpoint
+                    first,
+                    view,
+                    prepared,
+                    asked=served,
+                    fresh=fresh,
+                    allow_changes=allow_changes,
+                    from_checkpoint=from_checkpoint,
                 )
                 return _run_in_thread(run)
             finally:

@@ -46,6 +46,7 @@ def _status(
     from rollmesh.launcher.console.view import members_table, pushes_table, status_table
     from rollmesh.launcher.folder import learner_starts
     from rollmesh.launcher.mesh_client import MeshClient, Snapshot
+    from rollmesh.launcher.placement.trials.record import read_record
     from rollmesh.report.metrics import run_records
     from rollmesh.report.pushes import live_rows, transport_choices
 
@@ -54,6 +55,8 @@ def _status(
             snapshot = await mesh.read_snapshot()
             await mesh.read_sleep(snapshot)
             snapshot.learner_starts = where.folder is not None and learner_starts(where.folder)
+            record = read_record(where.folder) if where.folder is not None else None
+            snapshot.placement = record.text if record is not None else ""
             try:
                 reported = await mesh.pushes(snapshot.members)
                 return snapshot, live_rows(reported), transport_choices(reported)

@@ -25,6 +25,8 @@ from rollmesh.launcher.memory import MemoryWatch, WatchRules
 from rollmesh.launcher.mesh_client import MeshClient, Snapshot
 from rollmesh.launcher.mesh_log import MeshLog
 from rollmesh.launcher.placement.description import describe_turns
+from rollmesh.launcher.placement.trials.opening import opening
+from rollmesh.launcher.placement.trials.session import RunPlacement
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.launcher.preflight.continuing import Continuation
 from rollmesh.launcher.preparation import Preparation
@@ -57,12 +59,19 @@ def run_locally(
         RollmeshError: what ended the run early.
     """
     check_files(config)
+    first = opening(config, fresh=fresh)
     view = open_view(config.logging.console_every_steps)
     try:
         view.event("checks data, algorithm and reward functions")
-        with check_code(config, fresh=fresh) as prepared:
+        with check_code(first, fresh=fresh) as prepared:
             run = LocalRun(
-                config, view, prepared, fresh=fresh, allow_changes=allow_changes, from_checkpoint=from_checkpoint
+                first,
+                view,
+                prepared,
+                asked=config,
+                fresh=fresh,
+                allow_changes=allow_changes,
+                from_checkpoint=from_checkpoint,
             )
             asyncio.run(run.run(handle_signals=True))
     finally:
@@ -76,9 +85,10 @@ class LocalRun:
     """A run of a mesh on this machine.
 
     Args:
-        config: the run.
+        config: the run, in the placement in which it begins.
         view: shows events and metrics.
         prepared: results of the checks.
+        asked: the run as the user gave it, where that leaves the placement open (`placement.trials.opening`).
         fresh: start the run over; the folder that it has is kept under another name.
         allow_changes: continue it with another model or other data (`learner.recovery.run_identity`).
         from_checkpoint: checkpoint to continue from (`rollmesh.checkpoint_choice.checkpoint_path`); None: the last one.
@@ -93,6 +103,7 @@ class LocalRun:
         view: View,
         prepared: Preparation,
         *,
+        asked: Config | None = None,
         fresh: bool = False,
         allow_changes: bool = False,
         from_checkpoint: str | None = None,
@@ -105,7 +116,9 @@ class LocalRun:
         self._view = view
         self._events = EventLog(view, config.run.folder)
         self._folder = config.run.folder
+        self._placement = RunPlacement(with_own_secrets(asked or config), config, prepared.devices, self._events.record)
         self._final = FinalState()
+        self._latest = Snapshot(trouble="starting", learner_starts=True)
         self._announced = asyncio.Event()
         self._asked = False
         self.hung_up = False
@@ -165,6 +178,7 @@ class LocalRun:
             self._events.record(f"the learner trains with {config.learner.describe_engine('actor')}")
             self._events.record(self._prepared.devices.describe())
             self._events.record(describe_turns(config))
+            self._placement.begin()
             for notice in (*self._prepared.notices, *folders.permission_warnings(self._folder)):
                 self._events.record(notice)
             started = time.time()
@@ -176,8 +190,6 @@ class LocalRun:
                     asyncio.create_task(self._memory.run(), name="watch over memory"),
                     asyncio.create_task(self._watch(), name="watch over the mesh"),
                 ]
-                for task in watching:
-                    task.add_done_callback(self._report_failed_watch)
                 try:
                     catalogue = ServiceCatalogue(
                         config,
@@ -188,6 +200,9 @@ class LocalRun:
                         allow_changes=self._allow_changes,
                         start_from=self._start,
                     )
+                    watching.append(asyncio.create_task(self._try_placements(catalogue), name="trials of placements"))
+                    for task in watching:
+                        task.add_done_callback(self._report_failed_watch)
                     await self._supervisor.run(
                         [
                             catalogue.buffer,
@@ -208,6 +223,7 @@ class LocalRun:
                     self._final.peak_memory_bytes = self._memory.peaks
                     self._final.memory_by_phase_mb = self._memory.by_phase.to_mib()
                     self._final.wall_s = time.time() - started
+                    self._final.placement = self._placement.record.to_summary()
                     summary = self._conclude(begun=begun != folders.takeover_stamp(self._folder))
             return summary
 
@@ -294,6 +310,10 @@ class LocalRun:
         self._announced.set()
         return address
 
+    async def _try_placements(self, catalogue: ServiceCatalogue) -> None:
+        await self._announced.wait()
+        await self._placement.run(self._supervisor, catalogue, self._mesh_address, self._memory, lambda: self._latest)
+
     async def _collect(self) -> None:
         """Reads the final counts: all members have left, and the buffer still answers."""
         self._memory.sample()
@@ -312,7 +332,6 @@ class LocalRun:
         """Feeds the view and `mesh.jsonl` until cancelled."""
         metrics = MetricsTail(self._folder / folders.METRICS, from_end=True)
         log = MeshLog(self._folder, self._events.record)
-        latest = Snapshot(trouble="starting", learner_starts=True)
         await self._announced.wait()
         # Ends of groups by reason before this launch; not known until the mesh answers.
         before: dict[str, int] | None = None
@@ -321,8 +340,9 @@ class LocalRun:
             while True:
                 records = metrics.read()
                 seen = await _read_snapshot(mesh)
-                seen.follow(latest, records)
-                latest = seen
+                seen.follow(self._latest, records)
+                self._latest = latest = seen
+                latest.placement = self._placement.record.text
                 if before is None and seen.table is not None:
                     before = dict(seen.table.counts.reasons)
                 latest.generated_tokens = log.add(latest, time.time())

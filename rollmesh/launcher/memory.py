@@ -51,12 +51,13 @@ class MemoryWatch:
         rules: see there.
 
     Attributes:
+        rules: may change while it runs, with the placement.
         by_phase: peaks by phase of turns; empty without turns.
     """
 
     def __init__(self, pids: Callable[[], Mapping[str, int]], rules: WatchRules) -> None:
         self._pids = pids
-        self._rules = rules
+        self.rules = rules
         self._peaks: dict[str, int] = {}
         self._turns: MetricsTail | None = None
         self._phase = ""
@@ -86,18 +87,18 @@ class MemoryWatch:
 
     async def run(self) -> None:
         """Measures at intervals until cancelled."""
-        log = MemoryLog(self._rules.folder)
+        log = MemoryLog(self.rules.folder)
         while True:
-            on_device = await asyncio.to_thread(device_memory) if self._rules.on_devices else None
+            on_device = await asyncio.to_thread(device_memory) if self.rules.on_devices else None
             log.add(self.sample(on_device))
-            await asyncio.sleep(_INTERVAL_OF_TURNS_S if self._rules.in_turns else _INTERVAL_S)
+            await asyncio.sleep(_INTERVAL_OF_TURNS_S if self.rules.in_turns else _INTERVAL_S)
 
     def _read_phase(self) -> str:
-        if not self._rules.in_turns:
+        if not self.rules.in_turns:
             return ""
         if self._turns is None:
             # Not before the first sample: a run that starts over has its former folder renamed.
-            self._turns = MetricsTail(self._rules.folder / TURNS, from_end=True)
+            self._turns = MetricsTail(self.rules.folder / TURNS, from_end=True)
         if changes := self._turns.read():
             self._phase = str(changes[-1]["phase"])
         return self._phase

@@ -51,6 +51,7 @@ class Snapshot:
         holders: holders of the train table's groups; read where nothing moves.
         turns: of a learner that shares its devices; None where it does not, or does not answer.
         sleep: of generators that share devices, in words, by member id; as far as they were asked.
+        placement: the state of trials of placements, in words; empty without `placement: auto`.
         trouble: why the mesh could not be asked; empty when it answered.
     """
 
@@ -65,6 +66,7 @@ class Snapshot:
     holders: buffer_pb2.HoldersResponse | None = None
     turns: learner_pb2.PlacementStatus | None = None
     sleep: dict[str, str] = field(default_factory=dict)
+    placement: str = ""
     trouble: str = ""
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rollmesh.launcher.final_work import FinalWork, learner_work
@@ -32,10 +33,15 @@ _LEARNER_DRAIN_S = 120.0
 _GENERATOR_DRAIN_S = {"hf": 20.0, "vllm": 60.0, "sglang": 60.0}
 
 
-def thread_plan(config: Config) -> ThreadPlan:
-    """The compute threads of each service on this machine."""
+def thread_plan(config: Config, cores: int | None = None) -> ThreadPlan:
+    """The compute threads of each service.
+
+    Args:
+        config: of the run.
+        cores: that they share; None: those of this machine.
+    """
     return plan_threads(
-        available_cores(),
+        cores or available_cores(),
         ranks=config.learner.ranks,
         replicas=config.rollout.replicas,
         shared=shared_generators(config),
@@ -168,11 +174,19 @@ class ServiceCatalogue:
 
     def others(self, mesh: str) -> list[ServiceSpec]:
         """Everything but the buffer, given the mesh address."""
-        specs = [self._learner(mesh)]
-        if needs_reward_service(self._config):
-            specs.append(self._reward(mesh))
-        specs += [self._generator(mesh, index, place) for index, place in enumerate(generator_places(self._config))]
-        return specs
+        learner, *generators = self.placed(mesh)
+        rewards = [self._reward(mesh)] if needs_reward_service(self._config) else []
+        return [learner, *rewards, *generators]
+
+    def placed(self, mesh: str) -> list[ServiceSpec]:
+        """The services that the placement concerns: learner and generators."""
+        generators = enumerate(generator_places(self._config))
+        return [self._learner(mesh), *(self._generator(mesh, index, place) for index, place in generators)]
+
+    def place(self, config: Config, plan: ThreadPlan, devices: DevicePlan) -> None:
+        """Takes another placement; services that run keep theirs."""
+        self._config, self._plan = config, plan
+        self._prepared = replace(self._prepared, devices=devices)
 
     def _reward(self, mesh: str) -> ServiceSpec:
         def command(_restart: bool) -> Sequence[str]:
@@ -186,8 +200,8 @@ class ServiceCatalogue:
         rollout, network = self._config.rollout, self._config.network
         in_addition = place.shares_devices and not self._config.placement.takes_turns
         threads = self._plan.shared if in_addition else self._plan.generator
-        option = "--shares-devices" if place.shares_devices else "--own-devices"
-        sharing = (option,) if self._config.placement.shares_devices else ()
+        # The mesh tells generators the placement in which the run began; trials of others change it.
+        sharing = "--shares-devices" if place.shares_devices else "--own-devices"
 
         def command(_restart: bool) -> Sequence[str]:
             return (
@@ -195,7 +209,7 @@ class ServiceCatalogue:
                 *("--metrics-host", network.metrics_host),
                 # The configuration is this user's own.
                 *("--threads", str(threads), "--allow-code", "any", *self._advertise()),
-                *sharing,
+                sharing,
                 *(*self._security(), *self._port(), *self._ready(name)),
             )
 

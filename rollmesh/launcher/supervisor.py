@@ -8,14 +8,16 @@ Invariants:
   and is its error: a wrong configuration, missing data, a fenced learner;
 - the run ends when the completing service exits with 0, when it is asked to, or with an error. In every case each
   process has ended before `run` returns, in the drain order unless it was asked to hurry. A service that does not end
-  in order is named, with the reason.
+  in order is named, with the reason;
+- services may be replaced by others while the rest continues. What ends a replacement for good ends only the trial of
+  it, until it is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,7 @@ from rollmesh.launcher.service_process import ServiceProcess, ServiceSpec
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import (
     PERMANENT,
+    FencedError,
     PortInUseError,
     RewardError,
     RollmeshError,
@@ -58,6 +61,10 @@ class _Service:
     task: asyncio.Task[None] | None = None
     address: str | None = None
     starts: int = 0
+    # It is being replaced: nobody starts it again.
+    leaving: bool = False
+    # A replacement that is not kept yet.
+    on_trial: bool = False
 
 
 class Supervisor:
@@ -70,6 +77,9 @@ class Supervisor:
         frozen_after_s: see `resources.frozen_after_s`; 0: silence is never a failure.
         observer: notified of starts, deaths and restarts.
         before_last: awaited once, when all but the services that end last have ended (to read final counts).
+
+    Attributes:
+        trial_error: what has ended a replacement that was not kept yet.
     """
 
     def __init__(
@@ -92,6 +102,10 @@ class Supervisor:
         self._over = asyncio.Event()
         self._hurry = asyncio.Event()
         self._error: RollmeshError | None = None
+        # Held while services are replaced, and while all are ended.
+        self._changing = asyncio.Lock()
+        self._trial_over = asyncio.Event()
+        self.trial_error: RollmeshError | None = None
         self.interrupted = False
 
     def interrupt(self) -> None:
@@ -144,8 +158,45 @@ class Supervisor:
         if self._error is not None and not self.interrupted:
             raise self._error
 
-    def _launch(self, spec: ServiceSpec) -> _Service:
-        service = _Service(spec, Restarts(self._max_restarts))
+    async def until_healthy(self, names: Sequence[str]) -> None:
+        """Waits until services have been healthy once. The run's end does not end the wait."""
+        await asyncio.gather(*(self._services[name].healthy.wait() for name in names))
+
+    async def replace(
+        self, ending: Collection[str], specs: Sequence[ServiceSpec], drain_order: Callable[[str], int]
+    ) -> None:
+        """Ends services in order, and starts others; returns when these are healthy, or the run is over.
+
+        Args:
+            ending: names of the services to be ended.
+            specs: of the others, which may have the same names.
+            drain_order: as of `run`.
+
+        Raises:
+            RollmeshError: one of the others cannot run. Those that do stay; replace them in turn.
+        """
+        async with self._changing:
+            await self._end_all([self._services[name] for name in ending if name in self._services], drain_order)
+            if self._over.is_set():
+                return
+            self.trial_error = None
+            self._trial_over.clear()
+            for name in ending:
+                self._services.pop(name, None)
+            started = [self._launch(spec, on_trial=True) for spec in specs]
+        await self._healthy_or_ended(started)
+        if self.trial_error is not None:
+            raise self.trial_error
+
+    def keep(self) -> None:
+        """Keeps the replacements: what has ended one of them for good, or will, ends the run."""
+        for service in self._services.values():
+            service.on_trial = False
+        if self.trial_error is not None:
+            self._fail(self.trial_error)
+
+    def _launch(self, spec: ServiceSpec, *, on_trial: bool = False) -> _Service:
+        service = _Service(spec, Restarts(self._max_restarts), starts=int(on_trial), on_trial=on_trial)
         self._services[spec.name] = service
         service.task = asyncio.create_task(self._keep_running(service), name=f"supervise {spec.name}")
         service.task.add_done_callback(partial(self._check_supervision, spec.name))
@@ -159,22 +210,22 @@ class Supervisor:
             self._fail(failure)
 
     async def _healthy_or_ended(self, services: Sequence[_Service]) -> bool:
-        over = asyncio.create_task(self._over.wait())
+        over, failed = asyncio.create_task(self._over.wait()), asyncio.create_task(self._trial_over.wait())
         waiting = [asyncio.create_task(service.healthy.wait()) for service in services]
         everyone = asyncio.create_task(asyncio.wait(waiting))
         try:
-            await asyncio.wait([over, everyone], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([over, failed, everyone], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (over, everyone, *waiting):
+            for task in (over, failed, everyone, *waiting):
                 task.cancel()
-            await asyncio.gather(over, everyone, *waiting, return_exceptions=True)
+            await asyncio.gather(over, failed, everyone, *waiting, return_exceptions=True)
         return not self._over.is_set()
 
     async def _keep_running(self, service: _Service) -> None:
         name = service.spec.name
-        while not self._over.is_set():
+        while not (self._over.is_set() or service.leaving):
             error = await self._run_once(service)
-            if self._over.is_set():
+            if self._over.is_set() or service.leaving:
                 self._report_unclean_end(error)
                 return
             if error is None:
@@ -184,12 +235,12 @@ class Supervisor:
                     self._observer.event(f"{name} has left")
                 return
             if self._is_permanent(error, service):
-                self._fail(error)
+                self._give_up(service, error)
                 return
             reason = error.reason if isinstance(error, ServiceExitError) else "exit"
             delay = service.restarts.grant(asyncio.get_running_loop().time(), reason)
             if delay is None:
-                self._fail(_exhausted(error, name, service.restarts.used_up(reason)))
+                self._give_up(service, _exhausted(error, name, service.restarts.used_up(reason)))
                 return
             self._record_restart(name, reason)
             self._observer.event(f"{error.message}; restarting in {delay:.2g} s")
@@ -216,7 +267,7 @@ class Supervisor:
         except OSError as error:
             return RollmeshError(f"{spec.name} cannot be started: {error}", hint="is there memory and disk space left?")
         service.process = process
-        if self._over.is_set():
+        if self._over.is_set() or service.leaving:
             return None
         try:
             service.address = await process.wait_ready(self._security, self._frozen_after_s, self._observer.event)
@@ -227,7 +278,7 @@ class Supervisor:
             # A service that runs but never became healthy must not stay next to its successor.
             process.kill()
             await process.wait()
-            may_end = spec.completes_run or self._over.is_set()
+            may_end = spec.completes_run or self._over.is_set() or service.leaving
             return None if may_end and process.ended_in_order else error
         return frozen or (None if process.ended_in_order else process.failure())
 
@@ -251,6 +302,15 @@ class Supervisor:
         status = error.status if isinstance(error, ServiceExitError) else error.exit_code
         return status in PERMANENT or (not service.healthy.is_set() and status in _PERMANENT_AT_FIRST)
 
+    def _give_up(self, service: _Service, error: RollmeshError) -> None:
+        """Ends the run, or the trial of a replacement; another learner that has the run ends it in any case."""
+        fenced = isinstance(error, ServiceExitError) and error.status == FencedError.exit_code
+        if service.on_trial and not fenced:
+            self.trial_error = self.trial_error or error
+            self._trial_over.set()
+            return
+        self._fail(error)
+
     def _fail(self, error: RollmeshError) -> None:
         if isinstance(error, ServiceExitError) and error.log_tail:
             self._observer.tail(error.service, error.log_tail)
@@ -265,14 +325,25 @@ class Supervisor:
 
     async def _drain(self, drain_order: Callable[[str], int]) -> None:
         self._over.set()
-        ranks = sorted({drain_order(name) for name in self._services})
+        async with self._changing:
+            await self._end_all(list(self._services.values()), drain_order, self._before_last)
+
+    async def _end_all(
+        self,
+        services: Sequence[_Service],
+        drain_order: Callable[[str], int],
+        before_last: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Ends services in order."""
+        ranks = sorted({drain_order(service.spec.name) for service in services})
         for rank in ranks:
-            if rank == ranks[-1] and self._before_last is not None and not self._hurry.is_set():
-                await self._before_last()
-            same = [service for name, service in self._services.items() if drain_order(name) == rank]
+            if rank == ranks[-1] and before_last is not None and not self._hurry.is_set():
+                await before_last()
+            same = [service for service in services if drain_order(service.spec.name) == rank]
             await asyncio.gather(*(self._end(service) for service in same))
 
     async def _end(self, service: _Service) -> None:
+        service.leaving = True
         process = service.process
         if process is not None and process.running:
             if self._hurry.is_set():

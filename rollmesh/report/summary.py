@@ -46,6 +46,7 @@ class FinalState:
         memory_by_phase_mb: see `Summary`.
         wall_s: seconds from the launcher's start to its end, start-up of the services included.
         ended: see `Summary`.
+        placement: see `Summary`.
     """
 
     tables: dict[str, buffer_pb2.DescribeResponse] = field(default_factory=dict)
@@ -54,6 +55,7 @@ class FinalState:
     memory_by_phase_mb: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     wall_s: float = 0.0
     ended: str = ""
+    placement: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Summary:
         memory_by_phase_mb: highest memory of the last launch by phase of turns on shared devices, and by service:
             `anon` of its processes alone, `shared`, `device`. The service `all` is all of them at one moment.
         swaps: time of swaps of shared devices (`report.turns.swap_times`).
+        placement: `mode` in which the run has ended, the `asked` one, and with `auto` its estimates, measurements and
+            cost (`launcher.placement.trials.record.PlacementRecord`).
     """
 
     run: str
@@ -117,6 +121,7 @@ class Summary:
     speed: dict[str, float]
     memory_by_phase_mb: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     swaps: dict[str, float] = field(default_factory=dict)
+    placement: dict[str, Any] = field(default_factory=dict)
 
     def lines(self) -> Iterator[str]:
         """The summary for a terminal."""
@@ -139,6 +144,8 @@ class Summary:
         if self.stalls:
             seconds = sum(stall["seconds"] for stall in self.stalls)
             yield f"{len(self.stalls)} stalls of {seconds:.0f} s in all: see the report"
+        if text := self.placement.get("text"):
+            yield f"placement {text}"
         if self.swaps:
             yield "shared devices: " + "; ".join(swap_lines(self.swaps))
         if line := memory_line(self.memory_by_phase_mb):
@@ -227,6 +234,7 @@ def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
         speed=speed_of(steps),
         memory_by_phase_mb=final.memory_by_phase_mb,
         swaps=swap_times(steps),
+        placement=final.placement,
     )
 
 

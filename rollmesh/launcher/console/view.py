@@ -270,6 +270,8 @@ def status_table(snapshot: Snapshot) -> Table:
     if snapshot.stalled_s:
         table.add_row("stalled", snapshot.stall())
     table.add_row("waiting", snapshot.who_waits())
+    if snapshot.placement:
+        table.add_row("placement", snapshot.placement)
     if snapshot.turns is not None:
         table.add_row("turn", turns_text(snapshot.turns))
     if snapshot.sleep:

@@ -1,0 +1,51 @@
+"""The decisions of trials: which placement is tried next, and which one stays. Pure.
+
+Invariants: each placement is tried at most once. The one that stays was measured, and no measured one is faster by more
+than `TIE`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from rollmesh.launcher.placement.trials.estimates import Bounds
+
+TIE = 0.03
+"""Share of a batch's time within which placements count as equal: the one in force stays then."""
+
+
+def next_trial(
+    estimates: Mapping[str, Bounds], measured: Mapping[str, float], *, cost_s: float, batches_left: int
+) -> str | None:
+    """The placement to try next; None where no other one may be faster.
+
+    Args:
+        estimates: bounds of the seconds per batch by placement.
+        measured: seconds per batch of those that were tried; infinite where one has failed.
+        cost_s: seconds of a change of the placement.
+        batches_left: until the end of the run.
+    """
+    best = min(measured.values())
+    worth = {
+        name: bounds
+        for name, bounds in estimates.items()
+        # The change pays off before the run ends, if the placement is as fast as it may be at best.
+        if name not in measured and bounds.low < best * (1 - TIE) - cost_s / max(1, batches_left)
+    }
+    return min(worth, key=lambda name: (_middle(worth[name]), name)) if worth else None
+
+
+def best_placement(present: str, measured: Mapping[str, float]) -> str:
+    """The placement that stays.
+
+    Args:
+        present: in force.
+        measured: seconds per batch by placement.
+    """
+    fastest = min(measured, key=lambda name: (measured[name], name))
+    return present if measured.get(present, math.inf) <= measured[fastest] * (1 + TIE) else fastest
+
+
+def _middle(bounds: Bounds) -> float:
+    return math.sqrt(bounds.low * bounds.high)

@@ -1,0 +1,49 @@
+"""The placement in which a run of `placement: auto` begins: the one that it has chosen before, else in turns."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from rollmesh.launcher.placement.trials.candidates import IN_TURNS, in_placement
+from rollmesh.launcher.placement.trials.record import PlacementRecord, digest_of, read_record
+from rollmesh.launcher.placement.visible import VARIABLE, has_driver
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.runtime.threads import available_cores
+
+_LIST_S = 10.0
+
+
+def opening(asked: Config, *, fresh: bool = False) -> Config:
+    """The configuration in which a run begins; as it is without `placement: auto`.
+
+    Args:
+        asked: as the user gave it.
+        fresh: the run starts over, whatever is in its folder.
+    """
+    if asked.placement.mode != "auto":
+        return asked
+    kept = None if fresh else chosen_before(asked)
+    return in_placement(asked, {"placement.mode": IN_TURNS} if kept is None else kept.settings)
+
+
+def chosen_before(asked: Config) -> PlacementRecord | None:
+    """The choice of an earlier launch, if it holds for this configuration and this machine."""
+    record = read_record(asked.run.folder)
+    return record if record is not None and record.decided and record.valid_for == digest_here(asked) else None
+
+
+def digest_here(asked: Config) -> str:
+    """A digest of the configuration and of this machine."""
+    return digest_of(asked, available_cores(), _devices())
+
+
+def _devices() -> list[str]:
+    """CUDA devices as the driver lists them, and those that are visible."""
+    if not has_driver():
+        return []
+    try:
+        done = subprocess.run(("nvidia-smi", "-L"), capture_output=True, text=True, timeout=_LIST_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [*done.stdout.splitlines(), os.environ.get(VARIABLE, "")]

@@ -1,0 +1,269 @@
+"""The trials of placements in a running mesh: measures, estimates, tries, and settles on the fastest.
+
+Only learner and generators are replaced; the buffer keeps every group. Who ends the waits: a trial has a deadline, by
+the time that the best placement so far would take, and its services may give up. The first placement is no trial: the
+run's own watch over stalls ends it. All of it ends with the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollmesh.launcher.placement.trials.candidates import IN_TURNS, Candidate
+from rollmesh.launcher.placement.trials.choice import best_placement, next_trial
+from rollmesh.launcher.placement.trials.estimates import Bounds, Division, Measurement, estimate
+from rollmesh.launcher.placement.trials.measuring import MeasuringRules, measure
+from rollmesh.launcher.placement.trials.record import Estimated, Measured, PlacementRecord, finite
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import RollmeshError
+from rollmesh.report.metrics import MetricsTail, Record, is_training
+from rollmesh.report.turns import read_turns
+
+_LOOK_S = 0.2
+# Batches of milliseconds vary, so that a few of them say little.
+_LEAST_S = 4.0
+# A trial may take so many times as long as the best placement, and this long in addition.
+_PATIENCE, _GRACE_S = 3.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class MeshControl:
+    """What trials need of the run.
+
+    Attributes:
+        place: replaces learner and generators by those of a placement; raises `RollmeshError` where they cannot run.
+        failure: what has ended a service of the placement on trial; None: all run.
+        keep: the placement in force stays.
+        strangers: generators that were started by hand and take turns, by name. They would sleep for ever.
+        refusal: why a placement does not fit the memory; empty where it does.
+        report: shows an event.
+        started_s: seconds that the services took to start.
+    """
+
+    place: Callable[[Candidate], Awaitable[None]]
+    failure: Callable[[], RollmeshError | None]
+    keep: Callable[[], None]
+    strangers: Callable[[], Sequence[str]]
+    refusal: Callable[[Candidate], Awaitable[str]]
+    report: Callable[[str], None]
+    started_s: float
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the trials have shown so far."""
+
+    measured: dict[str, Measured] = field(default_factory=dict)
+    divisions: dict[Division, Measurement] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds per batch by placement; infinite where the trial has failed."""
+        return {name: math.inf if one.batch_s is None else one.batch_s for name, one in self.measured.items()}
+
+
+class Trials:
+    """The trials of one run, which is in turns.
+
+    Args:
+        asked: the configuration, with `placement.mode: auto`.
+        found: placements by name, that in turns among them.
+        left_out: why others are not possible.
+        valid_for: see `PlacementRecord`.
+        control: of the mesh.
+
+    Attributes:
+        record: the present state, for status and summary.
+    """
+
+    def __init__(
+        self,
+        asked: Config,
+        found: Mapping[str, Candidate],
+        left_out: Sequence[str],
+        valid_for: str,
+        control: MeshControl,
+    ) -> None:
+        self._folder: Path = asked.run.folder
+        self._steps = asked.learner.steps
+        self._rules = MeasuringRules(asked.placement.trial_batches, _LEAST_S, asked.buffer.max_staleness + 1)
+        self._candidates = dict(found)
+        self._left_out = list(left_out)
+        self._control = control
+        self._present = IN_TURNS
+        self._seen = _Seen()
+        self._estimates: list[Estimated] = []
+        self._tail = MetricsTail(self._folder / "metrics.jsonl", from_end=True)
+        self._step = 0
+        self._began: float | None = None
+        self._changes: list[float] = []
+        self._valid_for = valid_for
+        self.record = self._recorded(decided=False)
+
+    async def run(self) -> None:
+        """Measures and tries until a placement stays; it is kept in the run folder.
+
+        Raises:
+            RollmeshError: no placement works any more; the last one's error.
+        """
+        try:
+            await self._choose()
+        finally:
+            # From now on the run ends with its services.
+            self._control.keep()
+        await self._publish(decided=True)
+        self._control.report(f"placement {self.record.text}{self._cost()}")
+
+    async def _choose(self) -> None:
+        await self._measure(None)
+        await self._leave_out()
+        self._estimates = [Estimated(name, b.low, finite(b.high)) for name, b in self._bounds().items()]
+        self._report_estimates()
+        while (name := self._next()) is not None:
+            await self._try(name)
+        while (name := best_placement(self._present, self._seen.seconds)) != self._present:
+            try:
+                await self._change(name)
+            except RollmeshError as error:
+                self._failed(name, error.message)
+                if all(map(math.isinf, self._seen.seconds.values())):
+                    raise
+
+    def _next(self) -> str | None:
+        seconds = self._changes or [self._control.started_s]
+        return next_trial(
+            self._bounds(),
+            self._seen.seconds,
+            cost_s=sum(seconds) / len(seconds),
+            batches_left=self._steps - self._step,
+        )
+
+    def _bounds(self) -> dict[str, Bounds]:
+        return {
+            name: estimate(one.division, self._seen.divisions)
+            for name, one in self._candidates.items()
+            if name not in self._seen.measured
+        }
+
+    async def _leave_out(self) -> None:
+        """Drops what cannot be tried."""
+        others = [name for name in self._candidates if name != IN_TURNS]
+        if others and (names := self._control.strangers()):
+            self._left_out.append(f"all others: {', '.join(names)} take turns too, and were started by hand")
+            refused = others
+        else:
+            reasons = {name: await self._control.refusal(self._candidates[name]) for name in others}
+            self._left_out += [f"{name}: {why}" for name, why in reasons.items() if why]
+            refused = [name for name, why in reasons.items() if why]
+        for name in refused:
+            del self._candidates[name]
+
+    async def _try(self, name: str) -> None:
+        """Moves the run into a placement and measures it; a failure is its result."""
+        best_s = min(self._seen.seconds.values())
+        self._began = self._began or time.monotonic()
+        self._control.report(
+            f"placement auto tries {name}: {self._bounds()[name]} a batch expected, {best_s:.3g} s so far"
+        )
+        try:
+            await self._change(name)
+            needed = self._rules.warm_up + max(self._rules.batches, math.ceil(self._rules.seconds / best_s))
+            async with asyncio.timeout(_GRACE_S + _PATIENCE * best_s * needed):
+                await self._measure(best_s)
+        except TimeoutError:
+            self._failed(name, f"it is more than {_PATIENCE:g} times slower")
+        except RollmeshError as error:
+            self._failed(name, error.message)
+
+    async def _change(self, name: str) -> None:
+        began = time.monotonic()
+        self._present = name
+        await self._publish()
+        try:
+            await self._control.place(self._candidates[name])
+        finally:
+            self._changes.append(time.monotonic() - began)
+        # Those of the services before.
+        self._note_step(self._tail.read())
+
+    async def _measure(self, best_s: float | None) -> None:
+        """Measures the placement in force.
+
+        Args:
+            best_s: seconds per batch of the best placement so far; None: this one is the first.
+        """
+        candidate, records = self._candidates[self._present], list[Record]()
+        while True:
+            if best_s is not None and (error := self._control.failure()) is not None:
+                raise error
+            new = self._tail.read()
+            records += new
+            self._note_step(new)
+            if new:
+                turns = await asyncio.to_thread(read_turns, self._folder)
+                found = measure(candidate.division.mode, records, turns, self._rules)
+                if found is not None:
+                    break
+            await asyncio.sleep(_LOOK_S)
+        self._seen.measured[self._present] = Measured(self._present, found.batch_s, found.batches)
+        self._seen.divisions[candidate.division] = found
+        await self._publish()
+        self._control.report(_measured_text(self._present, found))
+
+    def _failed(self, name: str, why: str) -> None:
+        self._seen.measured[name] = Measured(name, None, 0, why)
+        self._control.report(f"placement {name} is out: {why}")
+
+    def _note_step(self, records: Sequence[Record]) -> None:
+        self._step = max([self._step, *(int(record["step"]) for record in records if is_training(record))])
+
+    def _report_estimates(self) -> None:
+        estimates = [f"{name} {bounds}" for name, bounds in self._bounds().items()]
+        if estimates:
+            self._control.report(f"placement auto: estimates, seconds per batch: {'; '.join(estimates)}")
+        for reason in self._left_out:
+            self._control.report(f"placement auto leaves out {reason}")
+
+    def _cost(self) -> str:
+        if self._began is None:
+            return ""
+        took_s, still_s = time.monotonic() - self._began, sum(self._changes)
+        return f"; the trials took {took_s:.0f} s, {still_s:.0f} s of them without steps"
+
+    async def _publish(self, *, decided: bool = False) -> None:
+        """Shows the present state; a disk that refuses it only costs trials the next time."""
+        self.record = self._recorded(decided=decided)
+        try:
+            await asyncio.to_thread(self.record.write, self._folder)
+        except OSError as error:
+            self._control.report(f"the placement is not kept in {self._folder}: {error.strerror}")
+
+    def _recorded(self, *, decided: bool) -> PlacementRecord:
+        present = self._candidates[self._present]
+        return PlacementRecord(
+            mode=present.division.mode,
+            asked="auto",
+            name=self._present,
+            settings=dict(present.settings),
+            decided=decided,
+            step=self._step,
+            estimates=tuple(self._estimates),
+            measured=tuple(self._seen.measured.values()),
+            left_out=tuple(self._left_out),
+            trial_s=0.0 if self._began is None else time.monotonic() - self._began,
+            change_s=sum(self._changes),
+            valid_for=self._valid_for,
+        )
+
+
+def _measured_text(name: str, found: Measurement) -> str:
+    text = f"placement {name}: {found.batch_s:.3g} s a batch, measured over {found.batches}"
+    if name != IN_TURNS:
+        return text
+    sides = f"{found.generation.high:.3g} generating, {found.training.high:.3g} training"
+    return f"{text}: {sides}, {found.swap_s:.3g} in swaps"

@@ -1,0 +1,149 @@
+"""The trials of a run, on a mesh that writes the records of steps with their times, and computes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from rollmesh.launcher.placement.trials import trials as module
+from rollmesh.launcher.placement.trials.candidates import Candidate, candidates
+from rollmesh.launcher.placement.trials.record import PlacementRecord, read_record
+from rollmesh.launcher.placement.trials.trials import MeshControl, Trials
+from rollmesh.launcher.placement.visible import VisibleDevices
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.errors import RollmeshError
+
+DEADLINE_S = 60.0
+
+
+class Mesh:
+    """Writes steps whose times are those of the placement in force; one without a time fails.
+
+    Args:
+        folder: of the run.
+        batch_s: seconds per batch by placement.
+        started_s: of the services.
+    """
+
+    def __init__(self, folder: Path, batch_s: Mapping[str, float], started_s: float) -> None:
+        self._folder = folder
+        self._batch_s = batch_s
+        self._step, self._now = 0, 1000.0
+        self.places: list[str] = []
+        self.events: list[str] = []
+        self.kept = False
+        self.control = MeshControl(
+            self.place, lambda: None, self.keep, lambda: self.strangers, self.refusal, self.events.append, started_s
+        )
+        self.strangers: list[str] = []
+        self.refused: dict[str, str] = {}
+
+    async def place(self, candidate: Candidate) -> None:
+        assert not self.kept
+        self.places.append(candidate.name)
+        if candidate.name not in self._batch_s:
+            raise RollmeshError(f"{candidate.name} cannot run")
+
+    def keep(self) -> None:
+        self.kept = True
+
+    async def refusal(self, candidate: Candidate) -> str:
+        return self.refused.get(candidate.name, "")
+
+    async def work(self) -> None:
+        """Trains without end."""
+        while True:
+            name = self.places[-1] if self.places else "collocated"
+            self._step += 1
+            self._now += self._batch_s.get(name, 1.0)
+            record = {"step": self._step, "time": self._now, "critic/score/mean": 0.0, "timing_s/gen": 0.0}
+            if name != "split":
+                record["placement/turns"] = float(self._step // 2)
+            with (self._folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(record) + "\n")
+            await asyncio.sleep(0.001)
+
+
+Tried = Callable[..., Awaitable[tuple[Mesh, PlacementRecord]]]
+
+
+@pytest.fixture
+def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tried:
+    """Runs the trials of a mesh to their end."""
+    monkeypatch.setattr(module, "_LOOK_S", 0.002)
+
+    async def run(
+        batch_s: Mapping[str, float],
+        *overrides: str,
+        started_s: float = 0.0,
+        refused: Mapping[str, str] | None = None,
+        strangers: Sequence[str] = (),
+    ) -> tuple[Mesh, PlacementRecord]:
+        asked = load_config(
+            {"run": {"dir": str(tmp_path), "name": "run"}, "model": {"path": "m"}, "data": {"train": "t.jsonl"}},
+            ["placement=auto", "learner.steps=100000", *overrides],
+        )
+        asked.run.folder.mkdir()
+        mesh = Mesh(asked.run.folder, batch_s, started_s)
+        mesh.refused, mesh.strangers = dict(refused or {}), list(strangers)
+        found, left_out = candidates(asked, VisibleDevices(), 2)
+        trials = Trials(asked, found, left_out, "digest", mesh.control)
+        working = asyncio.create_task(mesh.work())
+        try:
+            await asyncio.wait_for(trials.run(), DEADLINE_S)
+        finally:
+            working.cancel()
+        assert mesh.kept
+        kept = read_record(asked.run.folder)
+        assert kept == trials.record
+        assert trials.record.decided
+        return mesh, trials.record
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("batch_s", "places", "chosen"),
+    [
+        ({"collocated": 1.0, "split": 0.5, "hybrid": 0.8}, ["split", "hybrid", "split"], "split"),
+        ({"collocated": 1.0, "split": 0.5, "hybrid": 0.4}, ["split", "hybrid"], "hybrid"),
+        ({"collocated": 1.0, "split": 1.5, "hybrid": 1.1}, ["split", "hybrid", "collocated"], "collocated"),
+        # Nothing but what was measured first can run.
+        ({"collocated": 1.0}, ["split", "hybrid", "collocated"], "collocated"),
+    ],
+)
+async def test_the_fastest_placement_stays(
+    tried: Tried, batch_s: Mapping[str, float], places: list[str], chosen: str
+) -> None:
+    mesh, record = await tried(batch_s)
+    assert [name for name in places if name in mesh.places] == places
+    assert mesh.places[-1] == record.name == record.mode == chosen
+    assert len(mesh.places) <= 3
+    for one in record.measured:
+        assert one.batch_s == pytest.approx(batch_s[one.placement], rel=0.1) if one.batch_s else one.failure
+    assert f"auto chose {chosen}" in mesh.events[-1]
+
+
+async def test_a_run_that_ends_soon_stays_as_it_is(tried: Tried) -> None:
+    mesh, record = await tried({"collocated": 1.0, "split": 0.1}, started_s=1e9)
+    assert mesh.places == []
+    assert record.mode == "collocated"
+    assert {one.placement for one in record.estimates} == {"split", "hybrid"}
+    assert any("estimates, seconds per batch: split" in event for event in mesh.events)
+
+
+async def test_what_does_not_fit_is_not_tried(tried: Tried) -> None:
+    refused = {"split": "too large", "hybrid": "too large"}
+    mesh, record = await tried({"collocated": 1.0, "split": 0.1}, refused=refused)
+    assert mesh.places == []
+    assert record.left_out == ("split: too large", "hybrid: too large")
+
+
+async def test_generators_that_were_started_by_hand_are_not_left_asleep(tried: Tried) -> None:
+    mesh, record = await tried({"collocated": 1.0, "split": 0.1}, strangers=["by-hand"])
+    assert mesh.places == []
+    assert "by-hand" in record.left_out[0]
