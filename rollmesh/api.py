@@ -17,8 +17,8 @@ from typing import Any
 
 from rollmesh.launcher.console.view import SilentView, View, open_view
 from rollmesh.launcher.local import LocalRun
-from rollmesh.launcher.placement.trials.opening import opening
 from rollmesh.launcher.preflight.checks import check_code, check_files
+from rollmesh.launcher.trials.opening import opening
 from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.access.secret import new_token
 from rollmesh.mesh.config import Config, load_config

@@ -46,7 +46,7 @@ def _status(
     from rollmesh.launcher.console.view import members_table, pushes_table, status_table
     from rollmesh.launcher.folder import learner_starts
     from rollmesh.launcher.mesh_client import MeshClient, Snapshot
-    from rollmesh.launcher.placement.trials.record import read_record
+    from rollmesh.launcher.trials.record import read_record
     from rollmesh.report.metrics import run_records
     from rollmesh.report.pushes import live_rows, transport_choices
 

@@ -25,8 +25,6 @@ from rollmesh.launcher.memory import MemoryWatch, WatchRules
 from rollmesh.launcher.mesh_client import MeshClient, Snapshot
 from rollmesh.launcher.mesh_log import MeshLog
 from rollmesh.launcher.placement.description import describe_turns
-from rollmesh.launcher.placement.trials.opening import opening
-from rollmesh.launcher.placement.trials.session import RunPlacement
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.launcher.preflight.continuing import Continuation
 from rollmesh.launcher.preparation import Preparation
@@ -34,6 +32,8 @@ from rollmesh.launcher.run_secrets import make_secrets, with_own_secrets
 from rollmesh.launcher.service_process import log_file
 from rollmesh.launcher.services import ServiceCatalogue, describe_threads, drain_order, mesh_address, thread_plan
 from rollmesh.launcher.supervisor import Observer, Supervisor
+from rollmesh.launcher.trials.opening import opening
+from rollmesh.launcher.trials.session import RunPlacement
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, RollmeshError
@@ -88,7 +88,7 @@ class LocalRun:
         config: the run, in the placement in which it begins.
         view: shows events and metrics.
         prepared: results of the checks.
-        asked: the run as the user gave it, where that leaves the placement open (`placement.trials.opening`).
+        asked: the run as the user gave it, where that leaves the placement open (`launcher.trials.opening`).
         fresh: start the run over; the folder that it has is kept under another name.
         allow_changes: continue it with another model or other data (`learner.recovery.run_identity`).
         from_checkpoint: checkpoint to continue from (`rollmesh.checkpoint_choice.checkpoint_path`); None: the last one.

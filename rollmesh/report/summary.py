@@ -94,7 +94,7 @@ class Summary:
             `anon` of its processes alone, `shared`, `device`. The service `all` is all of them at one moment.
         swaps: time of swaps of shared devices (`report.turns.swap_times`).
         placement: `mode` in which the run has ended, the `asked` one, and with `auto` its estimates, measurements and
-            cost (`launcher.placement.trials.record.PlacementRecord`).
+            cost (`launcher.trials.record.PlacementRecord`).
     """
 
     run: str

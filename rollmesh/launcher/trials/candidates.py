@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rollmesh.launcher.placement.devices import DevicePlan, assign_devices
-from rollmesh.launcher.placement.trials.estimates import Division
 from rollmesh.launcher.placement.visible import VisibleDevices
 from rollmesh.launcher.services import thread_plan
+from rollmesh.launcher.trials.estimates import Division
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.generator_places import devices_per_generator, generator_places
 from rollmesh.mesh.config.models import Config

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from rollmesh.launcher.placement.trials.estimates import Bounds
+from rollmesh.launcher.trials.estimates import Bounds
 
 TIE = 0.03
 """Share of a batch's time within which placements count as equal: the one in force stays then."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rollmesh.launcher.placement.trials.estimates import UNKNOWN, Bounds, Measurement
+from rollmesh.launcher.trials.estimates import UNKNOWN, Bounds, Measurement
 from rollmesh.mesh.config.placement import PlacementMode
 from rollmesh.report.metrics import Record, is_evaluation, is_training
 from rollmesh.report.turns import Turn, spans

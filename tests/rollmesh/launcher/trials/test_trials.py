@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.launcher.placement.trials import trials as module
-from rollmesh.launcher.placement.trials.candidates import Candidate, candidates
-from rollmesh.launcher.placement.trials.record import PlacementRecord, read_record
-from rollmesh.launcher.placement.trials.trials import MeshControl, Trials
 from rollmesh.launcher.placement.visible import VisibleDevices
+from rollmesh.launcher.trials import trials as module
+from rollmesh.launcher.trials.candidates import Candidate, candidates
+from rollmesh.launcher.trials.record import PlacementRecord, read_record
+from rollmesh.launcher.trials.trials import MeshControl, Trials
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.errors import RollmeshError
 

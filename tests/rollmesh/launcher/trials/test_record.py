@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.launcher.placement.trials.memory import refused_together
-from rollmesh.launcher.placement.trials.opening import chosen_before, digest_here, opening
-from rollmesh.launcher.placement.trials.record import Estimated, Measured, PlacementRecord, digest_of, read_record
+from rollmesh.launcher.trials.memory import refused_together
+from rollmesh.launcher.trials.opening import chosen_before, digest_here, opening
+from rollmesh.launcher.trials.record import Estimated, Measured, PlacementRecord, digest_of, read_record
 from rollmesh.mesh.config import Config, load_config
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rollmesh.launcher.placement.description import placement_notices
-from rollmesh.launcher.placement.trials.candidates import candidates
-from rollmesh.launcher.placement.trials.estimates import Division
 from rollmesh.launcher.placement.visible import VisibleDevices
+from rollmesh.launcher.trials.candidates import candidates
+from rollmesh.launcher.trials.estimates import Division
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError
 

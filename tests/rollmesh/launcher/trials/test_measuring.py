@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rollmesh.launcher.placement.trials.estimates import UNKNOWN, Bounds
-from rollmesh.launcher.placement.trials.measuring import MeasuringRules, measure
+from rollmesh.launcher.trials.estimates import UNKNOWN, Bounds
+from rollmesh.launcher.trials.measuring import MeasuringRules, measure
 from rollmesh.report.turns import Turn
 
 

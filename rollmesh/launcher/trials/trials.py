@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollmesh.launcher.placement.trials.candidates import IN_TURNS, Candidate
-from rollmesh.launcher.placement.trials.choice import best_placement, next_trial
-from rollmesh.launcher.placement.trials.estimates import Bounds, Division, Measurement, estimate
-from rollmesh.launcher.placement.trials.measuring import MeasuringRules, measure
-from rollmesh.launcher.placement.trials.record import Estimated, Measured, PlacementRecord, finite
+from rollmesh.launcher.trials.candidates import IN_TURNS, Candidate
+from rollmesh.launcher.trials.choice import best_placement, next_trial
+from rollmesh.launcher.trials.estimates import Bounds, Division, Measurement, estimate
+from rollmesh.launcher.trials.measuring import MeasuringRules, measure
+from rollmesh.launcher.trials.record import Estimated, Measured, PlacementRecord, finite
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.report.metrics import MetricsTail, Record, is_training

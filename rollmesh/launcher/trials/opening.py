@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 
-from rollmesh.launcher.placement.trials.candidates import IN_TURNS, in_placement
-from rollmesh.launcher.placement.trials.record import PlacementRecord, digest_of, read_record
 from rollmesh.launcher.placement.visible import VARIABLE, has_driver
+from rollmesh.launcher.trials.candidates import IN_TURNS, in_placement
+from rollmesh.launcher.trials.record import PlacementRecord, digest_of, read_record
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.runtime.threads import available_cores
 

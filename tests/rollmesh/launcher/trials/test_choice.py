@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.launcher.placement.trials.choice import TIE, best_placement, next_trial
-from rollmesh.launcher.placement.trials.estimates import Bounds, Division, Measurement, estimate
+from rollmesh.launcher.trials.choice import TIE, best_placement, next_trial
+from rollmesh.launcher.trials.estimates import Bounds, Division, Measurement, estimate
 
 seconds = st.floats(0.01, 100.0)
 
