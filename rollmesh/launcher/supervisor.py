@@ -9,8 +9,8 @@ Invariants:
 - the run ends when the completing service exits with 0, when it is asked to, or with an error. In every case each
   process has ended before `run` returns, in the drain order unless it was asked to hurry. A service that does not end
   in order is named, with the reason;
-- services may be replaced by others while the rest continues. What ends a replacement for good ends only the trial of
-  it, until it is kept.
+- services may be replaced by others while the rest continues. A replacement that gives up ends only its own trial,
+  until it is kept.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Service:
     task: asyncio.Task[None] | None = None
     address: str | None = None
     starts: int = 0
-    # It is being replaced: nobody starts it again.
+    # Another one takes its place: it is not restarted.
     leaving: bool = False
     # A replacement that is not kept yet.
     on_trial: bool = False
@@ -79,7 +79,7 @@ class Supervisor:
         before_last: awaited once, when all but the services that end last have ended (to read final counts).
 
     Attributes:
-        trial_error: what has ended a replacement that was not kept yet.
+        trial_error: the error of a replacement that gave up before it was kept.
     """
 
     def __init__(

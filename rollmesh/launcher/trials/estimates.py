@@ -115,7 +115,7 @@ def _hybrid_s(training_s: float, own_s: float, shared_s: float, swap_s: float) -
 
 
 def _intersection(bounds: Iterable[Bounds]) -> Bounds:
-    """What all bounds allow; noise may make them contradict each other, then what lies between them."""
+    """The part that all bounds share; where noise makes them contradict each other, the gap between them."""
     found = list(bounds)
     if not found:
         return UNKNOWN

@@ -1,4 +1,4 @@
-"""Whether both sides fit beside each other: their measured memory on a CPU, and `rollmesh plan` on devices."""
+"""The check that both sides fit beside each other: by measured memory on a CPU, by `rollmesh plan` on devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _QUERY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nouni
 _QUERY_S = 10.0
 _PLAN_S = 120.0
 _MIB_PER_GIB = 1024
-# Of a host's memory, for everything else.
+# Share of a host's memory for everything else.
 _LEFT_FREE = 0.1
 
 

@@ -20,7 +20,7 @@ from rollmesh.mesh.config.placement import PlacementMode
 from rollmesh.mesh.files import write_atomically
 
 _FILE = "placement.json"
-# What decides how fast both sides are.
+# They decide how fast both sides are.
 _SECTIONS = (
     "algorithm",
     "buffer",

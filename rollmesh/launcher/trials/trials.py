@@ -1,8 +1,8 @@
 """The trials of placements in a running mesh: measures, estimates, tries, and settles on the fastest.
 
-Only learner and generators are replaced; the buffer keeps every group. Who ends the waits: a trial has a deadline, by
-the time that the best placement so far would take, and its services may give up. The first placement is no trial: the
-run's own watch over stalls ends it. All of it ends with the run.
+Only learner and generators are replaced; the buffer keeps every group. A trial ends by its measurement, by its deadline
+or because its services give up. The deadline follows from the time of the best placement so far. The first placement is
+no trial: the run's own watch over stalls ends it. All of it ends with the run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PATIENCE, _GRACE_S = 3.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class MeshControl:
-    """What trials need of the run.
+    """The run as trials use it.
 
     Attributes:
         place: replaces learner and generators by those of a placement; raises `RollmeshError` where they cannot run.
@@ -56,7 +56,7 @@ class MeshControl:
 
 @dataclass(slots=True)
 class _Seen:
-    """What the trials have shown so far."""
+    """Results of the trials so far."""
 
     measured: dict[str, Measured] = field(default_factory=dict)
     divisions: dict[Division, Measurement] = field(default_factory=dict)
