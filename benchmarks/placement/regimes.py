@@ -3,8 +3,8 @@
     python -m benchmarks.placement.regimes --json regimes.json
 
 The placements alternate within each round, and one configuration serves all: the only difference is `placement`. A
-regime's window begins after its warm-up, in which `auto` has its trials. The cost of these is the difference of wall
-times of whole runs, in a column of its own. Needs a quiet machine.
+regime's window begins after its warm-up, in which `auto` has its trials, or after the last of these. Their cost is the
+difference of wall times of whole runs, in a column of its own. Needs a quiet machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Regime:
     """A workload with or without a slow reward.
 
     Attributes:
-        warmup: batches left out, the trial of `auto` among them.
+        warmup: batches left out at least; `auto` has its trials in them.
         batches: batches measured.
     """
 
@@ -45,10 +45,10 @@ class Regime:
 REGIMES = {
     regime.name: regime
     for regime in (
-        Regime("short", "fixed-0.13m", False, 24, 160),
-        Regime("long-tail", "long-tail", False, 16, 48),
-        Regime("slow-rewards", "fixed-0.13m", True, 24, 100),
-        Regime("compute-bound", "fixed-3.9m", False, 12, 16),
+        Regime("short", "fixed-0.13m", False, 120, 160),
+        Regime("long-tail", "long-tail", False, 32, 48),
+        Regime("slow-rewards", "fixed-0.13m", True, 60, 100),
+        Regime("compute-bound", "fixed-3.9m", False, 24, 24),
     )
 }
 
@@ -86,10 +86,10 @@ def measure(regime: Regime, folder: Path, placement: str, staleness: int, model:
     last = run.steps[-1]
     return Measured(
         placement,
-        _batch_s(run, regime.warmup),
+        _batch_s(run, max(regime.warmup, int(run.summary["placement"]["step"]))),
         lasted,
         float(last.get("placement/swap_share", 0.0)),
-        str(run.summary.get("placement", {}).get("mode", placement)),
+        str(run.summary["placement"]["mode"]),
         before,
     )
 
