@@ -23,7 +23,7 @@ def describe_turns(config: Config) -> str:
         "batch(es) a turn"
     )
     if own:
-        text += f"; {', '.join(own)} always generate"
+        text += f"; {', '.join(own)} always generate{'s' if len(own) == 1 else ''}"
     if placement.mode == "auto":
         text += f"; the first {placement.trial_batches} batches in each placement decide"
     return text

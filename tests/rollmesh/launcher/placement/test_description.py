@@ -28,7 +28,7 @@ def config(*overrides: str) -> Config:
         (
             ["placement=hybrid", "placement.batches_per_turn=1"],
             "placement hybrid: the learner and shared-0 take turns on the same devices, up to 1 batch(es) a turn; "
-            "generator-0 always generate",
+            "generator-0 always generates",
         ),
     ],
 )
