@@ -93,6 +93,7 @@ def _show_ended(run: Path, *, as_json: bool) -> None:
 
 async def _read_all(where: Target) -> dict[str, Any]:
     from rollmesh.launcher.mesh_client import MeshClient
+    from rollmesh.launcher.trials.record import read_record
     from rollmesh.report.table_lines import message_to_dict
 
     async with MeshClient(where.address, where.security) as mesh:
@@ -105,6 +106,7 @@ async def _read_all(where: Target) -> dict[str, Any]:
             pushes = {"unknown": error.message}
         snapshot = await mesh.read_snapshot()
         await mesh.read_sleep(snapshot)
+        record = read_record(where.folder) if where.folder is not None else None
         turns = {} if snapshot.turns is None else message_to_dict(snapshot.turns)
         return {
             "tables": tables,
@@ -113,4 +115,5 @@ async def _read_all(where: Target) -> dict[str, Any]:
             "pushes": pushes,
             "turns": turns,
             "sleep": snapshot.sleep,
+            "placement": record.to_summary() if record is not None else {},
         }

@@ -26,7 +26,7 @@ from rollmesh.report.turns import read_turns
 
 _LOOK_S = 0.2
 # Batches of milliseconds vary, so that a few of them say little.
-_LEAST_S = 4.0
+_LEAST_S = 6.0
 # A trial may take so many times as long as the best placement, and this long in addition.
 _PATIENCE, _GRACE_S = 3.0, 60.0
 
