@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator
@@ -66,5 +67,9 @@ def test_responses_continue_in_another_server(harness: RestartedSglang) -> None:
 
 def _servers() -> set[int]:
     """Processes of servers that were started here."""
-    children = psutil.Process().children(recursive=True)
-    return {child.pid for child in children if "sglang" in " ".join(child.cmdline())}
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "sglang" in " ".join(child.cmdline()):
+                found.add(child.pid)
+    return found
