@@ -24,7 +24,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.http.metrics import metrics_server
-from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.membership import SHARES_DEVICES, MembershipAgent
 from rollmesh.mesh.rpc.failover_channel import open_mesh
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.hosts import host_id, is_loopback
@@ -114,7 +114,7 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
         if options.shares_devices is not None:
             shares_devices = options.shares_devices
         # The learner finds the generators that it shares devices with by this.
-        agent.set_status(gauges={"shares_devices": float(shares_devices)})
+        agent.set_status(gauges={SHARES_DEVICES: float(shares_devices)})
         # Where no other host can reach this process, it has no receiver to relay to.
         relay = Relay("" if is_loopback(address.rpartition(":")[0]) else address)
         relay.add_to(server)

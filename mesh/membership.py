@@ -38,6 +38,8 @@ from rollmesh.protos import membership_pb2, membership_pb2_grpc
 log = logging.getLogger(__name__)
 # The version of the contracts. A mesh accepts only members with its own.
 PROTOCOL = 2
+SHARES_DEVICES, ASLEEP = "shares_devices", "asleep"
+"""Gauges of a generator: it shares the learner's devices, and it sleeps."""
 # Seconds without an answer to a Join between two words on it.
 _JOIN_LOG_S = 10.0
 # Heartbeats that may time out one after the other within a member's time to live.

@@ -18,15 +18,13 @@ import grpc
 import psutil
 
 from rollmesh.mesh.errors import FencedError, RollmeshError, StoreError, UnreachableError
-from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.membership import ASLEEP, SHARES_DEVICES, MembershipAgent
 from rollmesh.mesh.rpc.errors import is_transient, to_rollmesh_error
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import generator_pb2, generator_pb2_grpc, membership_pb2
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
-SHARES_DEVICES, ASLEEP = "shares_devices", "asleep"
-"""Gauges of a generator: it shares the learner's devices, and it sleeps."""
 # Longest wait for one answer before the call is repeated. The generator continues its work meanwhile.
 _TRY_S = 20.0
 _PAUSE_S = 0.2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rollmesh.launcher.placement.devices import DevicePlan
+from rollmesh.learner.placement.turn_rules import TurnRules
 from rollmesh.mesh.config.generator_places import devices_per_generator, generator_places
 from rollmesh.mesh.config.models import Config
 
@@ -16,7 +17,7 @@ def describe_turns(config: Config) -> str:
         return "placement split: generators and learner have devices of their own, and work at the same time"
     sharing = [place.name for place in generator_places(config) if place.shares_devices]
     own = [place.name for place in generator_places(config) if not place.shares_devices]
-    batches = placement.batches_per_turn or max(1, config.buffer.max_staleness)
+    batches = TurnRules.of(config).batches
     who = ", ".join(sharing) or "generators that are started by hand"
     text = (
         f"placement {placement.mode}: the learner and {who} take turns on the same devices, up to {batches} "

@@ -13,6 +13,7 @@ import grpc
 
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import RollmeshError, UnreachableError
+from rollmesh.mesh.membership import SHARES_DEVICES
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.errors import to_rollmesh_error
 from rollmesh.protos import (
@@ -23,8 +24,6 @@ from rollmesh.protos import (
     membership_pb2,
 )
 
-SHARES_DEVICES = "shares_devices"
-"""The gauge of a generator that takes turns with the learner."""
 # A look at a mesh waits no longer for one service.
 _DEADLINE_S = 2.0
 _LEVELS = {

@@ -23,7 +23,7 @@ from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.distributed.rank_group import RankGroup
 from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.placement import generator_group
-from rollmesh.learner.placement.generator_group import ASLEEP, SHARES_DEVICES, GeneratorGroup
+from rollmesh.learner.placement.generator_group import GeneratorGroup
 from rollmesh.learner.placement.shared_devices import SharedDevices
 from rollmesh.learner.placement.swap import Phase, SwapMachine, SwapRules
 from rollmesh.learner.placement.turn_log import FILE, TurnLog
@@ -33,7 +33,7 @@ from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import FencedError, SwapError, UnreachableError, WeightsError
-from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.membership import ASLEEP, SHARES_DEVICES, MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
