@@ -11,7 +11,6 @@ from rollmesh.launcher.folder import write_launch
 from rollmesh.launcher.memory import MemoryWatch
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.launcher.placement.devices import DevicePlan
-from rollmesh.launcher.placement.turns import SHARES_DEVICES
 from rollmesh.launcher.services import LEARNER, ServiceCatalogue, drain_order
 from rollmesh.launcher.supervisor import Supervisor
 from rollmesh.launcher.trials.candidates import Candidate, candidates
@@ -21,6 +20,7 @@ from rollmesh.launcher.trials.record import PlacementRecord
 from rollmesh.launcher.trials.trials import MeshControl, Trials
 from rollmesh.mesh.config.generator_places import generator_places
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.membership import SHARES_DEVICES
 from rollmesh.mesh.runtime.threads import available_cores
 
 
