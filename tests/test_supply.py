@@ -46,6 +46,7 @@ LOADS = {"from_pretrained", "from_config"}
 REASONS = {
     ("generators/engines/sglang/transfers/sharing.py", "pickle"): "writes handles of memory, and reads nothing",
     ("generators/engines/sglang/transfers/sharing.py", "torch.multiprocessing"): "names what SGLang lets in a pickle",
+    ("generators/engines/vllm/fork_server.py", "multiprocessing"): "says how vLLM starts its own processes",
     ("generators/engines/vllm/launcher.py", "multiprocessing"): "asks for the children of this process",
     ("generators/engines/vllm/process_tree.py", "multiprocessing"): "ends children of this process",
     ("generators/engines/sglang/cpu/shims/forking_server.py", "multiprocessing"): "says how the server starts its own",

@@ -41,7 +41,8 @@ def pair(threads: ThreadPoolExecutor, timeout_s: float) -> list[BroadcastGroup]:
 def test_a_member_that_takes_no_part_ends_the_bucket_in_time(threads: ThreadPoolExecutor) -> None:
     sender, receiver = pair(threads, 0.5)
     work = receiver.start_bucket(torch.zeros(1 << 20, dtype=torch.uint8))
-    with pytest.raises(WeightsError, match=r"a bucket did not get through: no progress for 0\.5 s"):
+    # gloo has the same timeout, and may be first.
+    with pytest.raises(WeightsError, match=r"a bucket did not get through: (no progress for 0\.5 s|.*500ms)"):
         receiver.finish_bucket(work)
     for member in (sender, receiver):
         member.close()
