@@ -214,6 +214,7 @@ class GeneratorGroup:
             members = self._known
         # A member that has left, and still runs here, has its memory.
         self._known = {**{name: m for name, m in self._known.items() if self._runs_here(m)}, **members}
+        await self._close_unused()
         asked = {name: member for name, member in self._known.items() if name not in without}
         self.waiting_for = set(asked)
         tasks = [asyncio.create_task(self._ask(member, call, answer), name=name) for name, member in asked.items()]
@@ -232,6 +233,12 @@ class GeneratorGroup:
             answer.failed[name] = f"no answer within {timeout_s:.0f} s"
         self.waiting_for = set()
         return answer
+
+    async def _close_unused(self) -> None:
+        """Closes the channels to generators that are gone."""
+        used = {member.address for member in self._known.values()}
+        for address in self._channels.keys() - used:
+            await self._channels.pop(address).close()
 
     async def _ask(
         self, member: membership_pb2.Member, call: Callable[[Any, float], Awaitable[Any]], answer: GroupAnswer

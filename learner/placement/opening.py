@@ -6,13 +6,15 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
 import grpc
 
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.placement.generator_group import GeneratorGroup
-from rollmesh.learner.placement.shared_devices import SharedDevices, Versions
+from rollmesh.learner.placement.shared_devices import SharedDevices
 from rollmesh.learner.placement.swap import SwapMachine, SwapRules
+from rollmesh.learner.placement.swap_steps import SwapSteps, Versions
 from rollmesh.learner.placement.turn_log import TurnLog
 from rollmesh.learner.placement.turn_requests import TurnRequests
 from rollmesh.learner.placement.turn_rules import TableView, TurnRules
@@ -32,12 +34,21 @@ from rollmesh.protos import generator_pb2, membership_pb2
 log = logging.getLogger(__name__)
 
 
+class EvaluatedVersions(Versions, Protocol):
+    """Versions that held-out prompts are answered by: `learner.coordinator.version_announcer.VersionAnnouncer`."""
+
+    @property
+    def evaluation_is_open(self) -> bool:
+        """Held-out prompts are to be answered by the version in force, or are being answered."""
+        ...
+
+
 def open_turns(
     config: Config,
     runtime: LearnerRuntime,
     agent: MembershipAgent,
     client: BufferClient,
-    versions: Versions,
+    versions: EvaluatedVersions,
     requests: TurnRequests | None,
     *,
     incarnation: int,
@@ -54,17 +65,18 @@ def open_turns(
         return OwnDevices()
     # Whatever ends a wait of the training thread at the time of the request.
     requests.wake = lambda: runtime.controls.wake()
+    machine = SwapMachine(SwapRules(placement.step_timeout_s), time.monotonic)
+    # Bytes are compared where engines keep them as they are sent.
+    probed = () if config.rollout.engine == "hf" else probe_ids
     return SharedDevices(
         runtime,
-        _group(config, agent, incarnation),
-        versions,
-        SwapMachine(SwapRules(placement.step_timeout_s), time.monotonic),
+        SwapSteps(runtime, _group(config, agent, incarnation), versions, machine, probed),
+        machine,
         TurnRules.of(config),
         requests,
         TurnLog(config.run.folder),
         placement.mode,
-        () if config.rollout.engine == "hf" else probe_ids,
-        partial(_look, client),
+        partial(_look, client, versions),
     )
 
 
@@ -122,6 +134,6 @@ def _group(config: Config, agent: MembershipAgent, incarnation: int) -> Generato
     return GeneratorGroup(agent, connect, host=host_id(), incarnation=incarnation)
 
 
-async def _look(client: BufferClient) -> TableView:
+async def _look(client: BufferClient, versions: EvaluatedVersions) -> TableView:
     counts = (await client.describe(TRAIN)).counts
-    return TableView(generating=counts.generating, ready=counts.ready, leased=counts.leased)
+    return TableView(counts.generating, counts.ready, counts.leased, versions.evaluation_is_open)

@@ -20,11 +20,13 @@ class TableView:
         generating: groups that generators hold, or that wait for their rewards.
         ready: sealed groups that wait for the learner.
         leased: groups that the learner holds.
+        evaluating: held-out prompts are to be answered by the version in force, or are being answered.
     """
 
     generating: int
     ready: int
     leased: int
+    evaluating: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +49,14 @@ class TurnRules:
         batches = config.placement.batches_per_turn or max(1, config.buffer.max_staleness)
         return cls(batches, config.learner.batch.groups, config.learner.steps)
 
-    def reason_to_wait(self, version: int, table: TableView, *, evaluating: bool) -> str:
+    def reason_to_wait(self, version: int, table: TableView) -> str:
         """The reason why no turn begins although a batch is held; empty where one may.
 
         Args:
             version: that the batch will train.
             table: see there.
-            evaluating: held-out prompts are being answered, by the weights that generators serve.
         """
-        if evaluating:
+        if table.evaluating:
             return "the evaluation of the present version ends first"
         batches = min(self.batches, self.last_version - version)
         missing = batches * self.groups - table.ready - table.leased
@@ -63,15 +64,14 @@ class TurnRules:
             return f"{missing} more groups are awaited for a turn of {batches} batches"
         return ""
 
-    def continues(self, version: int, trained: int, table: TableView, *, evaluating: bool) -> bool:
+    def continues(self, version: int, trained: int, table: TableView) -> bool:
         """True where a turn continues with a batch for `version`.
 
         Args:
             version: the next to be trained.
             trained: batches of this turn so far.
             table: see there.
-            evaluating: the version in force is to be evaluated, or is being.
         """
-        if evaluating or version >= self.last_version or trained >= self.batches:
+        if table.evaluating or version >= self.last_version or trained >= self.batches:
             return False
         return table.ready + table.leased >= self.groups

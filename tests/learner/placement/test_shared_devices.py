@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from rollmesh.learner.placement import generator_group
 from rollmesh.learner.placement.generator_group import GeneratorGroup
 from rollmesh.learner.placement.shared_devices import SharedDevices
 from rollmesh.learner.placement.swap import Phase, SwapMachine, SwapRules
+from rollmesh.learner.placement.swap_steps import SwapSteps
 from rollmesh.learner.placement.turn_log import FILE, TurnLog
 from rollmesh.learner.placement.turn_requests import TurnRequests
 from rollmesh.learner.placement.turn_rules import TableView, TurnRules
@@ -113,9 +114,7 @@ class Ranks:
 
 @dataclass
 class Versions:
-    """Versions that are in force; an evaluation may be open."""
-
-    evaluation_is_open: bool = False
+    """Versions that are in force."""
 
     failure: Exception | None = None
 
@@ -166,14 +165,12 @@ class World:
         runtime = LearnerRuntime(bridge, cast(RankGroup, self.ranks), InlineTrajectories(), self.controls, self.status)
         self.turns = SharedDevices(
             runtime,
-            self.group,
-            self.versions,
+            SwapSteps(runtime, self.group, self.versions, self.machine, (1, 2, 3)),
             self.machine,
             TurnRules(batches=2, groups=4, last_version=100),
             self.requests,
             TurnLog(folder),
             "collocated",
-            (1, 2, 3),
             self.look,
         )
 
@@ -477,9 +474,9 @@ def test_a_turn_waits_for_its_batches_and_for_an_evaluation_and_serves_requests_
     world.table = TableView(generating=4, ready=0, leased=4)
     assert not world.turns.take(7)
     assert world.ranks.orders[-1] == "wait"
-    world.table, world.versions.evaluation_is_open = TableView(generating=4, ready=4, leased=4), True
+    world.table = TableView(generating=4, ready=4, leased=4, evaluating=True)
     assert not world.turns.take(7)
-    world.versions.evaluation_is_open = False
+    world.table = replace(world.table, evaluating=False)
     world.controls.request_checkpoint()
     assert not world.turns.take(7)
     world.controls.pop_checkpoint_requests()

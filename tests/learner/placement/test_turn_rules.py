@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,23 +39,23 @@ def test_a_turn_has_as_many_batches_as_the_bound_lets_wait(staleness: int, setti
     ],
 )
 def test_a_turn_begins_when_its_batches_are_there_or_no_more_come(table: TableView, version: int, reason: str) -> None:
-    assert RULES.reason_to_wait(version, table, evaluating=False) == reason
-    assert "evaluation" in RULES.reason_to_wait(version, table, evaluating=True)
+    assert RULES.reason_to_wait(version, table) == reason
+    assert "evaluation" in RULES.reason_to_wait(version, replace(table, evaluating=True))
 
 
 def test_a_turn_continues_while_a_batch_is_there() -> None:
     full = TableView(generating=3, ready=3, leased=1)
-    assert RULES.continues(1, 1, full, evaluating=False)
-    assert not RULES.continues(1, 2, full, evaluating=False)
-    assert not RULES.continues(1, 1, full, evaluating=True)
-    assert not RULES.continues(10, 1, full, evaluating=False)
-    assert not RULES.continues(1, 1, TableView(generating=8, ready=3, leased=0), evaluating=False)
+    assert RULES.continues(1, 1, full)
+    assert not RULES.continues(1, 2, full)
+    assert not RULES.continues(1, 1, replace(full, evaluating=True))
+    assert not RULES.continues(10, 1, full)
+    assert not RULES.continues(1, 1, TableView(generating=8, ready=3, leased=0))
 
 
 @given(st.integers(0, 9), st.integers(0, 40), st.integers(0, 40), st.integers(1, 5))
 def test_no_turn_waits_for_groups_that_do_not_come(version: int, ready: int, leased: int, batches: int) -> None:
     rules = TurnRules(batches, 4, 10)
-    assert rules.reason_to_wait(version, TableView(0, ready, leased), evaluating=False) == ""
+    assert rules.reason_to_wait(version, TableView(0, ready, leased)) == ""
 
 
 def test_a_learner_that_was_asked_to_yield_takes_no_turn_until_it_may_or_the_time_is_over() -> None:
