@@ -10,10 +10,11 @@ from pathlib import Path
 from rollmesh.generators.engine_events import EngineEventBridge
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.interface import InferenceEngine
-from rollmesh.generators.engines.types import EngineSettings, KvPolicy, Release
+from rollmesh.generators.engines.types import EngineSettings, KvPolicy
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.agent_tools import agent_schemas
 from rollmesh.mesh.config.generator_places import generator_places
+from rollmesh.mesh.config.memory_release import Release, release_of
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.runtime.devices import choose_device
 
@@ -48,7 +49,7 @@ def load_libraries(threads: int) -> None:
 
 
 def load_engine(
-    config: Config, folder: Path, events: EngineEventBridge, *, threads: int, shares_devices: bool = False
+    config: Config, folder: Path, events: EngineEventBridge, *, threads: int, release: Release | None = None
 ) -> LoadedEngine:
     """Builds engine and tokenizer from the model files; takes seconds.
 
@@ -57,7 +58,7 @@ def load_engine(
         folder: configuration and tokenizer files of the model.
         events: listens to the engine.
         threads: compute threads.
-        shares_devices: it will sleep while the learner has its devices.
+        release: the way in which it gives memory back; None: it never sleeps.
 
     Raises:
         ConfigError, DataError: the engine or the model cannot be built.
@@ -74,7 +75,7 @@ def load_engine(
         seed=config.run.seed,
         threads=threads,
         allow_insecure=config.security.allow_insecure,
-        release=release_of(config) if shares_devices else None,
+        release=release,
         hf=rollout.hf,
         vllm=rollout.vllm,
         sglang=rollout.sglang,
@@ -91,23 +92,17 @@ def kv_policy(config: Config) -> KvPolicy:
     return "recompute" if config.rollout.engine == "sglang" else "keep"
 
 
-def release_of(config: Config) -> Release:
-    """The way in which a sleeping engine of this run gives memory back."""
-    rollout, asked = config.rollout, config.placement.release
-    if rollout.engine == "hf" or (rollout.engine == "sglang" and rollout.sglang.address is not None):
-        # It has no processes of its own to end.
-        return "memory"
-    # There these engines free nothing while they sleep.
-    on_cpu = choose_device(rollout.device, "rollout.device") == "cpu"
-    if asked == "memory" and on_cpu:
+def release_here(config: Config) -> Release:
+    """The way in which a sleeping engine of this run gives memory back on this machine."""
+    on_cpu = choose_device(config.rollout.device, "rollout.device") == "cpu"
+    release = release_of(config, on_cpu=on_cpu)
+    if release == "memory" and on_cpu and config.rollout.owns_processes:
         log.warning(
             "placement.release: memory gives nothing back: asleep on a CPU, %s keeps all its memory; process ends its "
             "processes instead",
-            rollout.engine,
+            config.rollout.engine,
         )
-    if asked != "auto":
-        return asked
-    return "process" if on_cpu else "memory"
+    return release
 
 
 def sharing(config: Config, device: str) -> int:

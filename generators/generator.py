@@ -18,7 +18,7 @@ from typing import Any
 from rollmesh.generators.components import GeneratorComponents, MeshAccess
 from rollmesh.generators.control_service import ManualRequests, Probes
 from rollmesh.generators.engine_events import EngineEventBridge
-from rollmesh.generators.engine_loading import load_engine, load_libraries, release_of
+from rollmesh.generators.engine_loading import load_engine, load_libraries, release_here
 from rollmesh.generators.engine_watch import watch
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.types import EngineStatus
@@ -89,7 +89,7 @@ class Generator:
         self.engine_name = config.rollout.engine
         self.context = config.rollout.context_tokens
         self.metrics = GeneratorMetrics()
-        rules = TurnRules(shares_devices, release_of(config) if shares_devices else "memory", config.model.dtype)
+        rules = TurnRules(shares_devices, release_here(config) if shares_devices else "memory", config.model.dtype)
         self.turns = DeviceTurns(rules, lambda: self._agent.policy, self._fail)
 
     @property
@@ -194,7 +194,7 @@ class Generator:
             folder,
             results,
             threads=self._threads,
-            shares_devices=self.turns.shares_devices,
+            release=self.turns.release if self.turns.shares_devices else None,
         )
         # The engine ends last, whatever becomes of the components. A thread of it that hung may still come to itself.
         stack.callback(results.disconnect)

@@ -26,15 +26,16 @@ from rollmesh.learner.engines.interface import ACTOR, Engine, EngineSpec
 from rollmesh.learner.engines.megatron.environment import prepare_environment
 from rollmesh.learner.engines.registry import ModelType, create_engine
 from rollmesh.learner.engines.rendezvous import open_board
-from rollmesh.learner.engines.rest_file import is_in_memory
 from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.mesh.config.base import DeviceName
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
+from rollmesh.mesh.config.memory_release import rest_folder
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.devices import DeviceType, choose_device
+from rollmesh.mesh.runtime.host_memory import is_in_memory
 from rollmesh.mesh.runtime.memory_tuning import allocate_from_one_heap
 from rollmesh.mesh.runtime.ranks import world_size
 from rollmesh.mesh.runtime.threads import available_cores, plan_threads
@@ -42,8 +43,6 @@ from rollmesh.mesh.runtime.threads import available_cores, plan_threads
 log = logging.getLogger(__name__)
 # More than the launcher's own longest, for a process that sleeps.
 _SILENT_FACTOR = 4.0
-# Folder of a run for what rests on a disk.
-REST_NAME = "resting"
 _MODEL_TYPES: tuple[ModelType, ...] = ("language_model", "value_model")
 
 
@@ -90,8 +89,8 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     if "megatron" in config.learner.engines:
         # Another role's engine may start CUDA.
         prepare_environment()
-    rest_folder = _rest_folder(config, choose_device(config.learner.device, "learner.device"))
-    if rest_folder is not None:
+    folder = rest_folder(config, on_cpu=choose_device(config.learner.device, "learner.device") == "cpu")
+    if folder is not None:
         # Before engines start their threads.
         allocate_from_one_heap()
     needs = algorithm.needs
@@ -107,8 +106,8 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     actor = engines[ACTOR]
     if actor.device.type == "cuda" and actor.layout.leads and config.model.dtype == "float32":
         log.warning("weights are sent, and generators compute, in float32: on CUDA set model.dtype: bfloat16")
-    if rest_folder is not None and actor.world.process == 0 and is_in_memory(rest_folder):
-        log.warning("files in %s take memory: set placement.rest_dir to a folder on a disk", rest_folder)
+    if folder is not None and actor.world.process == 0 and is_in_memory(folder):
+        log.warning("files in %s take memory: set placement.rest_dir to a folder on a disk", folder)
     for name, engine in engines.items():
         evidence = engine.probe()
         if engine.world.process == 0:
@@ -170,19 +169,12 @@ def _engine(
         parallel=config.learner.parallel_of(role),
         megatron=config.learner.megatron,
         offload=offload,
-        rest_folder=_rest_folder(config, device),
+        rest_folder=rest_folder(config, on_cpu=device == "cpu"),
         longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
         timeout_s=config.learner.distributed.timeout_s,
         peak_tflops=config.learner.device_peak_tflops or _peak_tflops(device, param_dtype),
     )
     return create_engine(spec, model_type=model_type, backend=config.learner.engine_of(role))
-
-
-def _rest_folder(config: Config, device: DeviceType) -> Path | None:
-    """The folder for what rests; None where it rests in memory."""
-    if not config.placement.shares_devices or device != "cpu":
-        return None
-    return config.placement.rest_dir or config.run.folder / REST_NAME
 
 
 def _peak_tflops(device: DeviceType, param_dtype: str) -> float | None:

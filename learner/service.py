@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import grpc
@@ -43,6 +43,7 @@ from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.config import Config
+from rollmesh.mesh.config.memory_release import REST_NAME
 from rollmesh.mesh.errors import RankLostError, RollmeshError
 from rollmesh.mesh.rpc.failover_channel import FailoverChannel, open_mesh
 from rollmesh.mesh.rpc.server import bind, new_server
@@ -128,6 +129,8 @@ def _run(
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "^lo,docker")
     set_learner_threads(config)
     with ExitStack() as closers:
+        if rank == 0:
+            closers.callback(_remove_if_empty, config.run.folder / REST_NAME)
         bridge = AsyncBridge()
         closers.callback(bridge.close)
         if ready_file is not None:
@@ -182,6 +185,12 @@ def _run(
         with watch.phase("leave"):
             export.close()
             worker.close()
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Removes what is left of a learner's rest: its files have no names."""
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _answer_health(config: Config, bridge: AsyncBridge, closers: ExitStack, ready_file: Path) -> None:

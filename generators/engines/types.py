@@ -16,6 +16,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 if TYPE_CHECKING:
     import torch
 
+    from rollmesh.mesh.config.memory_release import Release
     from rollmesh.mesh.config.rollout import HfSection, SglangSection, VllmSection
 
 FinishReason = Literal["stop", "length", "aborted"]
@@ -24,7 +25,6 @@ FinishReason = Literal["stop", "length", "aborted"]
 # head of the queue, in the order in which they started. They continue as requests with their tokens as prefix. Each
 # step prefills a bounded number of these tokens, while the sequences that are ready decode.
 KvPolicy = Literal["keep", "recompute", "interrupt"]
-Release = Literal["memory", "process"]
 EngineState = Literal["running", "paused", "asleep"]
 
 

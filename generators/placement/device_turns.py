@@ -18,10 +18,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rollmesh.generators.engines.types import Release
 from rollmesh.generators.placement.turn_actions import TurnActions, TurnParts, TurnRules
 from rollmesh.generators.placement.turn_state import Action, Fence, Goal, SleepGoal, TurnState, WakeGoal, joined
 from rollmesh.generators.placement.weights_proof import ProbeTokens
+from rollmesh.mesh.config.memory_release import Release
 from rollmesh.mesh.errors import (
     ConfigError,
     PayloadError,

@@ -12,7 +12,7 @@ from typing import Any
 
 from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.engines.process_memory import MemoryUse, read_memory_use, release_unused_memory
-from rollmesh.generators.engines.types import Release, SleepLevel, WakeStep
+from rollmesh.generators.engines.types import SleepLevel, WakeStep
 from rollmesh.generators.placement.turn_state import Action, Goal, Memory, TurnState, WakeGoal
 from rollmesh.generators.placement.weights_proof import (
     BY_DIGEST,
@@ -25,6 +25,7 @@ from rollmesh.generators.rollout.awake_clock import AwakeClock
 from rollmesh.generators.rollout.drafts import DraftUploader
 from rollmesh.generators.rollout.rollout_manager import RolloutManager
 from rollmesh.generators.weights.receiver import WeightReceiver
+from rollmesh.mesh.config.memory_release import Release
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 

@@ -1,7 +1,7 @@
 """All roles' memory away from the device and back, on every rank; what cannot be done on one is undone on all.
 
 Invariants: both moves are collective. After a move that has failed every rank has its memory where it was before. So
-the devices belong to one side on all ranks.
+the devices belong to one side on all ranks. Where the way back fails too, all of it counts as away.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-import psutil
 import torch
 
 from rollmesh.learner.distributed.turn_memory import (
@@ -24,9 +23,10 @@ from rollmesh.learner.distributed.turn_memory import (
     state_budget,
 )
 from rollmesh.learner.engines.interface import ACTOR, Engine
+from rollmesh.learner.engines.resting_parts import PARTS
 from rollmesh.mesh.errors import RollmeshError, SwapError
+from rollmesh.mesh.runtime.host_memory import free_host_bytes
 
-PARTS = ("params", "optimizer", "gradients")
 # Moments of AdamW in float32, before a first step has made them; other optimizers have fewer.
 _MOMENTS = 2
 
@@ -68,13 +68,15 @@ class RolesMemory:
         """Moves everything of all roles away, also what rests between calls already; collective.
 
         Raises:
-            SwapError: a rank has no room for it; all ranks have kept it.
+            SwapError: a rank has no room for it; all ranks have kept it, or count as away where they could not.
         """
         before = memory_in_use(self._device)
         gc.collect()
         moved, reason = self._move(lambda engine: engine.offload())
         if reason:
             _, undone = self._move(lambda engine: engine.onload())
+            # Parts that did not come back count as all: what is away cannot compute, and `onload` brings the rest.
+            self._away = bool(undone)
             raise SwapError(
                 "; ".join(filter(None, (f"the learner's state cannot leave the devices: {reason}", undone))),
                 hint="set placement.rest_dir to a folder with more room",
@@ -116,12 +118,16 @@ class RolesMemory:
 
     @staticmethod
     def _need(engine: Engine) -> int:
-        """Bytes on this rank that a role takes while it computes; everything is away."""
+        """Bytes on this rank that a role takes while it computes; everything is away.
+
+        Gradients that are gone come again in the size of the parameters. A state that no step has made yet is taken
+        for that of AdamW.
+        """
         resting = engine.resting_bytes
-        params, optimizer = resting.get("params", 0), resting.get("optimizer", 0)
+        params, optimizer, gradients = (resting.get(part, 0) for part in PARTS)
         if not engine.trained:
             return params
-        return params + max(resting.get("gradients", 0), params) + (optimizer or _MOMENTS * params)
+        return params + (gradients or params) + (optimizer or _MOMENTS * params)
 
     def _move(self, move: Callable[[Engine], None]) -> tuple[dict[str, list[float]], str]:
         """Moves engine after engine; returns bytes by part and seconds by role, and why a rank could not."""
@@ -165,7 +171,7 @@ def _free_bytes(device: torch.device) -> int:
     """Free bytes of this rank's device, or its part of those of the host."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return free_host_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _reason(failed: Exception | None) -> str:

@@ -38,8 +38,8 @@ class HostCopy:
         self._device = device
         # Slabs on a CPU are given up piece by piece.
         self._keeps = constant and (folder is not None or device.type == "cuda")
-        # Storages whose bytes the host has still.
-        self._kept: list[int] = []
+        # Storages whose bytes the host has still. They are held: the address of one that is gone may become another's.
+        self._kept: list[UntypedStorage] = []
         self._file = RestFile(folder) if folder is not None and device.type == "cpu" else None
         self._moved: list[tuple[UntypedStorage, int]] = []
         self._slabs: list[Tensor] = []
@@ -66,7 +66,8 @@ class HostCopy:
         if self._moved:
             return
         storages = [(storage, storage.nbytes()) for storage in self._storages(tensors)]
-        if self._kept and self._kept == [storage._cdata for storage, _ in storages]:
+        kept, self._kept = self._kept, []
+        if kept and _addresses(kept) == _addresses(storage for storage, _ in storages):
             for storage, _ in storages:
                 storage.resize_(0)
         elif self._file is None:
@@ -86,7 +87,7 @@ class HostCopy:
         elif self._moved:
             self._file.give_back(self._moved, keep=self._keeps)
         if self._keeps and self._moved:
-            self._kept = [storage._cdata for storage, _ in self._moved]
+            self._kept = [storage for storage, _ in self._moved]
         self._moved = []
 
     def forget(self) -> None:
@@ -178,6 +179,10 @@ def give_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
     else:
         return_freed_memory()
+
+
+def _addresses(storages: Iterable[UntypedStorage]) -> list[int]:
+    return [storage._cdata for storage in storages]
 
 
 def _bytes_of(storage: UntypedStorage) -> Tensor:

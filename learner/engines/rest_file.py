@@ -17,14 +17,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import psutil
 from torch import UntypedStorage
 
 from rollmesh.mesh.errors import SwapError
 
 _CALL_BYTES = 64 << 20
-# File systems whose files are memory.
-_MEMORY = ("tmpfs", "ramfs")
 # File systems that reserve nothing ahead answer so: there the write itself fails.
 _NO_RESERVATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
@@ -118,13 +115,6 @@ class RestFile:
             if moved <= 0:
                 raise OSError(errno.EIO, "the file ends too early")
             done += moved
-
-
-def is_in_memory(folder: Path) -> bool:
-    """True if files in a folder, perhaps one that is still to be made, take memory instead of room on a disk."""
-    mounted = {Path(found.mountpoint): found.fstype for found in psutil.disk_partitions(all=True)}
-    real = folder.resolve()
-    return next((mounted[place] for place in (real, *real.parents) if place in mounted), "") in _MEMORY
 
 
 def _reserve(descriptor: int, nbytes: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rollmesh.learner.engines.interface import EngineSpec
 
 PARAMS, OPTIMIZER, GRADIENTS = "params", "optimizer", "gradients"
+PARTS = (PARAMS, OPTIMIZER, GRADIENTS)
 
 
 def resting_parts(spec: EngineSpec) -> list[str]:

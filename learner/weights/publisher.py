@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-import psutil
 import torch
 
 from rollmesh.learner.engines.interface import ExportedTensor
@@ -32,6 +31,7 @@ from rollmesh.learner.weights.version_layout import PartDigests, VersionLayout
 from rollmesh.learner.weights.version_part import copy_part, digest_part
 from rollmesh.learner.weights.version_storage import VersionFile
 from rollmesh.mesh.errors import VersionGoneError, WeightsError
+from rollmesh.mesh.runtime.host_memory import free_host_bytes
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import bucket_starts
 from rollmesh.mesh.weights.active_readers import ActiveReaders
@@ -179,7 +179,7 @@ class WeightPublisher:
         if lacks:
             log.warning("%s for %s: they are sent over grpc; lower weights.keep_versions or enlarge it", lacks, what)
             self.offers, self._shared = tuple(offer for offer in self.offers if offer is not self._shared), None
-        available = psutil.virtual_memory().available
+        available = free_host_bytes()
         needed = total + round(self._deltas * LINK_SHARE * nbytes)
         if needed > available:
             log.warning(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from rollmesh.launcher.placement.description import describe_turns, placement_notices
+from rollmesh.launcher.placement.description import describe_turns, placement_notices, rest_notices
 from rollmesh.launcher.placement.devices import DevicePlan, device_plan
 from rollmesh.launcher.services import describe_threads, interpreters_of, thread_plan
 from rollmesh.mesh.config.generator_places import generator_places
@@ -155,6 +155,7 @@ def _devices(config: Config) -> Iterator[str]:
         plan = DevicePlan()
     else:
         yield f"devices: {plan.describe()}"
+        yield from rest_notices(config, plan)
     yield from placement_notices(config, plan)
 
 

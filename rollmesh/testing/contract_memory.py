@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.engines.registry import ModelType
+from rollmesh.learner.engines.resting_parts import PARTS
 from rollmesh.mesh.config.learner import MemorySection
 from rollmesh.testing.contract_inference import infer
 from rollmesh.testing.contract_state import Weights, save
@@ -30,7 +31,6 @@ from rollmesh.testing.engine_cases import (
 from rollmesh.testing.suite import Suite
 from rollmesh.testing.worlds import EngineWorld, Harness
 
-PARTS = ("params", "optimizer", "gradients")
 _MIB = 1 << 20
 
 

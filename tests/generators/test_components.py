@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollmesh.generators.engine_loading import kv_policy, release_of, sharing
+from rollmesh.generators.engine_loading import kv_policy, release_here, sharing
 from rollmesh.mesh.config.load import load_config
 
 
@@ -51,6 +51,6 @@ def test_memory_is_given_back_in_the_way_that_works(
 ) -> None:
     least = {"model": {"path": "m"}, "data": {"train": "t"}}
     config = load_config({**least, "rollout": rollout, "placement": {"mode": "collocated", "release": asked}})
-    assert release_of(config) == found
+    assert release_here(config) == found
     in_vain = rollout["engine"] == "vllm" and asked == "memory"
     assert ("gives nothing back" in caplog.text) == in_vain

@@ -15,6 +15,7 @@ from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.tolerances import Difference, Evidence
 from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.memory_release import rest_folder
 from rollmesh.mesh.config.parallel import ParallelSection
 
 
@@ -30,9 +31,9 @@ def test_state_rests_in_files_where_a_cpu_is_shared(changes: list[str], expected
     """On CUDA, pinned memory is faster."""
     values = {"model": {"path": "m"}, "data": {"train": "t"}, "run": {"dir": "r", "name": "n"}}
     config = load_config(values, changes)
-    found = builders._rest_folder(config, "cpu")
+    found = rest_folder(config, on_cpu=True)
     assert found == (None if expected is None else Path(expected))
-    assert builders._rest_folder(config, "cuda") is None
+    assert rest_folder(config, on_cpu=False) is None
 
 
 def test_roles_are_built_by_their_engines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -60,6 +61,10 @@ def take_turns(harness: Harness, model: Path, folder: Path) -> dict[str, Any]:
     }
     with files_up_to(100) if dist.get_rank() else files_up_to(-1):
         _led(worker, channel, lambda ranks: seen.update(refused=_refused(ranks.offload)))
+    # The way back fails too, on one rank and for one role.
+    stuck = patch.object(engines["critic"], "onload", side_effect=MemoryError("no room")) if dist.get_rank() else None
+    with files_up_to(100 if stuck else -1), stuck or nullcontext():
+        _led(worker, channel, lambda ranks: seen.update(stuck=_stuck(ranks)))
     _led(worker, channel, lambda ranks: seen.update(back=(ranks.offload(), ranks.onload())))
     seen["weights"] = [
         {role: weights(engine) for role, engine in each.items() if engine.trained} for each in (resident, engines)
@@ -111,6 +116,10 @@ def _turn(ranks: RankGroup, worker: Worker) -> dict[str, Any]:
     after = ranks.log_probs(SEQUENCE)
     ranks.train(lambda: True)
     return {"away": away, "came": back, "while away": refused, "log_probs": (before, after)}
+
+
+def _stuck(ranks: RankGroup) -> list[str]:
+    return [_refused(ranks.offload), _refused(lambda: ranks.log_probs(SEQUENCE))]
 
 
 def _refused(call: Callable[[], object]) -> str:

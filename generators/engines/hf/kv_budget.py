@@ -8,21 +8,15 @@ is needed. It is halved where a quarter would do, so that its cost stays constan
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
 import torch
+
+from rollmesh.mesh.runtime.host_memory import free_host_bytes
 
 # Columns come in such steps.
 COLUMNS = 64
 _CPU_SHARE = 0.5
 _GPU_SHARE = 0.8
-# Limit and use of a container's memory, and what of that is files that can be dropped: control groups 2 and 1.
-_GROUP = Path("/sys/fs/cgroup")
-_GROUPS = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +77,7 @@ def free_bytes(device: torch.device, weights: int, sharing: int = 1) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return max(0, int(_GPU_SHARE * (free - weights)) // sharing)
-    return max(0, int(_CPU_SHARE * (_host_bytes() - weights)) // sharing)
-
-
-def _host_bytes() -> int:
-    """Free memory of this host, or of the container if that is less."""
-    free = psutil.virtual_memory().available
-    for limit, used, cached in _GROUPS:
-        try:
-            most, now = int((_GROUP / limit).read_text()), int((_GROUP / used).read_text())
-            stat = dict(line.split() for line in (_GROUP / used).with_name("memory.stat").read_text().splitlines())
-        except (OSError, ValueError):
-            # No such group, or one without a limit ("max").
-            continue
-        free = min(free, most - now + int(stat.get(cached, 0)))
-    return free
+    return max(0, int(_CPU_SHARE * (free_host_bytes() - weights)) // sharing)
 
 
 def _grown(count: int, start: int) -> int:

@@ -1,4 +1,7 @@
-"""The placement of a run in words: who takes turns, and settings of it that have no effect. Pure."""
+"""The placement of a run in words: who takes turns, and settings of it that have no effect.
+
+Pure, but for `rest_notices`, which looks at the mounted file systems.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from collections.abc import Iterator
 from rollmesh.launcher.placement.devices import DevicePlan
 from rollmesh.learner.placement.turn_rules import TurnRules
 from rollmesh.mesh.config.generator_places import devices_per_generator, generator_places
+from rollmesh.mesh.config.memory_release import release_of, rest_folder
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.runtime.host_memory import is_in_memory
 
 
 def describe_turns(config: Config) -> str:
@@ -43,8 +48,7 @@ def placement_notices(config: Config, plan: DevicePlan) -> Iterator[str]:
     yield from _of_other_modes(config)
     if placement.shares_devices and placement.rest_dir is not None and plan.learner:
         yield "without effect: placement.rest_dir. The learner's state rests in pinned memory of the host"
-    ends = placement.release == "process" or (placement.release == "auto" and not plan.generators)
-    if placement.shares_devices and config.rollout.owns_processes and ends:
+    if placement.shares_devices and release_of(config, on_cpu=not plan.generators) == "process":
         yield (
             "placement.release: process. The engine's processes end in each turn of the learner and start again after "
             "it, which a swap has to wait for; the generators' logs say how long that takes"
@@ -57,6 +61,13 @@ def placement_notices(config: Config, plan: DevicePlan) -> Iterator[str]:
                 f"idle while generators have the devices: {', '.join(map(str, idle))}. "
                 f"rollout.replicas: {len(plan.learner) // each} would use them"
             )
+
+
+def rest_notices(config: Config, plan: DevicePlan) -> Iterator[str]:
+    """A sentence about a learner whose state rests in files that take memory; none where it does not."""
+    folder = rest_folder(config, on_cpu=not plan.learner)
+    if folder is not None and is_in_memory(folder):
+        yield f"placement.rest_dir: files in {folder} take memory, so they free none. Set it to a folder on a disk"
 
 
 def _of_other_modes(config: Config) -> Iterator[str]:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from pathlib import Path
 
 from rollmesh.launcher.interpreters import check_interpreters, environment_of
-from rollmesh.launcher.placement.description import placement_notices
+from rollmesh.launcher.placement.description import placement_notices, rest_notices
 from rollmesh.launcher.placement.devices import DevicePlan, device_plan
 from rollmesh.launcher.preflight.trial import StartTrial, try_learner
 from rollmesh.launcher.preparation import Preparation
@@ -82,7 +82,9 @@ def check_code(config: Config, *, fresh: bool = False) -> Iterator[Preparation]:
             # Ranks are started by a process that loads nothing, each in an environment of its own.
             learner.close()
         yield Preparation(
-            devices, [*notices, *placement_notices(config, devices)], learner.become if learner is not None else None
+            devices,
+            [*notices, *placement_notices(config, devices), *rest_notices(config, devices)],
+            learner.become if learner is not None else None,
         )
 
 

@@ -98,7 +98,7 @@ def test_with_little_room_fewer_are_decoded_and_none_is_lost(contract_model: Con
 
 
 def test_generators_on_one_host_do_not_count_on_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "_host_bytes", lambda: 1000)
+    monkeypatch.setattr(budget, "free_host_bytes", lambda: 1000)
     cpu, weights = torch.device("cpu"), 100
     assert budget.free_bytes(cpu, weights) == 450
     for sharing in range(1, 12):

@@ -95,3 +95,10 @@ def test_what_one_rank_has_no_room_for_all_ranks_keep(seen: Any) -> None:
     assert seen["refused"].startswith("SwapError: the learner's state cannot leave the devices: rank 1: ")
     assert "File too large" in seen["refused"]
     assert seen["back"][0].moved_bytes > 0, "it leaves once there is room"
+
+
+def test_what_cannot_come_back_counts_as_away(seen: Any) -> None:
+    failed, refused = seen["stuck"]
+    assert "File too large" in failed
+    assert "rank 1: no room" in failed
+    assert "away from the devices" in refused

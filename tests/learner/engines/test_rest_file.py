@@ -66,10 +66,15 @@ def test_tensors_that_never_change_are_written_once(tmp_path: Path, monkeypatch:
         assert_equal(tensors, expected)
 
 
-def test_files_that_are_memory_are_known(tmp_path: Path) -> None:
-    assert not rest_file.is_in_memory(tmp_path / "not" / "made")
-    if Path("/dev/shm").is_mount():
-        assert rest_file.is_in_memory(Path("/dev/shm/not/made"))
+def test_new_tensors_are_never_taken_for_those_that_were_written(tmp_path: Path) -> None:
+    """Their storages may get the addresses of those that are gone."""
+    copy = HostCopy(CPU, tmp_path, constant=True)
+    for value in range(3):
+        tensors = [torch.full((400,), value)]
+        copy.to_host(tensors)
+        copy.to_device()
+        assert_equal(tensors, [torch.full((400,), value)])
+        del tensors
 
 
 def test_files_are_closed_once_their_bytes_are_back_or_given_up(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rollmesh.cli.explain import explain
-from rollmesh.launcher.placement.description import describe_turns, placement_notices
+from rollmesh.launcher.placement.description import describe_turns, placement_notices, rest_notices
 from rollmesh.launcher.placement.devices import DevicePlan, assign_devices
 from rollmesh.launcher.placement.visible import VisibleDevices
 from rollmesh.mesh.config import Config, load_config
@@ -70,6 +72,15 @@ def test_engines_that_end_in_each_turn_are_told(release: str, on_cuda: bool, tol
     seen = VisibleDevices(("0",), 1, 1) if on_cuda else VisibleDevices()
     notices = list(placement_notices(asked, assign_devices(asked, seen)))
     assert any("processes end in each turn" in notice for notice in notices) == told
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_mount(), reason="without a file system in memory")
+def test_a_rest_that_frees_nothing_is_told() -> None:
+    rests = ["placement=collocated", "learner.device=cpu", "placement.rest_dir=/dev/shm/rest"]
+    (notice,) = rest_notices(config(*rests), DevicePlan())
+    assert "/dev/shm/rest take memory" in notice
+    assert not list(rest_notices(config(*rests, "placement=split"), DevicePlan()))
+    assert not list(rest_notices(config(*rests), DevicePlan(learner=(0,)))), "it rests in pinned memory"
 
 
 def test_an_engine_without_processes_cannot_end_them() -> None:
