@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,14 +113,28 @@ def _config(folder: Path, devices: int, engine: str) -> Config:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m rollmesh.planning.docs_reference", description=__doc__)
+def write_page(
+    write: Callable[[str, Path], str], module: str, description: str | None, arguments: Sequence[str] | None
+) -> int:
+    """The command line of a module that writes a table into a page; returns the exit code.
+
+    Args:
+        write: from the page and the folder of architectures, the page as it should be.
+        module: its name.
+        description: for `--help`.
+        arguments: of the command line; None: those of this process.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("page", type=Path)
     parser.add_argument("--architectures", type=Path, required=True)
     options = parser.parse_args(arguments)
-    options.page.write_text(page(options.page.read_text(encoding="utf-8"), options.architectures), encoding="utf-8")
+    options.page.write_text(write(options.page.read_text(encoding="utf-8"), options.architectures), encoding="utf-8")
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    return write_page(page, "rollmesh.planning.docs_reference", __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -130,6 +130,12 @@ def choices(config: Config, smallest: dict[str, Any] | None, planner: Planner) -
     return tuple(islice(_fitting(with_settings(alone, smallest), planner), _MOST_CHOICES))
 
 
+def rank_counts(config: Config, cluster: Cluster) -> Iterator[int]:
+    """Numbers of ranks that the configured division of sequences divides, up to the devices; the smallest first."""
+    _, parts = _division_of_sequences(config)
+    return (power * parts for power in _powers(cluster.count // parts))
+
+
 def _fitting(config: Config, planner: Planner) -> Iterator[Choice]:
     plan = planner(config)
     actor, placement = plan.roles[0].setup, plan.placement
@@ -145,7 +151,7 @@ def _fitting(config: Config, planner: Planner) -> Iterator[Choice]:
 
 def _smallest(config: Config, cluster: Cluster, planner: Planner, more: dict[str, Any]) -> Proposal | None:
     """The smallest layout that fits, with other keys in addition."""
-    for ranks in _rank_counts(config, cluster):
+    for ranks in rank_counts(config, cluster):
         if not _possible(config, ranks, cluster, planner):
             continue
         for nodes in node_counts(cluster, ranks):
@@ -178,7 +184,7 @@ def _nearest(config: Config, cluster: Cluster, planner: Planner) -> Plan | None:
 
     None: no number of ranks can be divided over the devices.
     """
-    counts = list(_rank_counts(config, cluster))
+    counts = list(rank_counts(config, cluster))
     if config.learner.engine == MEGATRON:
         # It has many divisions of each number.
         counts = counts[-1:]
@@ -205,12 +211,6 @@ def _fewer_on_hosts(config: Config) -> Iterator[dict[str, Any]]:
         if applies:
             keys = keys | {key: value}
             yield keys
-
-
-def _rank_counts(config: Config, cluster: Cluster) -> Iterator[int]:
-    """Numbers of ranks that the configured division of sequences divides."""
-    _, parts = _division_of_sequences(config)
-    return (power * parts for power in _powers(cluster.count // parts))
 
 
 def _possible(config: Config, ranks: int, cluster: Cluster, planner: Planner) -> bool:

@@ -37,7 +37,7 @@ class Findings:
         savings: switches, best first.
         search: a layout of its own, or what is in its way.
         choices: divisions by Megatron's engine that fit.
-        topologies: the configured placement and the other one.
+        topologies: the configured placement, with other ranks where these fit, and the other one.
         traced: a step by trained role, as torch's tracker counts it; empty: not asked for.
         measured: a run compared with its plan; None: not asked for.
     """
@@ -282,6 +282,8 @@ def _proposal_lines(found: Findings) -> Iterator[str]:
 def _left(found: Findings, proposal: Proposal) -> str:
     if found.plan.placement.in_turns and not found.plan.placement.apart:
         return "which generators have in their turn"
+    if found.plan.generator is not None and not proposal.left:
+        return "no device left to generators: only in turns (placement: collocated) do they have any"
     return f"{proposal.left} device(s) left to generators"
 
 

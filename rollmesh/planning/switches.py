@@ -291,8 +291,10 @@ def _layouts(config: Config, plan: Plan, planner: Planner) -> Iterator[tuple[dic
     while ranks + taken <= cluster.count:
         wider_layouts += [spread(config, ranks, nodes) for nodes in islice(node_counts(cluster, ranks), 1)]
         ranks *= 2
+    turns = placement.in_turns and not placement.apart
+    price = "more devices, which generators may have in their turn" if turns else "devices, which generators lack then"
     for layout in _first_with_room(config, planner, wider_layouts, "learner"):
-        yield layout, "devices, which generators lack then"
+        yield layout, price
     for nodes in node_counts(cluster, placement.ranks):
         if nodes > placement.learner_nodes:
             wider = spread(config, placement.ranks, nodes)

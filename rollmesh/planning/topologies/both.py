@@ -1,6 +1,7 @@
 """Both placements of one configuration, planned: on devices of their own, and in turns on the same ones.
 
-`rollmesh plan` names the other placement where only that one fits, or where it leaves more to generators.
+A placement that does not fit as configured is tried with other numbers of ranks and generators. `rollmesh plan` names
+the other placement where only that one fits.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rollmesh.mesh.config.generator_places import devices_per_generator, generator_places
+from rollmesh.mesh.config.generator_places import generator_places
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.plan import Plan
 from rollmesh.planning.settings import flags, with_settings
 from rollmesh.planning.switches import Planner
+from rollmesh.planning.topologies.layouts import layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +27,21 @@ class Topology:
         mode: `placement.mode`.
         settings: keys that the configuration has otherwise; none: it is as configured.
         plan: memory.
+        refused: numbers of ranks that do not fit either.
     """
 
     mode: str
     settings: dict[str, Any]
     plan: Plan
+    refused: tuple[int, ...] = ()
 
     @property
     def verdict(self) -> str:
         """It fits, or the first obstacle, without advice."""
-        return "fits" if self.plan.fits else f"does NOT fit: {self.plan.problems[0].partition(' (')[0]}"
+        if self.plan.fits:
+            return "fits"
+        others = f", nor with learner.ranks {', '.join(map(str, self.refused))}" if self.refused else ""
+        return f"does NOT fit{others}: {self.plan.problems[0].partition(' (')[0]}"
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -43,13 +50,16 @@ class Topology:
             "settings": self.settings,
             "fits": self.plan.fits,
             "problems": list(self.plan.problems),
+            "refused_ranks": list(self.refused),
             "devices": [use.to_json() for use in self.plan.devices],
             "host": self.plan.host,
         }
 
 
 def topologies(config: Config, plan: Plan, planner: Planner) -> tuple[Topology, ...]:
-    """The configured placement, then the other one; empty for a run without generators here.
+    """The configured placement, its nearest layout that fits where that is another one, then the other placement.
+
+    Empty for a run without generators here.
 
     Args:
         config: of the run.
@@ -58,13 +68,13 @@ def topologies(config: Config, plan: Plan, planner: Planner) -> tuple[Topology, 
     """
     if not generator_places(config):
         return ()
-    settings = _in_turns(config, plan) if config.placement.mode in ("split", "hybrid") else _apart(config)
-    configured = Topology(config.placement.mode, {}, plan)
-    try:
-        other = planner(with_settings(config, settings))
-    except ConfigError:
-        return (configured,)
-    return configured, Topology(str(settings["placement.mode"]), settings, other)
+    mode = config.placement.mode
+    found = [Topology(mode, {}, plan)]
+    if not plan.fits and (same := _nearest(config, mode, plan, planner)) and same.plan.fits:
+        found.append(same)
+    if other := _nearest(config, "collocated" if mode in ("split", "hybrid") else "split", plan, planner):
+        found.append(other)
+    return tuple(found)
 
 
 def topology_lines(found: tuple[Topology, ...]) -> Iterator[str]:
@@ -72,30 +82,27 @@ def topology_lines(found: tuple[Topology, ...]) -> Iterator[str]:
     for topology in found:
         keys = f" ({flags(topology.settings)})" if topology.settings else ""
         yield f"placement {topology.mode}{keys}: {topology.verdict}"
-    if len(found) > 1 and found[1].plan.fits and not found[0].plan.fits:
-        yield f"only placement {found[1].mode} fits: add {flags(found[1].settings)}"
+    fitting = [topology for topology in found if topology.plan.fits]
+    if fitting and all(topology.mode != found[0].mode for topology in fitting):
+        yield f"only placement {fitting[0].mode} fits: add {flags(fitting[0].settings)}"
 
 
-def _in_turns(config: Config, plan: Plan) -> dict[str, Any]:
-    """Keys of turns on the learner's devices, with as many generators as these take."""
-    each = max(1, devices_per_generator(config.rollout))
-    settings = _unnamed(config) | {"placement.mode": "collocated"}
-    if plan.cluster.cuda and config.learner.device != "cpu":
-        replicas = max(1, plan.placement.ranks_per_node // each) * plan.placement.learner_nodes
-        if replicas != config.rollout.replicas:
-            settings["rollout.replicas"] = replicas
-    return settings
+def _nearest(config: Config, mode: str, plan: Plan, planner: Planner) -> Topology | None:
+    """A placement at the first layout that fits, else at the one that needs least of the learner's devices.
 
-
-def _apart(config: Config) -> dict[str, Any]:
-    return _unnamed(config) | {"placement.mode": "split"}
-
-
-def _unnamed(config: Config) -> dict[str, Any]:
-    """Devices that are named for one placement are not those of the other."""
-    named = config.placement.devices
-    return {
-        f"placement.devices.{role}": None
-        for role, listed in (("learner", named.learner), ("generators", named.generators))
-        if listed is not None
-    }
+    None: no layout is possible.
+    """
+    tried: list[tuple[dict[str, Any], Plan]] = []
+    for settings in layouts(config, mode, plan.cluster):
+        try:
+            planned = planner(with_settings(config, settings))
+        except ConfigError:
+            continue
+        if planned.fits:
+            return Topology(mode, settings, planned)
+        tried.append((settings, planned))
+    if not tried:
+        return None
+    settings, least = min(tried, key=lambda pair: (bool(pair[1].placement.problems), pair[1].learner_peak))
+    refused = sorted({planned.placement.ranks for _, planned in tried} - {least.placement.ranks})
+    return Topology(mode, settings, least, tuple(refused))

@@ -6,9 +6,8 @@ configurations without weights.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.text import with_part
 from rollmesh.planning.cluster import GIB, parse_devices
+from rollmesh.planning.docs_reference import write_page
 from rollmesh.planning.models import RunModels
 from rollmesh.planning.plan import Plan, make_plan
 
@@ -134,15 +134,5 @@ def _powers(most: int) -> Iterator[int]:
         power *= 2
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m rollmesh.planning.topologies.docs_reference", description=__doc__)
-    parser.add_argument("page", type=Path)
-    parser.add_argument("--architectures", type=Path, required=True)
-    options = parser.parse_args(arguments)
-    options.page.write_text(page(options.page.read_text(encoding="utf-8"), options.architectures), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_page(page, "rollmesh.planning.topologies.docs_reference", __doc__, None))

@@ -15,19 +15,19 @@ from rollmesh.planning.models import RunModels
 from rollmesh.planning.plan import Plan, make_plan
 from rollmesh.planning.report import lines, to_json
 from rollmesh.planning.settings import with_settings
-from rollmesh.planning.topologies.both import Topology, topologies
+from rollmesh.planning.topologies.both import Topology, topologies, topology_lines
 from tests.rollmesh.planning.plans import configured, found, over, planned
 
-TWO = "2xH100-80G"
+TWO, EIGHT = "2xH100-80G", "8xH100-80G"
 VLLM = {"engine": "vllm", "replicas": 2}
 
 
-def both(config: Config) -> tuple[Topology, ...]:
+def both(config: Config, devices: str = TWO) -> tuple[Topology, ...]:
     """Both placements alone, without the searches of a whole plan."""
     roles, models = build_algorithm(config).needs.roles, RunModels(config)
 
     def planner(changed: Config) -> Plan:
-        return make_plan(changed, parse_devices(TWO), roles, models)
+        return make_plan(changed, parse_devices(devices), roles, models)
 
     return topologies(config, planner(config), planner)
 
@@ -61,6 +61,7 @@ def test_the_placement_that_fits_is_named_with_its_keys() -> None:
     assert "placement split: does NOT fit: the learner needs 2 CUDA device(s) and 1 generator(s) 1 each" in text
     assert f"placement collocated ({keys}): fits" in text
     assert f"only placement collocated fits: add {keys}" in text
+    assert "no device left to generators: only in turns (placement: collocated) do they have any" in text
     split, collocated = json.loads(json.dumps(to_json(findings)))["topologies"]
     assert (split["fits"], collocated["fits"]) == (False, True)
     assert planned(with_settings(config, collocated["settings"]), TWO).fits
@@ -77,8 +78,55 @@ def test_named_devices_are_those_of_one_placement() -> None:
     assert split.plan.fits
     assert collocated.plan.fits
     expected = {"placement.devices.learner": None, "placement.devices.generators": None}
-    assert collocated.settings == expected | {"placement.mode": "collocated"}
+    in_turns = {"placement.mode": "collocated", "learner.ranks": 2, "rollout.replicas": 2}
+    assert collocated.settings == expected | in_turns
     assert not both(configured("qwen3-0.6b")), "without generators there is nothing to choose"
+
+
+def test_in_turns_the_learner_has_the_generators_devices_too() -> None:
+    split = configured("qwen3-0.6b", rollout=VLLM | {"replicas": 6}, learner={"ranks": 2})
+    collocated = both(split, EIGHT)[1]
+    assert collocated.settings == {"placement.mode": "collocated", "learner.ranks": 8, "rollout.replicas": 8}
+    assert collocated.plan.fits
+    back = both(with_settings(split, collocated.settings), EIGHT)[1]
+    assert back.settings == {"placement.mode": "split", "learner.ranks": 1, "rollout.replicas": 7}, "as few as it needs"
+
+
+@pytest.mark.parametrize("mode", ["split", "collocated"])
+def test_numbers_of_ranks_that_fit_are_found_for_either_placement(mode: str) -> None:
+    config = configured("qwen2.5-7b", rollout=VLLM | {"replicas": 1}, placement=mode)
+    two = "\n".join(topology_lines(both(config)))
+    in_turns = "--learner.ranks=2 --rollout.replicas=2"
+    assert f"placement {mode}: does NOT fit: learner" in two
+    if mode == "split":
+        assert two.endswith(f"only placement collocated fits: add --placement.mode=collocated {in_turns}")
+    else:
+        assert f"placement collocated ({in_turns}): fits" in two
+        assert "placement split (--placement.mode=split): does NOT fit: learner: " in two
+    eight = both(config, EIGHT)
+    assert [topology.plan.fits for topology in eight] == [False, True, True]
+    apart = next(topology for topology in eight[1:] if topology.mode == "split")
+    assert apart.settings.get("learner.ranks") == 2
+    assert "only placement" not in "\n".join(topology_lines(eight))
+
+
+def test_more_ranks_take_no_devices_from_generators_in_turns() -> None:
+    config = configured("qwen2.5-7b", rollout=VLLM | {"replicas": 1}, placement="collocated")
+    text = "\n".join(lines(found(config, TWO)))
+    assert "then it fits: more devices, which generators may have in their turn" in text
+
+
+def test_a_placement_that_fits_with_no_number_of_ranks_names_them() -> None:
+    config = configured("qwen2.5-32b", rollout=VLLM | {"vllm": {"tensor_parallel": 2}, "replicas": 1})
+    *_, collocated = both(config)
+    assert not collocated.plan.fits
+    assert collocated.verdict.startswith("does NOT fit: learner in its turn: "), "one rank has too few for an engine"
+    one = configured("qwen2.5-7b", rollout=VLLM | {"replicas": 1}, placement="collocated")
+    split = both(one, "1xH100-80G")[1]
+    assert split.settings == {"placement.mode": "split"}
+    assert split.verdict.endswith("but only 1 are here"), "no number of ranks leaves a device to a generator"
+    four = both(configured("qwen2.5-72b", rollout=VLLM), "4xH100-80G")[1]
+    assert "does NOT fit, nor with learner.ranks 1, 2: " in four.verdict
 
 
 def test_hybrid_has_devices_of_both_kinds() -> None:
