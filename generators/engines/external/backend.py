@@ -166,7 +166,10 @@ class Backend(ABC):
 
     @abstractmethod
     async def sleep(self, level: SleepLevel) -> SleepReport:
-        """Called while awake and paused, with no job running: gives memory back."""
+        """Gives memory back; called while paused, with no job running.
+
+        Asleep it goes deeper: it takes nothing that others may have by now, but the weights where it cannot do without.
+        """
 
     @abstractmethod
     async def wake(self, step: WakeStep) -> None:

@@ -253,9 +253,6 @@ class CommandExecutor:
             await self._pause_backend()
         elif level <= self._level:
             return SleepReport(0, 0.0)
-        else:
-            # Backends only fall asleep from being awake.
-            await self._backend.wake(WakeStep.KV_CACHE)
         report = await self._backend.sleep(level)
         self.state, self._level = "asleep", level
         if level >= SleepLevel.WITHOUT_WEIGHTS:

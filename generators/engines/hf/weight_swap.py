@@ -8,11 +8,15 @@ from __future__ import annotations
 import threading
 from queue import SimpleQueue
 
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.hf.decoder import Decoder
 from rollmesh.generators.engines.hf.waiting_queue import WaitingQueue
 from rollmesh.generators.engines.hf.weights import ModelWeights, StagedWeights
 from rollmesh.generators.engines.types import KvPolicy
 from rollmesh.mesh.errors import WeightsError
+
+# Longest wait for former weights to be freed, which takes no longer than a copy of them.
+_FREE_S = 60.0
 
 
 class DeferredFree:
@@ -31,17 +35,25 @@ class DeferredFree:
         self._queue.put(weights)
 
     def flush(self) -> None:
-        """Waits until all is freed that was added so far."""
+        """Waits until all is freed that was added so far.
+
+        Raises:
+            EngineError: it takes longer than any memory does.
+        """
         if self._thread.is_alive():
             reached = threading.Event()
             self._queue.put(reached)
-            reached.wait()
+            if not reached.wait(_FREE_S):
+                raise EngineError(
+                    f"thread {self._thread.name} has not freed the weights of earlier swaps within {_FREE_S:.0f} s",
+                    hint="files that they were read from may be on a disk that does not answer",
+                )
 
     def stop(self) -> None:
-        """Ends the thread when it has freed all."""
+        """Ends the thread when it has freed all, or has hung for as long as `flush` waits: then with the process."""
         if self._thread.is_alive():
             self._queue.put(None)
-            self._thread.join()
+            self._thread.join(_FREE_S)
 
     def _run(self) -> None:
         while (weights := self._queue.get()) is not None:
@@ -78,7 +90,11 @@ class WeightSwapper:
         self._deferred_free.stop()
 
     def free_former(self) -> None:
-        """Waits until the weights of earlier swaps are freed."""
+        """Waits until the weights of earlier swaps are freed.
+
+        Raises:
+            EngineError: see `DeferredFree.flush`.
+        """
         self._deferred_free.flush()
 
     def swap(self, staged: StagedWeights) -> None:

@@ -188,15 +188,19 @@ class SglangBackend(Backend):
         begin = time.monotonic()
         if not self._features.sleeps:
             return SleepReport(0, time.monotonic() - begin)
-        # Requests that were aborted while it was paused end with its next step, and it has to be idle for this.
-        await self.resume()
-        await self._client.post(f"/flush_cache?timeout={_IDLE_S:g}")
-        await self.pause()
+        if not self._released:
+            # Requests that were aborted while it was paused end with its next step, and it has to be idle for this.
+            await self.resume()
+            await self._client.post(f"/flush_cache?timeout={_IDLE_S:g}")
+            await self.pause()
         tags = ["kv_cache", _GRAPHS]
         if level >= SleepLevel.WITHOUT_WEIGHTS or self._features.keeps_asleep:
             tags.append(_WEIGHTS)
+        tags = [tag for tag in tags if tag not in self._released]
+        if not tags:
+            return SleepReport(0, time.monotonic() - begin)
         await self._client.post("/release_memory_occupation", {"tags": tags})
-        self._released = list(tags)
+        self._released += tags
         return SleepReport(await self._memory_of(tags), time.monotonic() - begin)
 
     async def wake(self, step: WakeStep) -> None:

@@ -362,6 +362,9 @@ class VllmBackend(Backend):
         if on_cpu(self._settings):
             # vLLM's CPU worker ignores it: weights and KV cache stay where they are.
             return SleepReport(0, time.perf_counter() - begin)
+        if "weights" in self._asleep:
+            # Else vLLM keeps the host's copy. The KV cache stays away: it passes over what is asleep.
+            await self.wake(WakeStep.WEIGHTS)
         before = await self._held_bytes()
         drops = level >= SleepLevel.WITHOUT_WEIGHTS
         await self._answer(self._engine.sleep(level=2 if drops else 1, mode="keep"), _SWAP_S)

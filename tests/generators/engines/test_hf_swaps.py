@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.hf import weight_swap
 from rollmesh.generators.engines.hf import weights as weights_module
 from rollmesh.generators.engines.hf.decoder import Decoder
 from rollmesh.generators.engines.hf.engine import HfEngine
 from rollmesh.generators.engines.hf.model.loading import load_model
 from rollmesh.generators.engines.hf.waiting_queue import WaitingQueue, WaitingRequest, interrupted
-from rollmesh.generators.engines.hf.weights import ModelWeights
+from rollmesh.generators.engines.hf.weight_swap import DeferredFree
+from rollmesh.generators.engines.hf.weights import ModelWeights, StagedWeights
 from rollmesh.generators.engines.types import EngineSettings, GenerationRequest, SamplingParams
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
@@ -248,3 +250,21 @@ def test_former_weights_are_let_go_of_beside_decoding(harness: HfHarness) -> Non
     harness.update(V2, harness.random_weights(1))
     assert freed.wait(DEADLINE_S)
     assert engine_threads == {"hf-engine-disposal"}
+
+
+def test_weights_that_are_never_freed_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_swap, "_FREE_S", 0.05)
+    free, done = DeferredFree(), threading.Event()
+
+    class Stuck(list[tuple[torch.Tensor, torch.Tensor]]):
+        """Waits where memory is given back."""
+
+        def clear(self) -> None:
+            done.wait(DEADLINE_S)
+
+    free.start()
+    free.add(StagedWeights(Stuck()))
+    with pytest.raises(EngineError, match="thread hf-engine-disposal has not freed"):
+        free.flush()
+    free.stop()
+    done.set()

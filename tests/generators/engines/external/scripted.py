@@ -216,7 +216,7 @@ class ScriptedBackend(Backend):
     async def sleep(self, level: SleepLevel) -> SleepReport:
         await self._called("sleep")
         assert self._paused
-        assert not self._asleep
+        assert not self._asleep or self._weights is not None, "it is as deep asleep as can be"
         assert not self._jobs, "it was put to sleep with jobs"
         self._asleep = True
         if level >= SleepLevel.WITHOUT_WEIGHTS:

@@ -16,7 +16,7 @@ from rollmesh.generators.engines.external.request_state import RequestState, _se
 from rollmesh.generators.engines.external.version_labels import VersionLabels, label_of
 from rollmesh.generators.engines.interface import EngineListener
 from rollmesh.generators.engines.request_validation import SEEDS
-from rollmesh.generators.engines.types import EngineSettings
+from rollmesh.generators.engines.types import EngineSettings, SleepLevel, WakeStep
 from rollmesh.mesh.errors import DataError, PayloadError
 from tests.generators.engines import tiny, tiny_vlm
 from tests.generators.engines.collector import DEADLINE_S, Collector
@@ -53,6 +53,18 @@ def test_the_backend_has_its_slots_full_and_one_to_spare(harness: ScriptedHarnes
     assert harness.backend.start_limit == harness.slots + 1
     begun = [job.token_ids[0] - 3 for job in harness.backend.jobs]
     assert begun == [*range(harness.slots + 1), len(names) - 1]
+
+
+def test_a_deeper_sleep_takes_no_memory_on_its_way(harness: ScriptedHarness) -> None:
+    """Another program may have it by now."""
+    harness.update(V1, harness.constant_weights(10))
+    engine, calls = harness.engine, harness.backend.calls
+    for before in (lambda: engine.sleep(), lambda: engine.wake(WakeStep.WEIGHTS)):
+        before().result(DEADLINE_S)
+        harness.update(V2, harness.constant_weights(11))
+        known = len(calls)
+        engine.sleep(SleepLevel.WITHOUT_WEIGHTS).result(DEADLINE_S)
+        assert calls[known:] == ["sleep"]
 
 
 @pytest.mark.parametrize("harness", ["interrupt"], indirect=True)

@@ -52,6 +52,7 @@ def test_weights_that_come_while_asleep_have_their_memory_first(keeps: bool, con
             )
             engine.update_weights(V2, weights, "").result(DEADLINE_S)
             assert engine.status().state == "asleep"
+            assert engine.sleep(SleepLevel.WITHOUT_WEIGHTS).result(DEADLINE_S).freed_bytes == 2 * 2**30
             engine.wake().result(DEADLINE_S)
         finally:
             engine.stop()
@@ -68,8 +69,9 @@ def test_weights_that_come_while_asleep_have_their_memory_first(keeps: bool, con
         ("/release_memory_occupation", [*_CACHE, "weights"]),
         ("/resume_memory_occupation", ["weights"]),
         update,
-        ("/resume_memory_occupation", _CACHE),
-    ]
+        ("/release_memory_occupation", ["weights"]),
+        ("/resume_memory_occupation", [*_CACHE, "weights"]),
+    ], "deeper it takes nothing meanwhile"
 
 
 def test_a_server_can_give_all_of_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
