@@ -25,7 +25,7 @@ from rollmesh.generators.engines.types import EngineStatus
 from rollmesh.generators.metrics import GeneratorMetrics
 from rollmesh.generators.model_bundle import fetch_model_bundle
 from rollmesh.generators.placement.device_turns import DeviceTurns
-from rollmesh.generators.placement.turn_actions import TurnParts, TurnRules
+from rollmesh.generators.placement.turn_actions import SleepRules, TurnParts
 from rollmesh.generators.rollout.silent_wait import SilenceClock
 from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.mesh.config.models import Config
@@ -89,7 +89,7 @@ class Generator:
         self.engine_name = config.rollout.engine
         self.context = config.rollout.context_tokens
         self.metrics = GeneratorMetrics()
-        rules = TurnRules(shares_devices, release_here(config) if shares_devices else "memory", config.model.dtype)
+        rules = SleepRules(shares_devices, release_here(config) if shares_devices else "memory", config.model.dtype)
         self.turns = DeviceTurns(rules, lambda: self._agent.policy, self._fail)
 
     @property

@@ -163,7 +163,7 @@ def _run(
             worker.check_folder()
         if config.placement.shares_devices:
             with watch.phase("choose the roles that stay"):
-                worker.memory.settle()
+                worker.memory.offload_nonresident()
         with watch.phase("lay the weights out"), note_every_minute("lays the weights out"):
             background = None if alone else RankChannel(config.learner.distributed)
             ahead = not config.placement.shares_devices

@@ -21,7 +21,7 @@ _KINDS = {"RssAnon:": "anonymous", "RssFile:": "shared", "RssShmem:": "shared"}
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryUse:
+class ProcessMemory:
     """Bytes of a tree of processes.
 
     Attributes:
@@ -39,9 +39,9 @@ class MemoryUse:
         """Bytes of these processes alone."""
         return self.anonymous + self.device
 
-    def max(self, other: MemoryUse) -> MemoryUse:
+    def max(self, other: ProcessMemory) -> ProcessMemory:
         """The larger of each."""
-        return MemoryUse(
+        return ProcessMemory(
             max(self.anonymous, other.anonymous), max(self.shared, other.shared), max(self.device, other.device)
         )
 
@@ -50,7 +50,7 @@ class MemoryUse:
         return generator_pb2.MemoryUse(rss_bytes=self.anonymous, shared_bytes=self.shared, device_bytes=self.device)
 
 
-def read_memory_use() -> MemoryUse:
+def read_process_memory() -> ProcessMemory:
     """The memory of this process and of its descendants now; takes some milliseconds."""
     try:
         children = psutil.Process().children(recursive=True)
@@ -60,7 +60,7 @@ def read_memory_use() -> MemoryUse:
     for pid in ("self", *(child.pid for child in children)):
         for kind, count in _resident(Path(f"/proc/{pid}/status")).items():
             found[kind] += count
-    return MemoryUse(found["anonymous"], found["shared"], _device_bytes())
+    return ProcessMemory(found["anonymous"], found["shared"], _device_bytes())
 
 
 def release_unused_memory() -> None:

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rollmesh.generators.placement.turn_actions import TurnActions, TurnParts, TurnRules
+from rollmesh.generators.placement.turn_actions import SleepRules, TurnActions, TurnParts
 from rollmesh.generators.placement.turn_state import Action, Fence, Goal, SleepGoal, TurnState, WakeGoal, joined
 from rollmesh.generators.placement.weights_proof import ProbeTokens
 from rollmesh.mesh.config.memory_release import Release
@@ -80,7 +80,7 @@ class DeviceTurns:
 
     def __init__(
         self,
-        rules: TurnRules,
+        rules: SleepRules,
         policy_in_force: Callable[[], PolicyVersion | None],
         on_failure: Callable[[RollmeshError], None],
     ) -> None:

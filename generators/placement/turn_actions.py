@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollmesh.generators.engines.interface import InferenceEngine
-from rollmesh.generators.engines.process_memory import MemoryUse, read_memory_use, release_unused_memory
+from rollmesh.generators.engines.process_memory import ProcessMemory, read_process_memory, release_unused_memory
 from rollmesh.generators.engines.types import SleepLevel, WakeStep
 from rollmesh.generators.placement.turn_state import Action, Goal, Memory, TurnState, WakeGoal
 from rollmesh.generators.placement.weights_proof import (
@@ -43,7 +43,7 @@ class TurnParts:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnRules:
+class SleepRules:
     """The rules of one generator.
 
     Attributes:
@@ -57,7 +57,7 @@ class TurnRules:
     dtype: str = "float32"
 
 
-class TurnMemory:
+class MemoryPeaks:
     """The memory of the generator's processes in its turns and between them.
 
     Attributes:
@@ -68,12 +68,12 @@ class TurnMemory:
     """
 
     def __init__(self) -> None:
-        self.now = self.awake_peak = self.asleep_peak = self._awake = MemoryUse()
+        self.now = self.awake_peak = self.asleep_peak = self._awake = ProcessMemory()
         self.freed = 0
 
     async def observe(self, *, awake: bool) -> None:
         """Looks, for the peak of one of the two states."""
-        self.now = await asyncio.to_thread(read_memory_use)
+        self.now = await asyncio.to_thread(read_process_memory)
         if awake:
             self.awake_peak = self.awake_peak.max(self.now)
         else:
@@ -111,12 +111,12 @@ class TurnActions:
         sleeps, wakes: since the start.
     """
 
-    def __init__(self, rules: TurnRules, state: TurnState) -> None:
+    def __init__(self, rules: SleepRules, state: TurnState) -> None:
         self._dtype = rules.dtype
         self._state = state
         self._attached = asyncio.Event()
         self.parts: TurnParts | None = None
-        self.memory = TurnMemory()
+        self.memory = MemoryPeaks()
         self.clock = AwakeClock(asleep=rules.shares_devices)
         self.wanted = asyncio.Event()
         if not rules.shares_devices:
@@ -179,7 +179,7 @@ class TurnActions:
         await parts.receiver.forget_weights()
         await _engine(parts.engine.sleep(SleepLevel.WITHOUT_WEIGHTS))
         await asyncio.to_thread(release_unused_memory)
-        self.memory.asleep_peak = MemoryUse()
+        self.memory.asleep_peak = ProcessMemory()
 
     async def _load(self, parts: TurnParts, goal: Goal) -> None:
         policy = goal.policy if isinstance(goal, WakeGoal) else None

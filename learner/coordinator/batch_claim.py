@@ -206,8 +206,8 @@ class BatchClaimer:
         disposition: buffer_pb2.NackDisposition = buffer_pb2.NACK_DISPOSITION_FILTER,
     ) -> None:
         candidate.dropped[reason] += len(groups)
-        give_back = self._table.groups.return_groups(groups, disposition, reason)
-        self._bridge.call(give_back, _ANSWER_S)
+        returning = self._table.groups.return_groups(groups, disposition, reason)
+        self._bridge.call(returning, _ANSWER_S)
         self._check_bound(candidate)
 
     def _check_bound(self, candidate: CandidateBatch) -> None:

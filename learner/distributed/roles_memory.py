@@ -53,7 +53,7 @@ class RolesMemory:
         if self._away:
             raise RuntimeError("the models of all roles are away from the devices: call `onload` first")
 
-    def settle(self) -> None:
+    def offload_nonresident(self) -> None:
         """Has roles that will not stay leave before the first batch, while there is no optimizer state; collective.
 
         Raises:

@@ -55,7 +55,7 @@ class HostCopy:
         return sum(size for _, size in self._moved)
 
     def to_host(self, tensors: Iterable[Tensor]) -> None:
-        """Moves the tensors' memory; nothing happens where it has moved before. `give_back` belongs after it.
+        """Moves the tensors' memory; nothing happens where it has moved before. `return_free_memory` belongs after it.
 
         Args:
             tensors: those that share memory move it together; memory outside of the device stays.
@@ -85,7 +85,7 @@ class HostCopy:
         if self._file is None:
             self._empty_slabs(self._moved)
         elif self._moved:
-            self._file.give_back(self._moved, keep=self._keeps)
+            self._file.restore(self._moved, keep=self._keeps)
         if self._keeps and self._moved:
             self._kept = [storage for storage, _ in self._moved]
         self._moved = []
@@ -172,7 +172,7 @@ class HostCopy:
         return self._slabs[index]
 
 
-def give_back(device: torch.device) -> None:
+def return_free_memory(device: torch.device) -> None:
     """Gives memory that has become free back to the system, or to the device's driver; waits for copies."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

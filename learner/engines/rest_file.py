@@ -70,7 +70,7 @@ class RestFile:
                 hint="set placement.rest_dir to a folder with more room",
             ) from error
 
-    def give_back(self, storages: Sequence[tuple[UntypedStorage, int]], *, keep: bool = False) -> None:
+    def restore(self, storages: Sequence[tuple[UntypedStorage, int]], *, keep: bool = False) -> None:
         """Reads storages back into memory, and gives the file up.
 
         Args:

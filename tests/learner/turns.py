@@ -50,7 +50,7 @@ def take_turns(harness: Harness, model: Path, folder: Path) -> dict[str, Any]:
         staying.train(lambda: None)
     seen: dict[str, Any] = {}
     # There is room for all.
-    worker.memory.settle()
+    worker.memory.offload_nonresident()
     assert not any(size for engine in engines.values() for size in engine.resting_bytes.values())
     channel = RankChannel(DistributedSection())
     # Room for the actor alone.

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
-from rollmesh.generators.engines.process_memory import read_memory_use
+from rollmesh.generators.engines.process_memory import read_process_memory
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.types import SleepLevel, SleepReport, WakeStep
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
@@ -121,12 +121,12 @@ class RestartingBackend(Backend):
             # Its processes have the weights.
             self._asleep = True
             return await backend.sleep(level)
-        begin, before = time.perf_counter(), await asyncio.to_thread(read_memory_use)
+        begin, before = time.perf_counter(), await asyncio.to_thread(read_process_memory)
         self._running = None
         await backend.stop()
         # Until here it has processes that have to end.
         self._inner = None
-        after = await asyncio.to_thread(read_memory_use)
+        after = await asyncio.to_thread(read_process_memory)
         return SleepReport(max(0, before.anonymous - after.anonymous), time.perf_counter() - begin)
 
     async def wake(self, step: WakeStep) -> None:

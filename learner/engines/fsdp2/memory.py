@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from rollmesh.learner.engines.fsdp2.optimizers.piecewise import PiecewiseState, pieces_of
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.fsdp2.preparation.fsdp import free_gathered
-from rollmesh.learner.engines.offload import HostCopy, give_back
+from rollmesh.learner.engines.offload import HostCopy, return_free_memory
 from rollmesh.learner.engines.resting_parts import GRADIENTS, OPTIMIZER, PARAMS
 
 
@@ -55,7 +55,7 @@ class EngineMemory:
             else:
                 self._state.to_host()
         if parts:
-            give_back(self._device)
+            return_free_memory(self._device)
 
     def onload(self, parts: Collection[str]) -> None:
         """Brings parts back to the device."""
@@ -65,7 +65,7 @@ class EngineMemory:
     def step_by_pieces(self) -> None:
         """Takes the optimizer's step; its state is on the host afterwards, and gradients are gone."""
         self._state.step()
-        give_back(self._device)
+        return_free_memory(self._device)
 
     def require(self, *parts: str) -> None:
         """Refuses a call that needs parts which are at rest: torch would read freed memory."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rollmesh.learner.engines.offload import HostCopy, give_back
+from rollmesh.learner.engines.offload import HostCopy, return_free_memory
 from rollmesh.learner.engines.resting_parts import GRADIENTS, OPTIMIZER
 
 
@@ -38,7 +38,7 @@ class MegatronMemory:
         for part in self._of(parts):
             self._copies[part].to_host(self._tensors[part]())
         if parts:
-            give_back(self._device)
+            return_free_memory(self._device)
 
     def onload(self, parts: Collection[str]) -> None:
         """Brings parts back to the device."""

@@ -15,7 +15,7 @@ from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.hf.weight_swap import WeightSwapper
 from rollmesh.generators.engines.hf.weights import ModelWeights
-from rollmesh.generators.engines.process_memory import read_memory_use
+from rollmesh.generators.engines.process_memory import read_process_memory
 from rollmesh.generators.engines.types import EngineSettings, SleepLevel, WakeStep
 from rollmesh.mesh.runtime.memory_tuning import return_freed_memory
 from tests.generators.engines.collector import DEADLINE_S, Collector
@@ -74,18 +74,18 @@ def test_the_learners_file_is_served_in_place_and_given_back(tmp_path: Path) -> 
     engine.start()
     try:
         engine.sleep(SleepLevel.WITHOUT_WEIGHTS).result(DEADLINE_S)
-        before = read_memory_use()
+        before = read_process_memory()
         engine.update_weights(V1, _mapped(file, shapes), "").result(DEADLINE_S)
         engine.wake().result(DEADLINE_S)
         engine.resume().result(DEADLINE_S)
         engine.submit([request("a", [3, 4, 5], max_tokens=20)])
         collector.wait(["a"])
         return_freed_memory()
-        awake = read_memory_use()
+        awake = read_process_memory()
         assert awake.shared - before.shared > size // 2
         assert awake.anonymous - before.anonymous < size // 2
         engine.sleep(SleepLevel.WITHOUT_WEIGHTS).result(DEADLINE_S)
-        asleep = read_memory_use()
+        asleep = read_process_memory()
         assert awake.shared - asleep.shared > size // 2
         assert asleep.anonymous - before.anonymous < size // 2
     finally:

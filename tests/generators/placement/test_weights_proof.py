@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollmesh.generators.engines.process_memory import MemoryUse, read_memory_use
+from rollmesh.generators.engines.process_memory import ProcessMemory, read_process_memory
 from rollmesh.generators.engines.types import ServedWeights
 from rollmesh.generators.placement.weights_proof import ProbeTokens, check_log_probs, check_tensors
 from rollmesh.mesh.errors import WeightsError
@@ -44,10 +44,10 @@ def test_a_request_without_a_whole_probe_has_none() -> None:
 
 
 def test_memory_that_is_written_to_counts_as_this_process_own() -> None:
-    before = read_memory_use()
+    before = read_process_memory()
     area = np.ones(64 << 20, np.uint8)
-    now = read_memory_use()
+    now = read_process_memory()
     assert now.own - before.own > area.nbytes // 2
-    assert before.max(now) == MemoryUse(
+    assert before.max(now) == ProcessMemory(
         max(before.anonymous, now.anonymous), max(before.shared, now.shared), max(before.device, now.device)
     )
