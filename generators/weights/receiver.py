@@ -321,7 +321,9 @@ class WeightReceiver:
 
     async def _apply_unless_suspended(self) -> None:
         while True:
-            await self._admitted.wait()
+            # It may be suspended again by the time at which this task continues. A sleep has no deadline.
+            while not self._admitted.is_set():
+                await self._admitted.wait()
             self._applying = applying = asyncio.create_task(self._apply_newest(), name="apply-weights")
             try:
                 await asyncio.wait({applying})

@@ -196,6 +196,23 @@ def same(engine: Engine, expected: dict[str, torch.Tensor]) -> bool:
     )
 
 
+async def test_a_suspension_right_after_a_resumption_holds(tmp_path: Path) -> None:
+    async def fetches() -> bool:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return "apply-weights" in {task.get_name() for task in asyncio.all_tasks()}
+
+    async with mesh(tmp_path) as world:
+        assert await fetches()
+        await world.receiver.suspend()
+        assert not await fetches()
+        world.receiver.resume()
+        await world.receiver.suspend()
+        assert not await fetches()
+        world.receiver.resume()
+        assert await fetches()
+
+
 async def test_a_version_that_is_being_written_disturbs_no_reader_and_is_not_seen(tmp_path: Path) -> None:
     async with mesh(tmp_path, host="elsewhere") as world:
         learner = await world.learner(keep_versions=1, bucket_bytes=30_000)
