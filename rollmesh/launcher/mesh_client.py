@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from rollmesh.launcher.placement.turns import learner_address, read_sleep, read_turns
+from rollmesh.launcher.placement.turns import awaited, learner_address, read_sleep, read_turns, shares_devices
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.lease_holders import NAMED, describe_holders
@@ -129,15 +129,20 @@ class Snapshot:
         if self.table is None:
             return self.trouble
         parts = []
-        reasons = (member.waiting_reason for member in self.learners() if member.waiting_reason)
         # While it does other things, groups of its next batch are on their way.
-        if learner := next(reasons, "") or ("" if self._learner_works() else self.table.learner_waits):
+        if learner := self._learner_reason() or ("" if self._learner_works() else self.table.learner_waits):
             parts.append(f"learner: {learner}")
         if self.table.generators_wait:
             parts.append(f"generators wait: {self.table.generators_wait}")
         if not self.learners() and not self.run_finished:
             parts.append(self.absent_learner())
         return "; ".join(parts) or self._learner_phase()
+
+    def _learner_reason(self) -> str:
+        """The reason that the learner gives for its wait; in a swap the newest one, for a heartbeat may be older."""
+        if self.turns is not None and self.turns.phase not in ("generating", "training"):
+            return awaited(self.turns)
+        return next((member.waiting_reason for member in self.learners() if member.waiting_reason), "")
 
     def _learner_phase(self) -> str:
         """The learner's present work, as its heartbeat has it, in words; it has lasted for moments."""
@@ -169,8 +174,8 @@ class MeshClient:
         self._security = security
         self._channel = open_mesh(address, security)
         self._buffer = buffer_pb2_grpc.BufferStub(self._channel)
-        # Addresses of learners that share no devices.
-        self._owners: set[str] = set()
+        # Addresses of learners that have reported turns.
+        self._sharing: set[str] = set()
         self._membership = membership_pb2_grpc.MembershipStub(self._channel)
 
     async def __aenter__(self) -> MeshClient:
@@ -197,17 +202,16 @@ class MeshClient:
         snapshot.sleep = await read_sleep(snapshot.generators(), self._security)
 
     async def _turns(self, snapshot: Snapshot) -> learner_pb2.PlacementStatus | None:
-        """The learner's turns. One that has devices of its own is asked once: that does not change."""
-        addresses = {member.address for member in snapshot.learners() if member.address}
-        if not addresses or addresses <= self._owners:
+        """The learner's turns; it is asked where generators share its devices, even while these are gone."""
+        address = next((member.address for member in snapshot.learners() if member.address), "")
+        if not address or not (address in self._sharing or any(map(shares_devices, snapshot.generators()))):
             return None
-        (address, *_) = addresses
         try:
             turns = await read_turns(address, self._security)
         except RollmeshError:
             return None
-        if turns is None:
-            self._owners = addresses
+        if turns is not None:
+            self._sharing = {address}
         return turns
 
     async def describe(self, table: str) -> buffer_pb2.DescribeResponse:

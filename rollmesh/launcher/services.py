@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from rollmesh.launcher.placement.devices import DevicePlan
 from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.service_process import ServiceSpec, ready_file
 from rollmesh.learner.checkpoint.deadlines import LAST_S
+from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.config.generator_places import GeneratorPlace, generator_places, shared_generators
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.rpc.held_ports import ENVIRONMENT, HeldPorts
@@ -31,6 +33,12 @@ _TORCH_START_S = 300.0
 _LEARNER_DRAIN_S = 120.0
 # Without an engine's own processes, and with them: these finish their step and free their memory.
 _GENERATOR_DRAIN_S = {"hf": 20.0, "vllm": 60.0, "sglang": 60.0}
+
+
+def _member_id(name: str) -> str:
+    """A new id in the mesh for a generator's process, by which it is found in the launcher's events and logs."""
+    kind = f"{Role.GENERATOR}-"
+    return f"{kind}{name.removeprefix(kind)}-{uuid.uuid4().hex[:8]}"
 
 
 def thread_plan(config: Config, cores: int | None = None) -> ThreadPlan:
@@ -206,7 +214,7 @@ class ServiceCatalogue:
         def command(_restart: bool) -> Sequence[str]:
             return (
                 *(*command_of(rollout.python), "generator", "--mesh", mesh, "--host", network.host),
-                *("--metrics-host", network.metrics_host),
+                *("--metrics-host", network.metrics_host, "--member-id", _member_id(name)),
                 # The configuration is this user's own.
                 *("--threads", str(threads), "--allow-code", "any", *self._advertise()),
                 sharing,

@@ -26,6 +26,8 @@ from rollmesh.protos import (
 
 # A look at a mesh waits no longer for one service.
 _DEADLINE_S = 2.0
+# Steps of a swap that are the learner's own; what the step before has waited for is over.
+_OWN_STEPS = ("onloading", "offloading")
 _LEVELS = {
     generator_pb2.SLEEP_LEVEL_UNSPECIFIED: "awake",
     generator_pb2.SLEEP_LEVEL_FROZEN: "frozen",
@@ -83,7 +85,7 @@ async def resume_turns(address: str, security: SecuritySection) -> None:
 
 async def read_sleep(members: Sequence[membership_pb2.Member], security: SecuritySection) -> dict[str, str]:
     """The sleep of each generator that shares devices, in words, by member id."""
-    sharing = [member for member in members if member.gauges.get(SHARES_DEVICES) and member.address]
+    sharing = [member for member in members if shares_devices(member) and member.address]
     found = await asyncio.gather(*(_read_sleep(member.address, security) for member in sharing))
     return {member.member_id: level for member, level in zip(sharing, found, strict=True)}
 
@@ -96,7 +98,18 @@ def turns_text(status: learner_pb2.PlacementStatus) -> str:
     )
     if status.taken_back:
         text += f", {status.taken_back} taken back"
-    return f"{text}; {status.reason}" if status.reason else text
+    reason = awaited(status)
+    return f"{text}; {reason}" if reason else text
+
+
+def awaited(status: learner_pb2.PlacementStatus) -> str:
+    """The reason why the present phase waits for others; empty where it does not."""
+    return "" if status.phase in _OWN_STEPS else status.reason
+
+
+def shares_devices(member: membership_pb2.Member) -> bool:
+    """A generator that takes turns with the learner."""
+    return bool(member.gauges.get(SHARES_DEVICES))
 
 
 def sleep_text(levels: Mapping[str, str]) -> str:

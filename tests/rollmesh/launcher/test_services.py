@@ -47,6 +47,10 @@ def test_generators_are_told_whether_they_share_devices_and_have_threads_of_thei
         commands = {name: spec.command(False) for name, spec in specs.items()}
     assert list(specs) == ["learner", "reward", "generator-0", "shared-0", "shared-1"]
     assert "--own-devices" in commands["generator-0"]
+    ids = {name: command[command.index("--member-id") + 1] for name, command in commands.items() if "-0" in name}
+    assert ids["generator-0"].startswith("generator-0-"), "found by the name of its log"
+    assert ids["shared-0"].startswith("generator-shared-0-"), "of its role"
+    assert ids["shared-0"] not in specs["shared-0"].command(True), "each process has an id of its own"
     for name, threads in (("generator-0", "4"), ("shared-0", "3"), ("shared-1", "3")):
         assert specs[name].environment["OMP_NUM_THREADS"] == threads
         assert ("--shares-devices" in commands[name]) == name.startswith("shared")

@@ -15,7 +15,8 @@ from rollmesh.cli.options import Target
 from rollmesh.cli.turns import _ask_to_resume, _ask_to_yield
 from rollmesh.launcher.console.view import status_table
 from rollmesh.launcher.final_work import learner_work
-from rollmesh.launcher.mesh_client import MeshClient
+from rollmesh.launcher.mesh_client import MeshClient, Snapshot
+from rollmesh.launcher.placement.turns import turns_text
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.control_service import LearnerControlService
 from rollmesh.learner.placement.turn_requests import TurnRequests
@@ -28,6 +29,7 @@ from rollmesh.protos import (
     buffer_pb2_grpc,
     generator_pb2,
     generator_pb2_grpc,
+    learner_pb2,
     learner_pb2_grpc,
     membership_pb2,
     membership_pb2_grpc,
@@ -123,14 +125,39 @@ async def test_a_learner_that_is_asked_to_end_amid_a_swap_is_waited_for(mesh: Me
     assert not await learner_work(mesh.address, OPEN)
 
 
-async def test_a_learner_with_devices_of_its_own_is_asked_once_and_has_no_line(mesh: Mesh) -> None:
+async def test_a_view_that_looks_on_from_the_start_shows_turns_once_the_learner_has_them(mesh: Mesh) -> None:
+    sharing = mesh.front.members
     async with MeshClient(mesh.address, OPEN) as client:
-        assert (await client.read_snapshot()).turns is None
-        # A learner decides at its start.
-        mesh.status.placement = PlacementView("hybrid", "training", 0.0, 1, 0, 0.0)
-        assert (await client.read_snapshot()).turns is None
-    mesh.front.members = mesh.front.members[3:]
+        assert (await client.read_snapshot()).turns is None, "it loads its models"
+        mesh.status.placement = PlacementView("collocated", "training", 0.0, 1, 0, 0.0)
+        found = await client.read_snapshot()
+        assert found.turns is not None
+        console = Console(width=200)
+        with console.capture() as capture:
+            console.print(status_table(found))
+        assert "turn 1; swaps take 0.0% of the time" in capture.get()
+        mesh.front.members = sharing[:1]
+        assert (await client.read_snapshot()).turns is not None, "all generators are gone for now"
+
+
+async def test_a_learner_that_shares_with_no_generator_is_not_asked(mesh: Mesh) -> None:
+    learner, *_, own = mesh.front.members
+    mesh.front.members = [learner, own]
+    mesh.status.placement = PlacementView("hybrid", "training", 0.0, 1, 0, 0.0)
     assert not any(line.startswith(("turn ", "sleep ")) for line in await mesh.shown())
+
+
+@pytest.mark.parametrize(
+    ("phase", "awaited"), [("releasing", True), ("onloading", False), ("training", True), ("generating", True)]
+)
+def test_a_step_of_the_learners_own_awaits_nobody(phase: str, awaited: bool) -> None:
+    """What the step before has waited for is over."""
+    reason = "waits for generator-0-1f to give their memory back (12 s)"
+    turns = learner_pb2.PlacementStatus(mode="collocated", phase=phase, turns=3, reason=reason)
+    learner = membership_pb2.Member(member_id="learner", role=membership_pb2.ROLE_LEARNER, waiting_reason=reason)
+    snapshot = Snapshot(table=buffer_pb2.DescribeResponse(), members=[learner], turns=turns)
+    assert (reason in turns_text(turns)) == awaited
+    assert (reason in snapshot.who_waits()) == awaited
 
 
 async def test_yield_waits_for_the_generators_and_resume_ends_the_time(mesh: Mesh) -> None:
