@@ -7,16 +7,19 @@ Invariant: nothing is measured from inside. `rollmesh run` starts every service 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import yaml
 
 from benchmarks.common import REPOSITORY
+from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 
 
 class RunFailedError(RuntimeError):
@@ -60,19 +63,40 @@ def run_mesh(config: dict[str, Any], overrides: Sequence[str] = (), *, timeout_s
     folder.mkdir(parents=True)
     path = folder.parent / f"{folder.name}.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    command = [sys.executable, "-m", "rollmesh.cli", "run", str(path), *overrides]
-    with (folder.parent / f"{folder.name}.log").open("w+", encoding="utf-8") as log:
-        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            status = process.wait(timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise RunFailedError(f"{folder.name}: no end within {timeout_s:.0f} s, see {log.name}") from error
-        finally:
-            _end(process)
-        log.seek(0)
-        if status != 0:
-            raise RunFailedError(f"{folder.name}: exit code {status}: {log.read()[-2000:]}")
+    log = folder.parent / f"{folder.name}.log"
+    try:
+        status = wait_for([sys.executable, "-m", "rollmesh.cli", "run", str(path), *overrides], log, timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise RunFailedError(f"{folder.name}: no end within {timeout_s:.0f} s, see {log}") from error
+    if status != 0:
+        raise RunFailedError(f"{folder.name}: exit code {status}: {log.read_text(encoding='utf-8')[-2000:]}")
     return read_run(folder)
+
+
+def wait_for(command: Sequence[str], log: Path, timeout_s: float) -> int:
+    """The exit status of a command, which does not outlive this program, whatever ends it. In the main thread.
+
+    Args:
+        command: as for `subprocess`. Its end takes at most a minute after SIGTERM.
+        log: file for its output.
+        timeout_s: deadline.
+
+    Raises:
+        subprocess.TimeoutExpired: it has not ended by itself.
+    """
+    before = signal.signal(signal.SIGTERM, _exit)
+    try:
+        with log.open("w", encoding="utf-8") as output:
+            # Where this program is killed, the kernel asks the command to end.
+            process = subprocess.Popen(
+                die_with_parent(command, signal.SIGTERM), cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT
+            )
+            try:
+                return process.wait(timeout_s)
+            finally:
+                _end(process)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def read_run(folder: Path) -> MeshRun:
@@ -100,6 +124,11 @@ def window(run: MeshRun, warmup: int) -> Window:
         wait_s=sum(step["timing_s/gen"] for step in rest),
         train_s=sum(step["timing_s/update_actor"] for step in rest),
     )
+
+
+def _exit(number: int, _frame: FrameType | None) -> NoReturn:
+    """Ends this program as an exception, so that what it has started ends too."""
+    raise SystemExit(128 + number)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
