@@ -147,15 +147,16 @@ def _front(config: Config) -> str:
 
 def _devices(config: Config) -> Iterator[str]:
     """The placement, and the devices on this machine, which may be another one than the run's."""
-    yield describe_turns(config)
     try:
         plan = device_plan(config)
     except ConfigError as error:
+        yield describe_turns(config, None)
         yield f"devices: not enough for this run on this machine: {error}"
-        plan = DevicePlan()
-    else:
-        yield f"devices: {plan.describe()}"
-        yield from rest_notices(config, plan)
+        yield from placement_notices(config, DevicePlan())
+        return
+    yield describe_turns(config, plan)
+    yield f"devices: {plan.describe()}"
+    yield from rest_notices(config, plan)
     yield from placement_notices(config, plan)
 
 

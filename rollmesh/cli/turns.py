@@ -34,7 +34,7 @@ def _yield(
     """End the learner's turn on shared devices after its batch: generators have them until `resume`, or for --hold."""
     where = target(run, mesh, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
     asyncio.run(_ask_to_yield(where, hold_s, timeout_s))
-    typer.echo(f"generators have the devices; the learner takes no turn for {hold_s:g} s, or until `rollmesh resume`")
+    typer.echo(f"generators have their turn; the learner takes none for {hold_s:g} s, or until `rollmesh resume`")
 
 
 def _resume(

@@ -177,7 +177,7 @@ class LocalRun:
             self._events.record(describe_threads(config, plan))
             self._events.record(f"the learner trains with {config.learner.describe_engine('actor')}")
             self._events.record(self._prepared.devices.describe())
-            self._events.record(describe_turns(config))
+            self._events.record(describe_turns(config, self._prepared.devices))
             self._placement.begin()
             for notice in (*self._prepared.notices, *folders.permission_warnings(self._folder)):
                 self._events.record(notice)

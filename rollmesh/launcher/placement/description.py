@@ -15,24 +15,38 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.runtime.host_memory import is_in_memory
 
 
-def describe_turns(config: Config) -> str:
-    """The placement in one line, for the start of a run."""
+def describe_turns(config: Config, plan: DevicePlan | None) -> str:
+    """The placement in one line, for the start of a run.
+
+    Args:
+        config: of the run.
+        plan: of its devices; None: not known here.
+    """
     placement = config.placement
+    on_cpu = plan is not None and not plan.learner and not plan.generators
     if not placement.shares_devices:
-        return "placement split: generators and learner have devices of their own, and work at the same time"
+        return f"placement split: generators and learner {_have(plan)}, and work at the same time"
     sharing = [place.name for place in generator_places(config) if place.shares_devices]
     own = [place.name for place in generator_places(config) if not place.shares_devices]
     batches = TurnRules.of(config).batches
     who = ", ".join(sharing) or "generators that are started by hand"
-    text = (
-        f"placement {placement.mode}: the learner and {who} take turns on the same devices, up to {batches} "
-        "batch(es) a turn"
-    )
+    shared = "with the same cores and memory" if on_cpu else "on the same devices"
+    text = f"placement {placement.mode}: the learner and {who} take turns {shared}, up to {batches} batch(es) a turn"
     if own:
         text += f"; {', '.join(own)} always generate{'s' if len(own) == 1 else ''}"
     if placement.mode == "auto":
         text += f"; the first {placement.trial_batches} batches in each placement decide"
     return text
+
+
+def _have(plan: DevicePlan | None) -> str:
+    """The verb and object for two sides that take no turns."""
+    if plan is None or (plan.learner and not plan.generators) or (plan.generators and not plan.learner):
+        return "have devices of their own"
+    if not plan.learner:
+        return "share the cores and the memory of this machine"
+    shared = sorted(set(plan.learner) & {number for devices in plan.generators for number in devices})
+    return f"share device(s) {', '.join(map(str, shared))}" if shared else "have devices of their own"
 
 
 def placement_notices(config: Config, plan: DevicePlan) -> Iterator[str]:

@@ -18,25 +18,53 @@ def config(*overrides: str) -> Config:
     return load_config({"model": {"path": "m"}, "data": {"train": "t.jsonl"}}, overrides)
 
 
+ONE, TWO = (VisibleDevices(tuple(map(str, range(count))), count, count) for count in (1, 2))
+NONE = VisibleDevices()
+
+
 @pytest.mark.parametrize(
-    ("overrides", "text"),
+    ("overrides", "seen", "text"),
     [
-        ([], "placement split: generators and learner have devices of their own, and work at the same time"),
+        ([], TWO, "placement split: generators and learner have devices of their own, and work at the same time"),
         (
-            ["placement=colocate", "rollout.replicas=2", "buffer.max_staleness=3"],
+            ["rollout.device=cpu"],
+            ONE,
+            "placement split: generators and learner have devices of their own, and work at the same time",
+        ),
+        (
+            ["placement.devices.learner=[0]", "placement.devices.generators=[[0]]"],
+            ONE,
+            "placement split: generators and learner share device(s) 0, and work at the same time",
+        ),
+        (
+            [],
+            NONE,
+            "placement split: generators and learner share the cores and the memory of this machine, and work at the "
+            "same time",
+        ),
+        (
+            ["placement=colocate", "learner.ranks=2", "rollout.replicas=2", "buffer.max_staleness=3"],
+            TWO,
             "placement collocated: the learner and generator-0, generator-1 take turns on the same devices, up to 3 "
             "batch(es) a turn",
         ),
         (
             ["placement=hybrid", "placement.batches_per_turn=1"],
-            "placement hybrid: the learner and shared-0 take turns on the same devices, up to 1 batch(es) a turn; "
-            "generator-0 always generates",
+            NONE,
+            "placement hybrid: the learner and shared-0 take turns with the same cores and memory, up to 1 batch(es) a "
+            "turn; generator-0 always generates",
         ),
     ],
 )
-def test_a_run_says_who_takes_turns(overrides: list[str], text: str) -> None:
-    assert describe_turns(config(*overrides)) == text
-    assert text in list(explain(config(*overrides)))
+def test_a_run_says_who_takes_turns_and_with_what(overrides: list[str], seen: VisibleDevices, text: str) -> None:
+    asked = config(*overrides)
+    assert describe_turns(asked, assign_devices(asked, seen)) == text
+
+
+def test_explain_says_the_placement_of_this_machine() -> None:
+    asked = config("learner.device=cpu", "rollout.device=cpu")
+    assert describe_turns(asked, DevicePlan()) in list(explain(asked))
+    assert "devices of their own" in describe_turns(asked, None), "of another machine nothing is known"
 
 
 @pytest.mark.parametrize(
