@@ -13,13 +13,14 @@ from rollmesh.mesh.files import write_atomically
 from rollmesh.report.evals import result_grid
 from rollmesh.report.memory import memory_grid, read_memory
 from rollmesh.report.metrics import read_metrics, run_records
+from rollmesh.report.placement import placement_lines
 from rollmesh.report.pushes import push_rows, read_receivers
 from rollmesh.report.samples import read_samples
 from rollmesh.report.series import build_curves
 from rollmesh.report.speed import speed_lines
 from rollmesh.report.stalls import read_stalls, stall_grid
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary
-from rollmesh.report.turns import read_turns, swap_lines
+from rollmesh.report.turns import read_turns, share_lines, swap_lines
 from rollmesh.run_files import config_path, read_config
 
 _FILE = "report.html"
@@ -86,7 +87,8 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
         return "-" if value is None else f"{value:{form}}{unit}"
 
     yield "ended", summary.ended or "not known"
-    yield "held-out reward", f"{show(summary.held_out_first, '.3f')} → {show(summary.held_out_last, '.3f')}"
+    held_out = f"{show(summary.held_out_first, '.3f')} → {show(summary.held_out_last, '.3f')}"
+    yield "held-out reward", "; ".join(filter(None, (held_out, summary.not_evaluated)))
     yield "steps", str(summary.steps)
     yield "training", f"{summary.training_s:.1f} s (whole launch {summary.wall_s:.1f} s)"
     yield "tokens/s generated", show(summary.tokens_per_s_generated, ",.0f")
@@ -108,6 +110,7 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "failed groups", "; ".join(summary.failures()) or "none"
     yield "waited, in seconds", _pairs(summary.waiting_s, ".1f")
     yield "peak memory, MiB", _pairs(summary.peak_memory_mb, ".0f")
+    yield "placement", "; ".join((*placement_lines(summary.placement), *share_lines(summary.swaps))) or "not known"
     yield "swaps of shared devices", "; ".join(swap_lines(summary.swaps)) or "none"
     yield "restarts", summary.restarts_text() or "none"
 

@@ -25,7 +25,7 @@ from rollmesh.report.restarts import read_restarts
 from rollmesh.report.series import metric_value
 from rollmesh.report.speed import speed_of
 from rollmesh.report.stalls import read_stalls
-from rollmesh.report.turns import swap_lines, swap_times
+from rollmesh.report.turns import share_lines, swap_lines, swap_times
 from rollmesh.report.unscored import UnscoredMembers
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ class Summary:
         swaps: time of swaps of shared devices (`report.turns.swap_times`).
         placement: `mode` in which the run has ended, the `asked` one, and with `auto` its estimates, measurements and
             cost (`launcher.trials.record.PlacementRecord`).
+        not_evaluated: the last step has no held-out reward although there is held-out data, and how to get one; empty
+            where it has, and for a run in progress.
     """
 
     run: str
@@ -122,12 +124,15 @@ class Summary:
     memory_by_phase_mb: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     swaps: dict[str, float] = field(default_factory=dict)
     placement: dict[str, Any] = field(default_factory=dict)
+    not_evaluated: str = ""
 
     def lines(self) -> Iterator[str]:
         """The summary for a terminal."""
         yield f"ended: {self.ended or 'not known'}"
         held_out = f"held-out reward {_show(self.held_out_first)} -> {_show(self.held_out_last)} in "
         yield f"{held_out if self.held_out else ''}{self.steps} steps"
+        if self.not_evaluated:
+            yield self.not_evaluated
         yield (
             f"{self.training_s:.1f} s of training, {_show(self.tokens_per_s_generated, '.0f')} tokens/s generated, "
             f"{_show(self.tokens_per_s_trained, '.0f')} trained"
@@ -147,7 +152,7 @@ class Summary:
         if text := self.placement.get("text"):
             yield f"placement {text}"
         if self.swaps:
-            yield "shared devices: " + "; ".join(swap_lines(self.swaps))
+            yield "shared devices: " + "; ".join((*swap_lines(self.swaps), *share_lines(self.swaps)))
         if line := memory_line(self.memory_by_phase_mb):
             yield line
         if self.graders:
@@ -234,7 +239,8 @@ def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
         speed=speed_of(steps),
         memory_by_phase_mb=final.memory_by_phase_mb,
         swaps=swap_times(steps),
-        placement=final.placement,
+        placement=final.placement or {"mode": config.placement.mode},
+        not_evaluated=_not_evaluated(config, final.ended, steps, evaluations),
     )
 
 
@@ -258,6 +264,19 @@ def read_summary(folder: Path) -> Summary:
         raise DataError(f"no summary in {folder}", hint="it is written when the run ends") from error
     except (OSError, ValueError, TypeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _not_evaluated(config: Config, ended: str, steps: Sequence[Record], evaluations: Sequence[Record]) -> str:
+    """See `Summary.not_evaluated`."""
+    last = int(steps[-1]["step"]) if steps else 0
+    if config.data.eval is None or not ended or not last or any(int(one["step"]) == last for one in evaluations):
+        return ""
+    if ended == "finished":
+        return f"step {last} has no held-out reward: its evaluation has failed, and learner.log says why"
+    return (
+        f"step {last} has no held-out reward: the run ended before its evaluation. `rollmesh run` with the same "
+        f"configuration continues, and evaluates the last step; with --learner.steps={last} it does only that"
+    )
 
 
 def _fates(final: FinalState) -> dict[str, int]:

@@ -90,11 +90,15 @@ def swap_times(steps: Sequence[Record]) -> dict[str, float]:
 
 
 def swap_lines(times: Mapping[str, float]) -> Iterator[str]:
-    """Swaps in words: each direction with its steps, then their share of the time."""
+    """Swaps in words: a line for each direction with its steps."""
     for direction, phases in _DIRECTIONS.items():
         if direction in times:
             steps = ", ".join(f"{phase} {times[f'{phase}_s']:.2f}" for phase in phases if f"{phase}_s" in times)
             yield f"{direction.removesuffix('_s').replace('_', ' ')} {times[direction]:.2f} s ({steps})"
+
+
+def share_lines(times: Mapping[str, float]) -> Iterator[str]:
+    """The share of the time that swaps take; none where no devices were shared."""
     if "swap_share" in times:
         back = f", {times['taken_back']:.0f} taken back" if times.get("taken_back") else ""
         yield f"swaps {times['swap_share']:.1%} of the time in {times.get('turns', 0):.0f} turns{back}"

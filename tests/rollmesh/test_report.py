@@ -13,6 +13,7 @@ from rich.console import Console
 from rollmesh.launcher.console.view import PlainView, SpeedMeter, members_table, status_table
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.launcher.mesh_log import MeshLog
+from rollmesh.launcher.trials.record import Estimated, Measured, PlacementRecord
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_config, save_config
 from rollmesh.mesh.errors import DataError
@@ -20,6 +21,7 @@ from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2
 from rollmesh.report.html import write_report
 from rollmesh.report.memory import MemorySample, MemoryUse, peaks_from_samples, read_memory
 from rollmesh.report.metrics import MetricsTail, read_metrics, surviving_records
+from rollmesh.report.placement import placement_lines
 from rollmesh.report.restarts import record_restart
 from rollmesh.report.samples import read_samples, sample_lines
 from rollmesh.report.series import build_curves, smoothed
@@ -276,11 +278,15 @@ def test_the_report_shows_turns_on_shared_devices(run_folder: Path) -> None:
     assert summary.memory_by_phase_mb["training"]["all"] == {"anon": 500.0, "shared": 0.0, "device": 0.0}
     highest = "generating 0.49, freezing 0.49, training 0.49, offloading 0.49"
     assert f"peak memory of all services by phase, GiB of their own: {highest}" in list(summary.lines())
-    text = "to training 1.50 s (freezing 0.50, onloading 1.00); swaps 12.5% of the time in 3 turns, 1 taken back"
-    assert f"shared devices: {text}" in list(summary.lines())
+    swaps, share = (
+        "to training 1.50 s (freezing 0.50, onloading 1.00)",
+        "swaps 12.5% of the time in 3 turns, 1 taken back",
+    )
+    assert f"shared devices: {swaps}; {share}" in list(summary.lines())
     page = write_report(run_folder).read_text(encoding="utf-8")
     assert "Memory of all services" in page
-    assert text in page
+    assert f"<th>placement</th><td>split; {share}</td>" in page
+    assert f"<td>{swaps}</td>" in page
     assert "<td>300 + 10 shared</td><td>500</td>" in page
     assert list(spans(read_turns(run_folder), START + 9)) == [
         (START + 1, START + 2, "generating"),
@@ -289,6 +295,55 @@ def test_the_report_shows_turns_on_shared_devices(run_folder: Path) -> None:
         (START + 4, START + 5, "swap"),
         (START + 5, START + 9, "generating"),
     ]
+
+
+def test_the_report_says_what_auto_chose_and_why() -> None:
+    record = PlacementRecord(
+        mode="split",
+        asked="auto",
+        name="split, 1 of 2 cores for the learner",
+        decided=True,
+        step=24,
+        estimates=(Estimated("split", 0.5, 0.9), Estimated("hybrid", 0.7, None)),
+        measured=(Measured("collocated", 0.81, 8), Measured("split, 1 of 2 cores for the learner", 0.6, 8)),
+        left_out=("hybrid, 3 of 4 devices for the learner: no room",),
+    )
+    assert list(placement_lines(record.to_summary())) == [
+        "split (asked for: auto)",
+        "auto chose split, 1 of 2 cores for the learner at step 24; seconds per batch: collocated 0.81 s, split, 1 of "
+        "2 cores for the learner 0.6 s",
+        "estimated seconds per batch: split 0.5 to 0.9, hybrid 0.7 or more",
+        "not possible: hybrid, 3 of 4 devices for the learner: no room",
+    ]
+    assert list(placement_lines(PlacementRecord("hybrid", "hybrid").to_summary())) == ["hybrid"]
+    assert not list(placement_lines({}))
+
+
+@pytest.mark.parametrize(
+    ("ended", "evaluated", "told"),
+    [
+        ("interrupted", 4, "with --learner.steps=8 it does only that"),
+        ("error starved: no groups", 4, "the run ended before its evaluation"),
+        ("finished", 4, "its evaluation has failed, and learner.log says why"),
+        ("finished", 8, ""),
+        ("interrupted", 8, ""),
+        ("", 4, ""),
+    ],
+)
+def test_a_last_step_without_a_held_out_reward_is_told(run_folder: Path, ended: str, evaluated: int, told: str) -> None:
+    config = read_config(run_folder)
+    with_data = config.model_copy(update={"data": config.data.model_copy(update={"eval": Path("e.jsonl")})})
+    records = [*(training(step, 0.5) for step in range(1, 9)), evaluation(evaluated, 0.5)]
+    (run_folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    final = final_state()
+    final.ended = ended
+    summary = write_summary(run_folder, with_data, final)
+    assert summary.not_evaluated.startswith("step 8 has no held-out reward: ") == bool(told)
+    assert told in summary.not_evaluated
+    assert not told or summary.not_evaluated in list(summary.lines())
+    if told.startswith("with"):
+        assert summary.not_evaluated in write_report(run_folder).read_text(encoding="utf-8")
+    assert not write_summary(run_folder, config, final).not_evaluated, "without held-out data"
 
 
 def test_the_report_shows_the_way_of_the_weights_to_each_generator(run_folder: Path) -> None:
