@@ -95,8 +95,8 @@ class Summary:
         swaps: time of swaps of shared devices (`report.turns.swap_times`).
         placement: `mode` in which the run has ended, the `asked` one, and with `auto` its estimates, measurements and
             cost (`launcher.trials.record.PlacementRecord`).
-        not_evaluated: the last step has no held-out reward although there is held-out data, and how to get one; empty
-            where it has, and for a run in progress.
+        not_evaluated: the last step has no held-out reward, and how to get one. Empty where it has one, without
+            held-out data, and for a run in progress.
     """
 
     run: str

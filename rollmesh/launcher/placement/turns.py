@@ -26,7 +26,7 @@ from rollmesh.protos import (
 
 # A look at a mesh waits no longer for one service.
 _DEADLINE_S = 2.0
-# Steps of a swap that are the learner's own; what the step before has waited for is over.
+# Steps of a swap that are the learner's own; the wait of the step before is over.
 _OWN_STEPS = ("onloading", "offloading")
 _LEVELS = {
     generator_pb2.SLEEP_LEVEL_UNSPECIFIED: "awake",

@@ -151,7 +151,7 @@ async def test_a_learner_that_shares_with_no_generator_is_not_asked(mesh: Mesh) 
     ("phase", "awaited"), [("releasing", True), ("onloading", False), ("training", True), ("generating", True)]
 )
 def test_a_step_of_the_learners_own_awaits_nobody(phase: str, awaited: bool) -> None:
-    """What the step before has waited for is over."""
+    """The wait of the step before is over."""
     reason = "waits for generator-0-1f to give their memory back (12 s)"
     turns = learner_pb2.PlacementStatus(mode="collocated", phase=phase, turns=3, reason=reason)
     learner = membership_pb2.Member(member_id="learner", role=membership_pb2.ROLE_LEARNER, waiting_reason=reason)
