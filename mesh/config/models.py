@@ -78,7 +78,8 @@ class Config(Section):
         batches, most = self.placement.batches_per_turn, self.buffer.max_staleness + 1
         if batches is not None and batches > most:
             raise ValueError(
-                f"placement.batches_per_turn is {batches}, and buffer.max_staleness lets at most {most} batches wait"
+                f"placement.batches_per_turn is {batches}, and buffer.max_staleness lets at most {most} batches wait: "
+                f"set placement.batches_per_turn={most} or buffer.max_staleness={batches - 1}"
             )
         return self
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rollmesh.learner.placement.turn_requests import HOLD_S, TurnRequests
 from rollmesh.learner.placement.turn_rules import TableView, TurnRules
 from rollmesh.mesh.config import load_config
+from rollmesh.mesh.errors import ConfigError
 
 RULES = TurnRules(batches=2, groups=4, last_version=10)
 
@@ -25,6 +26,14 @@ def test_a_turn_has_as_many_batches_as_the_bound_lets_wait(staleness: int, setti
     )
     assert config.placement.mode == "collocated"
     assert TurnRules.of(config).batches == batches
+
+
+def test_a_turn_of_more_batches_than_can_wait_is_refused_with_both_ways_out() -> None:
+    keys = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "buffer": {"max_staleness": 2}}
+    hint = r"at most 3 batches wait: set placement\.batches_per_turn=3 or buffer\.max_staleness=8"
+    with pytest.raises(ConfigError, match=hint):
+        load_config(keys | {"placement": {"mode": "collocated", "batches_per_turn": 9}})
+    load_config(keys | {"placement": {"mode": "collocated", "batches_per_turn": 3}})
 
 
 @pytest.mark.parametrize(
