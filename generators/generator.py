@@ -8,12 +8,15 @@ error.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import tempfile
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+
+import grpc
 
 from rollmesh.generators.components import GeneratorComponents, MeshAccess
 from rollmesh.generators.control_service import ManualRequests, Probes
@@ -29,7 +32,7 @@ from rollmesh.generators.placement.turn_actions import SleepRules, TurnParts
 from rollmesh.generators.rollout.silent_wait import SilenceClock
 from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.mesh.config.models import Config
-from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.errors import RollmeshError, UnauthenticatedError, UnreachableError
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.runtime.task_group import run_together
@@ -90,7 +93,7 @@ class Generator:
         self.context = config.rollout.context_tokens
         self.metrics = GeneratorMetrics()
         rules = SleepRules(shares_devices, release_here(config) if shares_devices else "memory", config.model.dtype)
-        self.turns = DeviceTurns(rules, lambda: self._agent.policy, self._fail)
+        self.turns = DeviceTurns(rules, lambda: self._agent.policy, self._ask_mesh, self._fail)
 
     @property
     def weights_transport(self) -> str:
@@ -232,6 +235,11 @@ class Generator:
         await components.admission.run()
 
     # ------------------------------------------------------------------------------------------------ failure
+
+    async def _ask_mesh(self) -> None:
+        # The heartbeats, which meet the same failures, judge them.
+        with contextlib.suppress(grpc.aio.AioRpcError, UnauthenticatedError, UnreachableError):
+            await self._agent.heartbeat()
 
     def _fail(self, error: RollmeshError) -> None:
         self._failed_with = self._failed_with or error

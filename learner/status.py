@@ -42,6 +42,11 @@ class PlacementView:
     taken_back: int
     swap_share: float
 
+    @property
+    def move(self) -> str:
+        """The move of the learner's own memory that is under way, from or to a disk perhaps; empty without one."""
+        return self.phase if self.phase in ("onloading", "offloading") else ""
+
     def to_proto(self, reason: str) -> learner_pb2.PlacementStatus:
         """The message of the learner's status.
 

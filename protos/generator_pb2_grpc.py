@@ -105,7 +105,8 @@ class GeneratorControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Wake(self, request, context):
-        """Takes memory again after Sleep, or for the first time. A repeated call changes nothing.
+        """Takes memory again after Sleep, or for the first time. A repeated call changes nothing, and one for an earlier
+        version replaces the present one. After 30 s without a call that waits, it stays at the level that it has reached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

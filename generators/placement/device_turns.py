@@ -2,8 +2,8 @@
 
 Invariants:
 
-- Actions come one after the other, in one task. A call waits until its goal is reached, or a call in the other
-  direction replaces it. The work of a caller that gives up continues, and its next call waits for the same work.
+- Actions come one after the other, in one task. A call waits until its goal is reached, or another call replaces it.
+  The work of a caller that gives up continues for a while, and its next call waits for the same work.
 - While it sleeps, credits are 0. Leases are held and rewards collected, and all that was sampled is in the buffer.
 - Responses continue after the sleep. Pinned groups cannot, once the weights are gone: they are released.
 - Nothing reaches the engine between two steps of waking but what they ask for.
@@ -14,19 +14,20 @@ Everything here happens in the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from rollmesh.generators.placement.callers import Callers
 from rollmesh.generators.placement.turn_actions import SleepRules, TurnActions, TurnParts
-from rollmesh.generators.placement.turn_state import Action, Fence, Goal, SleepGoal, TurnState, WakeGoal, joined
+from rollmesh.generators.placement.turn_state import Action, Fence, Goal, SleepGoal, TurnState, WakeGoal, includes
 from rollmesh.generators.placement.weights_proof import ProbeTokens
 from rollmesh.mesh.config.memory_release import Release
 from rollmesh.mesh.errors import (
     ConfigError,
     PayloadError,
     RollmeshError,
-    SwapError,
     UnreachableError,
     ended_by,
 )
@@ -34,6 +35,8 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import generator_pb2
 
 log = logging.getLogger(__name__)
+# Longest wait for the mesh to say which learner is in force.
+_MESH_S = 5.0
 _DOING = {
     Action.FREEZE: "stops generating: the learner needs the devices",
     Action.RELEASE_KV_CACHE: "gives memory back to the learner",
@@ -69,7 +72,8 @@ class DeviceTurns:
 
     Args:
         rules: see there.
-        policy_in_force: as the mesh knows it.
+        policy_in_force: as the mesh has named it last.
+        ask_mesh: asks it now; returns where it does not answer too.
         on_failure: called with an error that none of its calls is to blame for.
 
     Attributes:
@@ -82,15 +86,16 @@ class DeviceTurns:
         self,
         rules: SleepRules,
         policy_in_force: Callable[[], PolicyVersion | None],
+        ask_mesh: Callable[[], Awaitable[None]],
         on_failure: Callable[[RollmeshError], None],
     ) -> None:
         self._rules = rules
         self._policy_in_force = policy_in_force
+        self._ask_mesh = ask_mesh
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._fence = Fence()
-        self._goal: Goal | None = None
-        self._waiters: list[tuple[Goal, asyncio.Future[None]]] = []
+        self._callers = Callers(self._on_abandoned)
         self._pursuit: asyncio.Task[None] | None = None
         self._action: Action | None = None
         self._step: asyncio.Task[None] | None = None
@@ -127,6 +132,9 @@ class DeviceTurns:
             return _DOING[self._action]
         if not self.asleep:
             return ""
+        if (goal := self._callers.abandoned) is not None:
+            awaited = f"version {goal.policy}" if goal.policy else "weights"
+            return f"asleep: no call waits for {awaited} any more"
         return "asleep while the learner trains" if self._actions.wakes else "asleep until the learner's turn is over"
 
     @property
@@ -137,7 +145,7 @@ class DeviceTurns:
 
     async def observe_memory(self) -> None:
         """Measures the memory of its processes, for the peaks that are reported."""
-        awake = self.state.generating or isinstance(self._goal, SleepGoal)
+        awake = self.state.generating or isinstance(self._callers.goal, SleepGoal)
         await self._actions.memory.observe(awake=awake)
 
     # --------------------------------------------------------------------------------------------------- calls
@@ -153,7 +161,8 @@ class DeviceTurns:
             FencedError: a later learner has taken over.
             RollmeshError: why it could not be done.
         """
-        self._check(request.incarnation or self._incarnation_in_force)
+        # A learner that is starting has no incarnation yet.
+        await self._check(request.incarnation, starting=not request.incarnation)
         if request.level == generator_pb2.SLEEP_LEVEL_UNSPECIFIED:
             raise PayloadError("level", "none is given")
         await self._reach(SleepGoal(request.level))
@@ -177,7 +186,7 @@ class DeviceTurns:
             WeightsError: the weights in the engine are not those published.
             RollmeshError: why it could not be done.
         """
-        self._check(request.incarnation)
+        await self._check(request.incarnation)
         if request.step == generator_pb2.WAKE_STEP_UNSPECIFIED:
             raise PayloadError("step", "none is given")
         self._actions.probe = ProbeTokens.of(request) or self._actions.probe
@@ -195,7 +204,7 @@ class DeviceTurns:
     async def close(self) -> None:
         """Ends what is under way; calls that wait fail."""
         self._closed = True
-        self._fail_waiters(_ending())
+        self._callers.close(_ending())
         if self._pursuit is not None:
             self._pursuit.cancel()
             await asyncio.wait({self._pursuit})
@@ -207,53 +216,50 @@ class DeviceTurns:
         parts = self._actions.parts
         return parts.receiver.serving if parts is not None else None
 
-    @property
-    def _incarnation_in_force(self) -> int:
-        in_force = self._policy_in_force()
-        return max(self._fence.seen, in_force.incarnation if in_force is not None else 0)
-
-    def _check(self, incarnation: int) -> None:
+    async def _check(self, incarnation: int, *, starting: bool = False) -> None:
         if not self._rules.shares_devices:
             raise ConfigError(
                 "this generator has devices of its own",
                 hint="rollmesh generator --shares-devices starts one that takes turns with the learner",
             )
+        self._fence.observe(self._policy_in_force())
+        if incarnation > self._fence.seen:
+            # It may have taken the run over since the last heartbeat.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_MESH_S):
+                    await self._ask_mesh()
+            self._fence.observe(self._policy_in_force())
         if self._closed:
             raise _ending()
-        self._fence.check(incarnation, self._policy_in_force())
+        if not starting:
+            self._fence.check(incarnation)
 
     async def _reach(self, goal: Goal) -> None:
         """Waits until a goal is reached; a caller that is cancelled leaves it to be reached."""
-        done: asyncio.Future[None] = self._loop.create_future()
-        turns_back = type(joined(self._goal, goal)) is not type(self._goal)
-        turned = [waiter for waiter in self._waiters if type(waiter[0]) is not type(goal)]
-        self._fail_waiters(SwapError("a later call has turned this generator the other way"), turned)
-        self._waiters.append((goal, done))
-        self._goal = joined(self._goal, goal)
-        if turns_back and self._action is Action.LOAD and self._step is not None:
-            # The weights may never come.
-            self._step.cancel()
+        former = self._callers.goal
+        caller = self._callers.add(goal)
+        if former is not None and not includes(self._callers.goal or goal, former):
+            self._stop_loading()
         if self._pursuit is None:
-            self._pursuit = asyncio.create_task(self._pursue(), name="device-turn")
-            self._pursuit.add_done_callback(self._on_pursuit_done)
-        await done
+            self._begin_pursuit()
+        try:
+            await caller.done
+        finally:
+            self._callers.remove(caller)
 
     async def _pursue(self) -> None:
-        while (goal := self._goal) is not None:
-            for waiter in [*self._waiters]:
-                if self.state.next_action(waiter[0], self._serving) is None:
-                    self._answer(waiter)
+        while (goal := self._callers.goal) is not None:
+            self._callers.answer(lambda reached: self.state.next_action(reached, self._serving) is None)
             action = self.state.next_action(goal, self._serving)
             if action is None:
-                self._goal = None
+                self._callers.end()
                 return
             try:
                 await self._take(action, goal)
             except RollmeshError as error:
                 log.warning("%s failed: %s", action, error)
-                if self._goal == goal:
-                    self._goal = None
-                    self._fail_waiters(error)
+                if self._callers.goal == goal:
+                    self._callers.end(error)
 
     async def _take(self, action: Action, goal: Goal) -> None:
         begin = self._loop.time()
@@ -267,7 +273,7 @@ class DeviceTurns:
             await asyncio.wait({step})
             self._action = self._step = None
         if step.cancelled():
-            if self._goal == goal:
+            if self._callers.goal == goal:
                 raise UnreachableError(f"{action} ended because its connection was closed")
             return
         step.result()
@@ -275,31 +281,28 @@ class DeviceTurns:
         self._seconds[action] = self._loop.time() - begin
         log.info("%s took %.2f s", action, self._seconds[action])
 
-    # ------------------------------------------------------------------------------------------------ waiters
+    def _stop_loading(self) -> None:
+        """Ends a wait for weights, which may never come."""
+        if self._action is Action.LOAD and self._step is not None:
+            self._step.cancel()
 
-    def _answer(self, waiter: tuple[Goal, asyncio.Future[None]]) -> None:
-        self._waiters.remove(waiter)
-        if not waiter[1].done():
-            waiter[1].set_result(None)
+    def _on_abandoned(self) -> None:
+        log.warning("the goal ends, for no call waits for it any more: %s", self._callers.abandoned)
+        self._stop_loading()
 
-    def _fail_waiters(
-        self, error: RollmeshError, waiters: list[tuple[Goal, asyncio.Future[None]]] | None = None
-    ) -> None:
-        for waiter in self._waiters[:] if waiters is None else waiters:
-            self._waiters.remove(waiter)
-            if not waiter[1].done():
-                waiter[1].set_exception(error)
+    def _begin_pursuit(self) -> None:
+        self._pursuit = asyncio.create_task(self._pursue(), name="device-turn")
+        self._pursuit.add_done_callback(self._on_pursuit_done)
 
     def _on_pursuit_done(self, pursuit: asyncio.Task[None]) -> None:
         self._pursuit = None
         if not pursuit.cancelled() and (error := pursuit.exception()) is not None:
             failure = ended_by(error, "a turn of the devices")
-            self._fail_waiters(failure)
+            self._callers.end(failure)
             self._on_failure(failure)
-        elif self._goal is not None and not self._closed:
+        elif self._callers.goal is not None and not self._closed:
             # A call came at the very moment at which it ended.
-            self._pursuit = asyncio.create_task(self._pursue(), name="device-turn")
-            self._pursuit.add_done_callback(self._on_pursuit_done)
+            self._begin_pursuit()
 
 
 def _ending() -> UnreachableError:

@@ -164,9 +164,11 @@ class TurnActions:
                 await self._resume(parts)
 
     async def _freeze(self, parts: TurnParts) -> None:
-        self.clock.stop()
-        self.sleeps += 1
-        await self.memory.begin_sleep()
+        if not self.clock.stopped:
+            # One that is tried again belongs to the same sleep.
+            self.clock.stop()
+            self.sleeps += 1
+            await self.memory.begin_sleep()
         parts.rollout.set_asleep(True)
         await parts.receiver.suspend()
         await _engine(parts.engine.pause())

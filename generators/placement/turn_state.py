@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from rollmesh.mesh.errors import FencedError
+from rollmesh.mesh.errors import FencedError, UnreachableError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import generator_pb2
 
@@ -57,22 +57,36 @@ class WakeGoal:
     step: int
     policy: PolicyVersion | None
 
-    def joined(self, other: WakeGoal) -> WakeGoal:
-        """The goal that includes both."""
-        policy = self.policy if _reaches(self.policy, other.policy) else other.policy
-        return WakeGoal(max(self.step, other.step), policy)
+    def joined(self, later: WakeGoal) -> WakeGoal:
+        """The goal that includes both; a later call that names an earlier version replaces this one.
+
+        The version of this one may never come.
+        """
+        if later.policy is not None and not _reaches(later.policy, self.policy):
+            return later
+        return WakeGoal(max(self.step, later.step), later.policy or self.policy)
 
 
 Goal = SleepGoal | WakeGoal
 
 
 def joined(present: Goal | None, new: Goal) -> Goal:
-    """The goal after a call: both in one direction are pursued, and a turn back replaces what was pursued."""
+    """The goal after a call: it adds to one in the same direction, and replaces one in the other."""
     if isinstance(present, SleepGoal) and isinstance(new, SleepGoal):
         return present.joined(new)
     if isinstance(present, WakeGoal) and isinstance(new, WakeGoal):
         return present.joined(new)
     return new
+
+
+def includes(goal: Goal, other: Goal) -> bool:
+    """True where a generator that has reached a goal has reached another one too."""
+    if isinstance(goal, SleepGoal) and isinstance(other, SleepGoal):
+        return other.level <= goal.level
+    if not isinstance(goal, WakeGoal) or not isinstance(other, WakeGoal):
+        return False
+    loads = other.step >= generator_pb2.WAKE_STEP_WEIGHTS
+    return other.step <= goal.step and (not loads or _reaches(goal.policy, other.policy))
 
 
 @dataclass(slots=True)
@@ -177,29 +191,35 @@ class TurnState:
 
 
 class Fence:
-    """Refuses calls of learners that a newer one has replaced.
+    """Refuses calls of learners that a newer one has replaced, and of those that the mesh does not know.
+
+    A caller cannot raise the number: the mesh alone hands incarnations out.
 
     Attributes:
-        seen: the highest incarnation that is known here.
+        seen: the highest incarnation that the mesh has named here.
     """
 
     def __init__(self) -> None:
         self.seen = 0
 
-    def check(self, incarnation: int, in_force: PolicyVersion | None) -> None:
-        """Accepts a call of an incarnation, and all later ones of this and higher incarnations.
+    def observe(self, in_force: PolicyVersion | None) -> None:
+        """Takes note of the policy in force, as the mesh names it."""
+        self.seen = max(self.seen, in_force.incarnation if in_force is not None else 0)
 
-        Args:
-            incarnation: of the caller.
-            in_force: the policy in force, as the mesh knows it.
+    def check(self, incarnation: int) -> None:
+        """Accepts a call of the present incarnation.
 
         Raises:
             FencedError: a higher one is known.
+            UnreachableError: the mesh has not named it yet.
         """
-        self.seen = max(self.seen, in_force.incarnation if in_force is not None else 0)
         if incarnation < self.seen:
             raise FencedError(f"incarnation {incarnation} is over: {self.seen} has been seen")
-        self.seen = incarnation
+        if incarnation > self.seen:
+            raise UnreachableError(
+                f"the mesh has not named incarnation {incarnation} yet, the last is {self.seen}",
+                hint="a learner takes the run over before it calls; a mesh that has lost state learns of it again",
+            )
 
 
 def _reaches(have: PolicyVersion | None, wanted: PolicyVersion | None) -> bool:

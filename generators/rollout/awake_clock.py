@@ -31,6 +31,11 @@ class AwakeClock:
         """Seconds for which it has stood still."""
         return self._loop.time() - self.time()
 
+    @property
+    def stopped(self) -> bool:
+        """It stands still."""
+        return self._stopped_at is not None
+
     def stop(self) -> None:
         """Stops; a second call does nothing."""
         if self._stopped_at is None:

@@ -204,6 +204,7 @@ class MeshSession:
             self._controls,
             judges_steps=self._config.resources.frozen_after_s > 0,
             first_s=self._config.buffer.stall_limit_s or math.inf,
+            move_s=self._config.placement.step_timeout_s,
             at_least_s=hang_after_s(self._config.learner),
         )
         self._closers.callback(asyncio.create_task(watch, name="hang watch").cancel)

@@ -13,7 +13,8 @@ import pytest
 
 from rollmesh.generators.engines.hf.engine import HfEngine
 from rollmesh.generators.engines.types import ServedWeights
-from rollmesh.mesh.errors import ConfigError, FencedError, SwapError, WeightsError
+from rollmesh.generators.rollout.drafts import DraftUploader
+from rollmesh.mesh.errors import ConfigError, FencedError, StoreError, SwapError, WeightsError
 from rollmesh.mesh.rpc.errors import to_rollmesh_error
 from rollmesh.mesh.trajectory.payload_codec import decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -276,6 +277,8 @@ async def test_another_generator_continues_the_drafts_of_one_that_was_killed_asl
         await wake(control, "GENERATING", 0)
         await world.holds(control, 2)
         await sleep(control, "FROZEN")
+        assert (await sleep(control, "WITHOUT_KV_CACHE")).freed_bytes >= 0
+        assert (await status_of(control)).sleeping == generator_pb2.SLEEP_LEVEL_WITHOUT_KV_CACHE
         drafts = await world.drafts()
         assert len(drafts) == 8
         asleep = await sleep(control, "WITHOUT_WEIGHTS")
@@ -294,8 +297,10 @@ async def test_another_generator_continues_the_drafts_of_one_that_was_killed_asl
         assert not (await learner.client.ledger("train")).discrepancies
 
 
-async def test_a_turn_that_is_taken_back_while_the_weights_are_waited_for(tmp_path: Path) -> None:
-    """They may never come; the call that waits for them ends, and the generator sleeps."""
+async def test_a_turn_that_is_taken_back_while_the_weights_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may never come. The call that waits for them ends, and the generator sleeps, without any call too."""
     async with mesh(tmp_path) as world:
         learner = await world.learner()
         await learner.publish(0)
@@ -312,5 +317,39 @@ async def test_a_turn_that_is_taken_back_while_the_weights_are_waited_for(tmp_pa
         with pytest.raises(grpc.aio.AioRpcError) as turned:
             await waits
         assert isinstance(to_rollmesh_error(turned.value, ""), SwapError)
+        waits = asyncio.ensure_future(wake(control, "GENERATING", 7))
+        await eventually(loads)
         await wake(control, "GENERATING", 0)
+        with pytest.raises(grpc.aio.AioRpcError, match="an earlier version"):
+            await waits
         assert (await status_of(control)).waiting_reason != "asleep while the learner trains"
+
+        await sleep(control, "FROZEN")
+        monkeypatch.setattr("rollmesh.generators.placement.callers.ABANDONED_S", 0.05)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await wake(control, "GENERATING", 7, timeout_s=0.05)
+
+        async def gave_up() -> bool:
+            return (await status_of(control)).waiting_reason == "asleep: no call waits for version 1:7 any more"
+
+        await eventually(gave_up)
+        assert (await status_of(control)).sleeping == generator_pb2.SLEEP_LEVEL_FROZEN
+        with pytest.raises(grpc.aio.AioRpcError, match="has not named incarnation 9 yet"):
+            await wake(control, "GENERATING", 0, incarnation=9)
+        await wake(control, "GENERATING", 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(DraftUploader, "write_all", _refused)
+            for _ in range(2):
+                with pytest.raises(grpc.aio.AioRpcError, match="no store"):
+                    await sleep(control, "FROZEN")
+        await wake(control, "GENERATING", 0)
+
+        async def counted() -> bool:
+            gauges = (await world.members())["gen-1"].gauges
+            return (gauges["sleeps"], gauges["wakes"]) == (2.0, 3.0)
+
+        await eventually(counted)
+
+
+async def _refused(_: object) -> None:
+    raise StoreError("no store")

@@ -14,9 +14,10 @@ from rollmesh.generators.placement.turn_state import (
     SleepGoal,
     TurnState,
     WakeGoal,
+    includes,
     joined,
 )
-from rollmesh.mesh.errors import FencedError
+from rollmesh.mesh.errors import FencedError, UnreachableError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos.generator_pb2 import (
     SLEEP_LEVEL_FROZEN,
@@ -142,14 +143,37 @@ def test_a_call_in_the_same_direction_adds_to_what_is_pursued(first: Goal, secon
         return
     walk = Walk(shares_devices=isinstance(first, WakeGoal))
     walk.go(goal)
-    assert walk.go(first) == walk.go(second) == []
+    assert walk.go(second) == []
+    assert includes(goal, second)
+    if includes(goal, first):
+        assert walk.go(first) == []
+    else:
+        assert goal == second, "it names an earlier version: that of the first may never come"
+
+
+def test_a_later_call_for_an_earlier_version_replaces_what_is_pursued() -> None:
+    never, now = WakeGoal(WAKE_STEP_GENERATING, V2), WakeGoal(WAKE_STEP_MEMORY, V1)
+    assert joined(never, now) == now
+    assert joined(now, never) == never
+    assert joined(never, WakeGoal(WAKE_STEP_MEMORY, None)) == never, "it names none"
 
 
 def test_a_learner_that_was_replaced_is_refused() -> None:
     fence = Fence()
-    fence.check(2, PolicyVersion(1, 9))
-    fence.check(2, None)
+    fence.observe(PolicyVersion(2, 9))
+    fence.check(2)
+    fence.observe(None)
     with pytest.raises(FencedError, match="incarnation 1 is over: 2 has been seen"):
-        fence.check(1, PolicyVersion(1, 9))
+        fence.check(1)
+    fence.observe(PolicyVersion(3, 0))
     with pytest.raises(FencedError, match="3 has been seen"):
-        fence.check(2, PolicyVersion(3, 0))
+        fence.check(2)
+
+
+def test_a_caller_cannot_lock_learners_out_by_a_high_incarnation() -> None:
+    fence = Fence()
+    fence.observe(PolicyVersion(2, 9))
+    for _ in range(2):
+        with pytest.raises(UnreachableError, match="has not named incarnation 4294967295 yet, the last is 2"):
+            fence.check(2**32 - 1)
+    fence.check(2)

@@ -9,6 +9,8 @@ import sys
 import pytest
 
 from rollmesh.learner.liveness.hang_guard import AT_LEAST_S, FACTOR, HangWatch
+from rollmesh.learner.placement.swap import Phase
+from rollmesh.learner.status import PlacementView
 from rollmesh.mesh.errors import RollmeshError, StalledError, StuckError
 from tests.repository import REPOSITORY
 
@@ -16,17 +18,19 @@ HUNG = """
 import asyncio, logging, sys, threading
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.liveness.hang_guard import end_process_on_hang
-from rollmesh.learner.status import LearnerStatus
+from rollmesh.learner.status import LearnerStatus, PlacementView
 from rollmesh.mesh.errors import StalledError
 
 logging.basicConfig()
 phase, judges_steps, fails = sys.argv[1], sys.argv[2] == "steps", sys.argv[3] == "fails"
 status, controls = LearnerStatus(phase=phase), ControlRequests()
+if phase == "swapping":
+    status.placement = PlacementView("collocated", "offloading", 0.0, 1, 0, 0.0)
 loop = asyncio.new_event_loop()
 threading.Thread(target=loop.run_forever, daemon=True).start()
 
 async def one_step_is_done():
-    watch = end_process_on_hang(status, controls, judges_steps=judges_steps, first_s=1000.0, at_least_s=0.2)
+    watch = end_process_on_hang(status, controls, judges_steps=judges_steps, first_s=1000.0, move_s=0.1, at_least_s=0.2)
     asyncio.create_task(watch).add_done_callback(print)
     await asyncio.sleep(0)
     status.steps = 1
@@ -63,6 +67,23 @@ def test_short_steps_have_ten_minutes_and_waits_have_all_the_time(training: bool
     assert (found is not None) == training
 
 
+def test_a_move_of_memory_has_the_time_of_a_step_of_a_swap() -> None:
+    """However long steps of training last."""
+    watch = HangWatch(math.inf, move_s=2 * AT_LEAST_S)
+    watch.observe(0, training=True, steps=1)
+    watch.observe(1, training=False, steps=1, move=Phase.OFFLOADING)
+    for at in range(5, 4 * int(AT_LEAST_S), 5):
+        move = Phase.OFFLOADING if at < AT_LEAST_S else Phase.ONLOADING
+        found = watch.observe(at, training=False, steps=1, move=move)
+        assert (found is not None) == (at > 3 * AT_LEAST_S)
+    assert watch.longest_s < AT_LEAST_S, "of steps alone"
+
+
+def test_moves_are_those_of_a_swap() -> None:
+    moves = {phase for phase in Phase if PlacementView("collocated", phase, 0.0, 1, 0, 0.0).move}
+    assert moves == {Phase.ONLOADING, Phase.OFFLOADING}
+
+
 def test_a_learner_that_was_stopped_does_not_hang() -> None:
     watch = HangWatch(math.inf)
     for now, steps in ((0.0, 0), (1.0, 1), (2.0, 1), (10 * AT_LEAST_S, 1)):
@@ -91,6 +112,7 @@ def test_an_error_has_to_be_heard_whatever_the_thread_does(training: bool) -> No
     [
         ("training", "steps", "well", StuckError, "the step after 1 has lasted for"),
         ("waiting_for_groups", "steps", "fails", StalledError, "the main thread (waiting_for_groups) has not begun"),
+        ("swapping", "steps", "well", StuckError, "offloading of the learner's memory has lasted for"),
         ("training", "errors", "fails", StalledError, "nothing has moved"),
     ],
 )
