@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollmesh.learner.placement.swap import TO_GENERATING, TO_TRAINING
+from rollmesh.mesh.config.memory_release import REST_NAME
 from tests.command import Command
 from tests.integration.mesh import MeshRun, audit
 
@@ -50,6 +51,7 @@ def test_a_run_takes_turns_yields_when_asked_and_continues_split(
     assert set(summary["memory_by_phase_mb"]) >= {"generating", "training"}
     # Responses stay as stale as they would be with devices of their own.
     assert max(int(age) for age in summary["staleness"]) <= 1
+    assert not (run.folder / REST_NAME).exists()
 
     continued = start_mesh(f"--learner.steps={_STEPS + 2}", *same)
     assert continued.finish() == 0, continued.tail()
