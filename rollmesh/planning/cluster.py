@@ -129,6 +129,11 @@ class Cluster:
         return f"{_CPU_FIXED / GIB:g} GiB per process (interpreter, torch), {_CPU_SHARE:.0%} fragmentation"
 
 
+def size_text(nbytes: int) -> str:
+    """Bytes in GiB, fewer than one in MiB."""
+    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes / MIB:.1f} MiB"
+
+
 def parse_devices(text: str, nodes: int = 1, host_memory: str | None = None, shm: str | None = None) -> Cluster:
     """Reads `8xH100-80G`.
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rollmesh.mesh.config.models import Config
-from rollmesh.planning.cluster import GIB, Cluster
+from rollmesh.planning.cluster import Cluster, size_text
 from rollmesh.planning.generator_memory import GeneratorMemory
 from rollmesh.planning.host import IN_SHM
 from rollmesh.planning.placement import Placement
@@ -53,8 +53,8 @@ class MemoryUse:
         if self.fits or not self.required:
             return ""
         return (
-            f"{self.name}: {self.needed / GIB:.1f} GiB are needed, the reserve included, and there are "
-            f"{self.memory / GIB:.1f}"
+            f"{self.name}: {size_text(self.needed)} are needed, the reserve included, and there are "
+            f"{size_text(self.memory)}"
         )
 
 

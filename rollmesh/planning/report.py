@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rollmesh.planning.trace import TracedStep
 
 _ACTIVATIONS = {True: "recomputed", False: "kept", "selective": "recomputed but for products and attention"}
+# Bytes that are not 0.00 GiB.
+_SMALLEST_SHOWN = 0.005 * GIB
 NOT_MODELLED = (
     "not modelled: fragmentation and kernels' workspaces beyond the reserve; images; compilation; side data; experts "
     "that get more than their share of tokens; the optimizer's temporaries"
@@ -272,7 +274,7 @@ def _proposal_lines(found: Findings) -> Iterator[str]:
         f", {proposal.ranks // proposal.nodes} ranks on each of {proposal.nodes} nodes" if proposal.nodes > 1 else ""
     )
     yield (
-        f"smallest layout: {flags(proposal.settings)} ({layout}{where}): {_gib(proposal.rank_bytes)} GiB per rank, "
+        f"smallest layout: {flags(proposal.settings)} ({layout}{where}): {_gib(proposal.rank_bytes)} GiB per rank"
         f"{_left(found, proposal)}"
     )
     if proposal.nodes > 1:
@@ -280,11 +282,15 @@ def _proposal_lines(found: Findings) -> Iterator[str]:
 
 
 def _left(found: Findings, proposal: Proposal) -> str:
-    if found.plan.placement.in_turns and not found.plan.placement.apart:
-        return "which generators have in their turn"
-    if found.plan.generator is not None and not proposal.left:
-        return "no device left to generators: only in turns (placement: collocated) do they have any"
-    return f"{proposal.left} device(s) left to generators"
+    """The devices of generators beside that layout; of a CPU all have their part."""
+    plan = found.plan
+    if not plan.cluster.cuda:
+        return ""
+    if plan.placement.in_turns and not plan.placement.apart:
+        return ", which generators have in their turn"
+    if plan.generator is not None and not proposal.left:
+        return ", no device left to generators: only in turns (placement: collocated) do they have any"
+    return f", {proposal.left} device(s) left to generators"
 
 
 def _several_nodes(settings: dict[str, Any]) -> Iterator[str]:
@@ -297,4 +303,7 @@ def _several_nodes(settings: dict[str, Any]) -> Iterator[str]:
 
 
 def _gib(nbytes: int) -> str:
+    """What is not nothing is not shown as nothing."""
+    if nbytes and abs(nbytes) < _SMALLEST_SHOWN:
+        return "<0.01" if nbytes > 0 else ">-0.01"
     return f"{nbytes / GIB:.2f}"

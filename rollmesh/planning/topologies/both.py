@@ -6,6 +6,7 @@ the other placement where only that one fits.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from rollmesh.planning.plan import Plan
 from rollmesh.planning.settings import flags, with_settings
 from rollmesh.planning.switches import Planner
 from rollmesh.planning.topologies.layouts import layouts
+
+# A hint at the end of a message.
+_ADVICE = re.compile(r" \([^()]*(?:\([^()]*\)[^()]*)*\)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Topology:
         if self.plan.fits:
             return "fits"
         others = f", nor with learner.ranks {', '.join(map(str, self.refused))}" if self.refused else ""
-        return f"does NOT fit{others}: {self.plan.problems[0].partition(' (')[0]}"
+        return f"does NOT fit{others}: {_ADVICE.sub('', self.plan.problems[0])}"
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""

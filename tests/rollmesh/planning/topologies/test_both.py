@@ -110,6 +110,20 @@ def test_numbers_of_ranks_that_fit_are_found_for_either_placement(mode: str) -> 
     assert "only placement" not in "\n".join(topology_lines(eight))
 
 
+def test_an_obstacle_is_whole_and_has_sizes_that_can_be_read() -> None:
+    config = configured("qwen3-0.6b", rollout=VLLM | {"replicas": 1}, weights={"transport": "shm"})
+    roles, models = build_algorithm(config).needs.roles, RunModels(config)
+    plan = make_plan(config, parse_devices(TWO, shm="64M"), roles, models)
+    needed = "shared memory (/dev/shm) of the learner's node: 4.4 GiB are needed, the reserve included, and there are"
+    assert Topology("split", {}, plan).verdict == f"does NOT fit: {needed} 64.0 MiB"
+
+
+def test_on_a_cpu_no_device_is_counted() -> None:
+    text = "\n".join(lines(found(configured("qwen3-0.6b", rollout={"replicas": 1}), "1xCPU-64G")))
+    assert "smallest layout: " in text
+    assert "left to generators" not in text
+
+
 def test_more_ranks_take_no_devices_from_generators_in_turns() -> None:
     config = configured("qwen2.5-7b", rollout=VLLM | {"replicas": 1}, placement="collocated")
     text = "\n".join(lines(found(config, TWO)))
