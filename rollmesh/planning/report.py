@@ -303,7 +303,7 @@ def _several_nodes(settings: dict[str, Any]) -> Iterator[str]:
 
 
 def _gib(nbytes: int) -> str:
-    """What is not nothing is not shown as nothing."""
+    """GiB; few bytes are not shown as none."""
     if nbytes and abs(nbytes) < _SMALLEST_SHOWN:
         return "<0.01" if nbytes > 0 else ">-0.01"
     return f"{nbytes / GIB:.2f}"
