@@ -59,7 +59,7 @@ def plan_run(config: Config, cluster: Cluster, *, trace: bool = False, run: Path
             if isinstance(role.setup, FsdpSetup) and role.setup.trained and role.setup.shape.output:
                 traced[role.setup.name] = trace_step(models.config(role.setup.name), role.setup)
     compared = None if measured is None else compare(measured, config, plan)
-    proposal = search.proposal
-    divisions = choices(config, None if proposal is None else proposal.settings, planner)
-    both = topologies(config, plan, planner)
+    smallest = None if search.proposal is None else search.proposal.settings
+    divisions = choices(config, smallest, planner)
+    both = topologies(config, plan, planner, smallest)
     return Findings(plan, list(savings(config, plan, planner)), search, divisions, both, traced, compared)

@@ -23,7 +23,8 @@ from rollmesh.planning.settings import with_settings
 from rollmesh.planning.switches import Planner
 
 _LARGEST_BUDGET = 1 << 18
-_TOKENS = "learner.batch.tokens_per_micro_batch"
+BUDGET = "learner.batch.tokens_per_micro_batch"
+"""The key of the tokens in a micro-batch, at most."""
 _MOST_CHOICES = 5
 
 
@@ -159,7 +160,7 @@ def _smallest(config: Config, cluster: Cluster, planner: Planner, more: dict[str
                 settings = more | layout
                 tokens = _largest_budget(config, settings, planner)
                 if tokens is not None:
-                    return _proposal(config, cluster, planner, settings | {_TOKENS: tokens})
+                    return _proposal(config, cluster, planner, settings | {BUDGET: tokens})
     return None
 
 
@@ -189,7 +190,7 @@ def _nearest(config: Config, cluster: Cluster, planner: Planner) -> Plan | None:
         # It has many divisions of each number.
         counts = counts[-1:]
     plans = [
-        _alone(config, layout | {_TOKENS: config.rollout.context_tokens}, planner)
+        _alone(config, layout | {BUDGET: config.rollout.context_tokens}, planner)
         for ranks in counts
         for nodes in node_counts(cluster, ranks)
         for layout in _layouts(config, ranks, nodes, planner)
@@ -250,7 +251,7 @@ def _largest_budget(config: Config, settings: dict[str, Any], planner: Planner) 
     best = None
     longest = config.rollout.context_tokens
     for tokens in sorted({longest, *(size for size in _powers(_LARGEST_BUDGET) if size > longest)}):
-        tried = settings | {_TOKENS: tokens}
+        tried = settings | {BUDGET: tokens}
         if not _alone(config, tried, planner).has_room:
             return best
         best = tokens

@@ -7,7 +7,7 @@ the other placement where only that one fits.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from rollmesh.planning.settings import flags, with_settings
 from rollmesh.planning.switches import Planner
 from rollmesh.planning.topologies.layouts import layouts
 
+_OTHER = {"split": "collocated", "hybrid": "collocated", "collocated": "split", "auto": "split"}
 # A hint at the end of a message.
 _ADVICE = re.compile(r" \([^()]*(?:\([^()]*\)[^()]*)*\)$")
 
@@ -60,7 +61,9 @@ class Topology:
         }
 
 
-def topologies(config: Config, plan: Plan, planner: Planner) -> tuple[Topology, ...]:
+def topologies(
+    config: Config, plan: Plan, planner: Planner, smallest: Mapping[str, Any] | None = None
+) -> tuple[Topology, ...]:
     """The configured placement, its nearest layout that fits where that is another one, then the other placement.
 
     Empty for a run without generators here.
@@ -69,14 +72,16 @@ def topologies(config: Config, plan: Plan, planner: Planner) -> tuple[Topology, 
         config: of the run.
         plan: its own.
         planner: plans another configuration on the same devices.
+        smallest: settings of the learner's smallest layout; None: there is none.
     """
     if not generator_places(config):
         return ()
     mode = config.placement.mode
     found = [Topology(mode, {}, plan)]
-    if not plan.fits and (same := _nearest(config, mode, plan, planner)) and same.plan.fits:
+    tried = {each: layouts(config, each, plan.cluster, smallest) for each in (mode, _OTHER[mode])}
+    if not plan.fits and (same := _nearest(config, mode, tried[mode], planner)) and same.plan.fits:
         found.append(same)
-    if other := _nearest(config, "collocated" if mode in ("split", "hybrid") else "split", plan, planner):
+    if other := _nearest(config, _OTHER[mode], tried[_OTHER[mode]], planner):
         found.append(other)
     return tuple(found)
 
@@ -91,13 +96,13 @@ def topology_lines(found: tuple[Topology, ...]) -> Iterator[str]:
         yield f"only placement {fitting[0].mode} fits: add {flags(fitting[0].settings)}"
 
 
-def _nearest(config: Config, mode: str, plan: Plan, planner: Planner) -> Topology | None:
+def _nearest(config: Config, mode: str, candidates: Iterator[dict[str, Any]], planner: Planner) -> Topology | None:
     """A placement at the first layout that fits, else at the one that needs least of the learner's devices.
 
     None: no layout is possible.
     """
     tried: list[tuple[dict[str, Any], Plan]] = []
-    for settings in layouts(config, mode, plan.cluster):
+    for settings in candidates:
         try:
             planned = planner(with_settings(config, settings))
         except ConfigError:

@@ -110,6 +110,18 @@ def test_numbers_of_ranks_that_fit_are_found_for_either_placement(mode: str) -> 
     assert "only placement" not in "\n".join(topology_lines(eight))
 
 
+def test_a_model_that_megatron_has_to_divide_is_planned_as_the_smallest_layout_divides_it() -> None:
+    rollout = VLLM | {"replicas": 1, "vllm": {"tensor_parallel": 4}}
+    findings = found(configured("qwen3-30b-a3b", rollout=rollout, learner={"engine": "megatron"}), EIGHT)
+    assert findings.search.proposal is not None
+    collocated = findings.topologies[-1]
+    assert collocated.plan.fits
+    divided = {key: value for key, value in findings.search.proposal.settings.items() if "parallel" in key}
+    assert divided
+    assert divided.items() <= collocated.settings.items()
+    assert (collocated.settings["learner.ranks"], collocated.settings["rollout.replicas"]) == (8, 2)
+
+
 def test_an_obstacle_is_whole_and_has_sizes_that_can_be_read() -> None:
     config = configured("qwen3-0.6b", rollout=VLLM | {"replicas": 1}, weights={"transport": "shm"})
     roles, models = build_algorithm(config).needs.roles, RunModels(config)
