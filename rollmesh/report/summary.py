@@ -129,7 +129,9 @@ class Summary:
     def lines(self) -> Iterator[str]:
         """The summary for a terminal."""
         yield f"ended: {self.ended or 'not known'}"
-        held_out = f"held-out reward {_show(self.held_out_first)} -> {_show(self.held_out_last)} in "
+        held_out = (
+            f"held-out reward {_show(self.held_out_first)} -> {_show(self.held_out_last)}{self._held_out_at()} in "
+        )
         yield f"{held_out if self.held_out else ''}{self.steps} steps"
         if self.not_evaluated:
             yield self.not_evaluated
@@ -158,6 +160,11 @@ class Summary:
         if self.graders:
             yield "graders: " + ", ".join(f"{name} {version}" for name, version in self.graders.items())
         yield f"summary: {Path(self.folder) / _FILE}"
+
+    def _held_out_at(self) -> str:
+        """The step of the last held-out reward, where that is not the last step."""
+        step = self.held_out[-1]["step"] if self.held_out else self.steps
+        return "" if step == self.steps else f" (at step {step})"
 
     def unscored_text(self) -> str:
         """Members of trained groups without a reward, in words; empty where all have one."""

@@ -341,6 +341,8 @@ def test_a_last_step_without_a_held_out_reward_is_told(run_folder: Path, ended: 
     assert summary.not_evaluated.startswith("step 8 has no held-out reward: ") == bool(told)
     assert told in summary.not_evaluated
     assert not told or summary.not_evaluated in list(summary.lines())
+    at = "" if evaluated == 8 else " (at step 4)"
+    assert f"held-out reward 0.500 -> 0.500{at} in 8 steps" in list(summary.lines())
     if told.startswith("with"):
         assert summary.not_evaluated in write_report(run_folder).read_text(encoding="utf-8")
     assert not write_summary(run_folder, config, final).not_evaluated, "without held-out data"

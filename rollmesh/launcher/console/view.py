@@ -33,6 +33,8 @@ _ROLES = {
     membership_pb2.ROLE_REWARD: "reward",
     membership_pb2.ROLE_BUFFER: "buffer",
 }
+# Latest events below the live table, and at its end, when the summary is among them.
+_EVENTS, _LAST_EVENTS = 8, 32
 # Seconds without a report for which a speed holds.
 _HOLDS_S = 5.0
 
@@ -156,6 +158,7 @@ class LiveView:
         self._output = BufferedOutput(sys.stdout)
         self._console = Console(file=cast(IO[str], self._output))
         self._events: list[str] = []
+        self._shown = _EVENTS
         self._snapshot = Snapshot(trouble="starting")
         self._live = Live(console=self._console, refresh_per_second=2, get_renderable=self._render, transient=False)
         self._live.start()
@@ -165,7 +168,7 @@ class LiveView:
         return self._output.write_error
 
     def event(self, text: str) -> None:
-        self._events = [*self._events, f"{_clock()} {text}"][-8:]
+        self._events = [*self._events, f"{_clock()} {text}"][-_LAST_EVENTS:]
 
     def tail(self, service: str, lines: Sequence[str]) -> None:
         body = "\n".join(f"  {readable(line)}" for line in lines)
@@ -178,12 +181,13 @@ class LiveView:
                 self.event(evaluation_line(record))
 
     def close(self) -> None:
+        self._shown = _LAST_EVENTS
         self._live.refresh()
         self._live.stop()
         self._output.close()
 
     def _render(self) -> RenderableType:
-        events = Text("\n".join(self._events), style="dim")
+        events = Text("\n".join(self._events[-self._shown :]), style="dim")
         return Group(status_table(self._snapshot), members_table(self._snapshot.members), events)
 
 
