@@ -245,7 +245,7 @@ class Coordinator:
             # Before the last evaluation, which may take long; a second time, so that it may become the best one.
             checkpoints.write(loop.version)
             if evaluation.evaluator is not None:
-                if reason in _NATURAL_ENDS:
+                if reason in _NATURAL_ENDS and self._controls.stop_reason is None:
                     turns.give()
                 self._evaluate_last(evaluation.evaluator, PolicyVersion(progress.incarnation, loop.version), reason)
                 checkpoints.write(loop.version)
@@ -282,6 +282,8 @@ class Coordinator:
                 waiting.cancel()
 
         self._controls.wake = end_wait
+        # A request that came before has woken nobody.
+        end_wait()
         try:
             ranks = self._runtime.ranks
             while not concurrent.futures.wait([waiting], ranks.turn_s).done:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import pytest
@@ -103,23 +103,50 @@ def test_a_wait_for_orders_that_no_order_can_meet_is_refused() -> None:
         load_config({"model": {"path": "m"}, "data": {"train": "t"}}, ["learner.distributed.order_timeout_s=4"])
 
 
+class LastEvaluation:
+    """The end of a coordinator's run, with an evaluation that ends once `answered` is set."""
+
+    def __init__(self, ranks: Any) -> None:
+        self.controls, self.answered, self.closed = ControlRequests(), threading.Event(), False
+        self._bridge = AsyncBridge("test")
+        self._coordinator: Any = SimpleNamespace(
+            _bridge=self._bridge,
+            _runtime=SimpleNamespace(ranks=ranks),
+            _status=LearnerStatus(),
+            _controls=self.controls,
+        )
+
+    def run(self) -> None:
+        try:
+            Coordinator._evaluate_last(self._coordinator, cast(Any, self), PolicyVersion(1, 4), "steps")
+        finally:
+            self._bridge.close()
+
+    async def final_result(self, _policy: PolicyVersion) -> bool:
+        while not self.answered.is_set():
+            await asyncio.sleep(0.01)
+        return True
+
+    async def close(self) -> None:
+        self.closed = True
+
+
 def test_they_are_told_to_wait_as_long_as_the_last_evaluation_takes() -> None:
-    told = threading.Event()
+    ranks: Any = SimpleNamespace(turn_s=0.01)
+    evaluation = LastEvaluation(ranks)
+    ranks.keep_alive = evaluation.answered.set
+    evaluation.run()
+    assert evaluation.answered.is_set()
 
-    async def final_result(_policy: PolicyVersion) -> bool:
-        return await asyncio.to_thread(told.wait, 30)
 
-    bridge, ranks = AsyncBridge("test"), SimpleNamespace(keep_alive=told.set, turn_s=0.01)
-    coordinator: Any = SimpleNamespace(
-        _bridge=bridge,
-        _runtime=SimpleNamespace(ranks=ranks),
-        _status=LearnerStatus(),
-        _controls=ControlRequests(),
-    )
-    evaluator: Any = SimpleNamespace(final_result=final_result)
-    Coordinator._evaluate_last(coordinator, evaluator, PolicyVersion(1, 4), "steps")
-    bridge.close()
-    assert told.is_set()
+def test_a_request_to_stop_from_before_the_last_evaluation_ends_it() -> None:
+    evaluation = LastEvaluation(SimpleNamespace(keep_alive=lambda: None, turn_s=0.01))
+    evaluation.controls.stop("request")
+    never = threading.Timer(30, evaluation.answered.set)
+    never.start()
+    evaluation.run()
+    never.cancel()
+    assert evaluation.closed and not evaluation.answered.is_set()
 
 
 def test_hugging_face_folders_that_no_disk_takes_do_not_keep_a_run_from_its_end(
