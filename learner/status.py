@@ -32,7 +32,7 @@ class PlacementView:
         phase: the present one.
         since: monotonic seconds at which it began.
         turns, taken_back: so far.
-        swap_share: of the time since the start, 0 to 1.
+        swap_share: of the time since the second turn began, 0 to 1.
     """
 
     mode: str

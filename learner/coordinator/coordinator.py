@@ -282,7 +282,7 @@ class Coordinator:
                 waiting.cancel()
 
         self._controls.wake = end_wait
-        # A request that came before has woken nobody.
+        # A request may have come before.
         end_wait()
         try:
             ranks = self._runtime.ranks

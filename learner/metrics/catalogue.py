@@ -221,7 +221,7 @@ PLACEMENT = [
         "Steps of these swaps (docs/placement.md).",
         "s",
     ),
-    Metric("placement/swap_share", "Part of the learner's time so far that swaps took.", "share"),
+    Metric("placement/swap_share", "Part of the time since the learner's second turn began that swaps took.", "share"),
     Metric("placement/turns", "Turns that this learner has had."),
     Metric("placement/taken_back", "Swaps that were taken back because a step failed."),
     Metric("placement/{generators,learner}_freed_bytes", "Memory that they gave back at the last swap.", "bytes"),

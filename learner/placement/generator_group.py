@@ -2,7 +2,7 @@
 
 Every call may be repeated: replies are lost, and generators die and come back. A call ends for a generator by its
 answer, by its refusal, or because it is gone. One that has left the mesh but still runs on this host is not gone: it
-has its memory. All methods belong to the event loop's thread.
+has its memory. All coroutines belong to the event loop's thread.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ Answer = TypeVar("Answer")
 _TRY_S = 20.0
 _PAUSE_S = 0.2
 _LOOK_S = 0.5
+# Between two looks for generators that have come: each lists all members.
+_NEWCOMERS_S = 1.0
 # Longest wait for the list of members: without it the generators that are known are asked.
 _LISTING_S = 5.0
 # Once others are awake, those that are late get this long, or as long as it took the others if that is more.
@@ -172,7 +174,7 @@ class GeneratorGroup:
                         self._awake.pop(name, None)
                     if name not in self._awake and (name not in attempts or attempts[name].done()):
                         attempts[name] = asyncio.create_task(self._wake_one(member, request, timeout_s))
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_NEWCOMERS_S)
         finally:
             for attempt in attempts.values():
                 attempt.cancel()
@@ -208,7 +210,7 @@ class GeneratorGroup:
         without: Collection[str] = (),
         waits_for_all: bool = True,
     ) -> GroupAnswer:
-        answer = GroupAnswer()
+        answer, began = GroupAnswer(), _now()
         members = await self._present()
         if members is None:
             members = self._known
@@ -229,8 +231,9 @@ class GeneratorGroup:
         for task in tasks:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
+        waited_s = _now() - began
         for name in self.waiting_for - set(answer.done) - set(answer.failed) - set(answer.gone):
-            answer.failed[name] = f"no answer within {timeout_s:.0f} s"
+            answer.failed[name] = f"no answer within {waited_s:.0f} s"
         self.waiting_for = set()
         return answer
 

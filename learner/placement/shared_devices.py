@@ -89,10 +89,11 @@ class SharedDevices:
         waiting = self._bridge.submit(self._until_it_may_begin(version, self._ranks.turn_s))
         bound_s = self._ranks.turn_s + _LOOKING_S
         may_begin = self._bridge.result(waiting, bound_s, wait=partial(wait_in_turns, self._ranks))
-        if not may_begin:
+        # A request may have come since.
+        if not (may_begin and self._requests.begin_turn()):
             self._ranks.keep_alive()
             return False
-        self._begin()
+        self._take_devices()
         return self._machine.phase is Phase.TRAINING
 
     def require(self, why: str) -> None:
@@ -105,7 +106,8 @@ class SharedDevices:
             if (pause_s := self._machine.pause_s) > 0:
                 wait_in_turns(self._ranks, Future(), pause_s)
             log.info("takes the devices for %s", why)
-            self._begin()
+            self._requests.begin_turn(despite_hold=True)
+            self._take_devices()
 
     def give(self) -> None:
         """See `Turns.give`."""
@@ -165,8 +167,7 @@ class SharedDevices:
             return f"tries to take the devices again in {pause_s:.0f} s"
         return self._rules.reason_to_wait(version, table)
 
-    def _begin(self) -> None:
-        self._requests.given = False
+    def _take_devices(self) -> None:
         self._machine.begin_turn()
         self._swap()
 

@@ -48,6 +48,8 @@ _ORDER = (*TO_TRAINING, Phase.TRAINING, *TO_GENERATING, Phase.GENERATING)
 _NEXT = dict(zip(_ORDER, (*_ORDER[1:], Phase.FREEZING), strict=True))
 # The first step of the way back to `generating`, by the step that failed: nothing was brought back before `onloading`.
 _WAY_BACK = {Phase.FREEZING: Phase.WAKING, Phase.RELEASING: Phase.WAKING, Phase.ONLOADING: Phase.OFFLOADING}
+# The time before this turn is that of the start.
+_FIRST_COUNTED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class SwapMachine:
         phase: the present one. A learner starts with the devices, in `training`.
         turns: turns that the learner has had, the first included.
         taken_back: swaps that were taken back.
-        seconds: of every step since the start, by phase; `generating` and `training` too.
+        seconds: of every phase since the second turn began; engines start, and models are loaded, before it.
         last: seconds of the steps of the last swap in each direction.
     """
 
@@ -121,7 +123,9 @@ class SwapMachine:
 
     @property
     def swap_share(self) -> float:
-        """Share of the time since the start that swaps took, 0 to 1."""
+        """Share of the time since the second turn began that swaps took, 0 to 1; 0 before."""
+        if self.turns < _FIRST_COUNTED:
+            return 0.0
         swaps = sum(self.seconds[phase] for phase in (*TO_TRAINING, *TO_GENERATING))
         swaps += self.lasted_s if self.in_swap else 0.0
         return swaps / max(self._clock() - self._began, 1e-9)
@@ -148,6 +152,8 @@ class SwapMachine:
         if self.phase is Phase.TRAINING:
             self.turns += 1
             self._failures = []
+            if self.turns == _FIRST_COUNTED:
+                self._began, self.seconds = self._since, dict.fromkeys(Phase, 0.0)
         elif self.phase is Phase.GENERATING:
             self._wake_failures = []
             if self._returning:

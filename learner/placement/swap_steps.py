@@ -83,7 +83,7 @@ class SwapSteps:
         self._probe_ids = probe_ids
         self._probe = Probe()
         self._proofs: set[str] = set()
-        # Generators that are left out of the rest of a swap.
+        # Generators that are left out of the rest of an attempt to wake all.
         self._late: set[str] = set()
         self._waking: Future[None] | None = None
         self.freed: dict[str, float] = {}
@@ -95,9 +95,8 @@ class SwapSteps:
             self._probe = Probe(self._probe_ids, log_probs.tolist())
 
     def begin_swap(self) -> None:
-        """Stops waking generators that come, and forgets who was late in the swap before."""
+        """Stops waking generators that come: all are asked in a swap."""
         self._stop_waking()
-        self._late.clear()
 
     def take(self, phase: Phase) -> str:
         """Takes one step; returns why it failed, or nothing.
@@ -126,6 +125,9 @@ class SwapSteps:
                 # One that does not sleep has the memory.
                 return answer.failures()
             case _:
+                if phase is Phase.WAKING:
+                    # The first step of every attempt: who was late may be in time now.
+                    self._late.clear()
                 self._versions.wait_in_force()
                 request, left_s = self._wake_request(phase), self._machine.left_s
                 answer = self._ask(phase, self._generators.wake(request, left_s, without=self._late))
@@ -182,6 +184,7 @@ class SwapSteps:
             return await asking
         finally:
             reporting.cancel()
+            self._status.waiting_reason = ""
 
     async def _wake_newcomers(self, request: generator_pb2.WakeRequest) -> None:
         """The mesh's absence ends the run by itself."""

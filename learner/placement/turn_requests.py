@@ -19,7 +19,7 @@ class TurnRequests:
 
     Attributes:
         wake: called after every request, to end a wait of the training thread.
-        given: generators have the devices.
+        given: generators have the devices; cleared by `begin_turn`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,10 +50,19 @@ class TurnRequests:
         with self._lock:
             self._until = max(self._until, self._clock() + (seconds or HOLD_S))
             self._waiting.append(done)
-        if self.given:
+            given = self.given
+        if given:
             self.answer()
         self.wake()
         return done
+
+    def begin_turn(self, *, despite_hold: bool = False) -> bool:
+        """Records that the learner takes the devices; False where a request does not let it."""
+        with self._lock:
+            if self.held_s > 0 and not despite_hold:
+                return False
+            self.given = False
+            return True
 
     def resume(self) -> None:
         """Lets turns begin again."""

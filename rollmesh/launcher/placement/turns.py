@@ -92,10 +92,9 @@ async def read_sleep(members: Sequence[membership_pb2.Member], security: Securit
 
 def turns_text(status: learner_pb2.PlacementStatus) -> str:
     """The state of turns in one short line."""
-    text = (
-        f"{status.phase} for {status.phase_ms / 1000:.0f} s, turn {status.turns}; swaps take {status.swap_share:.1%} "
-        "of the time"
-    )
+    text = f"{status.phase} for {status.phase_ms / 1000:.0f} s, turn {status.turns}"
+    if status.swap_share:
+        text += f"; swaps take {status.swap_share:.1%} of the time"
     if status.taken_back:
         text += f", {status.taken_back} taken back"
     reason = awaited(status)

@@ -146,7 +146,8 @@ def test_a_request_to_stop_from_before_the_last_evaluation_ends_it() -> None:
     never.start()
     evaluation.run()
     never.cancel()
-    assert evaluation.closed and not evaluation.answered.is_set()
+    assert evaluation.closed
+    assert not evaluation.answered.is_set()
 
 
 def test_hugging_face_folders_that_no_disk_takes_do_not_keep_a_run_from_its_end(

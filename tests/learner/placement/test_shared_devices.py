@@ -263,9 +263,10 @@ def test_turns_go_to_and_fro_step_by_step(make: Callable[..., World]) -> None:
     assert metrics["placement/generators_freed_bytes"] == 200.0
     assert metrics["placement/learner_freed_bytes"] == 1000.0
     assert metrics["placement/turns"] == 2.0
-    assert 0 < metrics["placement/swap_share"] < 1
+    world.turns.give()
+    assert 0 < world.turns.metrics()["placement/swap_share"] < 1
     assert world.status.placement is not None
-    assert world.status.placement.phase == "training"
+    assert world.status.placement.phase == "generating"
 
 
 def test_replies_that_are_lost_are_asked_for_again(make: Callable[..., World]) -> None:
@@ -363,6 +364,33 @@ def test_where_no_generator_can_wake_the_run_ends(make: Callable[..., World]) ->
     generator.refusals = {"wake VERIFIED": [WeightsError("differ") for _ in range(3)]}
     with pytest.raises(SwapError, match="woken in 3 attempts; the last: verifying: generator-0: differ"):
         world.turns.give()
+
+
+def test_one_that_was_late_is_asked_again_in_the_next_attempt(make: Callable[..., World]) -> None:
+    world = make()
+    late, failing = world.add("generator-0"), world.add("generator-1")
+    late.refusals = {"wake MEMORY": [WeightsError("not yet")]}
+    failing.refusals = {"wake VERIFIED": [WeightsError("differ") for _ in range(3)]}
+    world.turns.give()
+    assert world.machine.phase is Phase.GENERATING
+    assert late.calls[-1] == "wake GENERATING"
+
+
+def test_a_request_that_comes_when_a_turn_is_about_to_begin_is_obeyed(
+    make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make()
+    world.add("generator-0")
+    world.generating()
+    begin_turn = world.requests.begin_turn
+
+    def be_asked_first() -> bool:
+        world.requests.hold(60.0)
+        return begin_turn()
+
+    monkeypatch.setattr(world.requests, "begin_turn", be_asked_first)
+    assert not world.turns.take(7)
+    assert world.machine.phase is Phase.GENERATING
 
 
 def test_after_each_end_a_checkpoint_may_still_be_written(make: Callable[..., World]) -> None:

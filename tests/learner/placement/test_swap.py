@@ -164,12 +164,26 @@ def test_the_time_of_every_step_is_known_and_so_is_its_deadline() -> None:
         swap.advance()
     assert swap.last == dict(zip(TO_GENERATING, map(float, range(1, 6)), strict=True))
     assert swap.seconds[Phase.TRAINING] == 70.0
-    clock.now += 15.0
-    assert swap.swap_share == 15.0 / 100.0
     swap.begin_turn()
     clock.now += 20.0
     assert swap.left_s == 0.0
-    assert swap.swap_share == 35.0 / 120.0
+
+
+def test_the_share_of_swaps_counts_from_the_second_turn_on() -> None:
+    clock = Clock()
+    swap = machine(clock)
+    clock.now += 70.0
+    swap.end_turn()
+    clock.now += 9.0
+    walk(swap)
+    swap.begin_turn()
+    clock.now += 9.0
+    assert swap.swap_share == 0.0
+    walk(swap)
+    clock.now += 80.0
+    swap.end_turn()
+    clock.now += 20.0
+    assert swap.swap_share == 20.0 / 100.0
 
 
 @given(st.lists(st.sampled_from(["advance", "fail", "turn", "wait"]), max_size=200), st.integers(1, 4))

@@ -86,6 +86,10 @@ def test_a_learner_that_was_asked_to_yield_takes_no_turn_until_it_may_or_the_tim
     requests.resume()
     assert requests.held_s == 0.0
     assert len(woken) == 4
+    assert requests.begin_turn()
+    requests.hold(1.0)
+    assert not requests.begin_turn()
+    assert requests.begin_turn(despite_hold=True)
     cancelled = requests.hold(1.0)
     cancelled.cancel()
     requests.answer()
