@@ -28,7 +28,7 @@ from benchmarks.mesh_run import MeshRun, run_mesh
 from benchmarks.workloads import Mode, Workload, mesh_config, prepare
 from rollmesh.report.memory import MemorySample, memory_grid, peaks_from_samples, read_memory
 from rollmesh.report.plots import memory_over_time
-from rollmesh.report.turns import phase_at, read_turns
+from rollmesh.report.turns import phase_at, read_phases
 
 _MIB = 1 << 20
 _BUCKET_MIB = 16
@@ -58,10 +58,10 @@ def measure(engine: str, folder: Path, args: argparse.Namespace) -> MeshRun:
 
 def bounds(run: MeshRun, overhead: float) -> list[tuple[str, float, float]]:
     """(bound, found, allowed) in MiB."""
-    samples, turns = read_memory(run.folder), read_turns(run.folder)
+    samples, phases = read_memory(run.folder), read_phases(run.folder)
     in_phase: dict[str, list[MemorySample]] = {}
     for sample in samples:
-        in_phase.setdefault(phase_at(turns, sample.unix_s), []).append(sample)
+        in_phase.setdefault(phase_at(phases, sample.unix_s), []).append(sample)
     generating, training = in_phase["generating"], in_phase["training"]
     awake, asleep = max(_anon(s, _GENERATOR) for s in generating), max(_anon(s, _GENERATOR) for s in training[1:])
     trains, rests = max(_anon(s, _LEARNER) for s in training), min(_anon(s, _LEARNER) for s in generating)
@@ -91,8 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="rollmesh-memory-", dir=args.scratch) as scratch:
         for engine in args.engines:
             run = measure(engine, Path(scratch) / engine, args)
-            samples, turns = read_memory(run.folder), read_turns(run.folder)
-            peaks = peaks_from_samples(samples, turns).to_mib()
+            samples, phases = read_memory(run.folder), read_phases(run.folder)
+            peaks = peaks_from_samples(samples, phases).to_mib()
             head, *rows = memory_grid(peaks)
             print(f"\n{engine}: MiB of their own, by phase\n" + table(head, rows))
             kept = bounds(run, args.overhead)
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             broken = broken or any(found > allowed for _, found, allowed in kept)
             results[engine] = {"peaks_mib": peaks, "bounds_mib": kept, "swaps": dict(times)}
             if args.plot and engine == args.engines[0]:
-                args.plot.write_text(memory_over_time(samples, turns), encoding="utf-8")
+                args.plot.write_text(memory_over_time(samples, phases), encoding="utf-8")
             if args.json:
                 write_json(args.json, {"benchmark": "placement_memory", "machine": machine(), "results": results})
     return int(broken)

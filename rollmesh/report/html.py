@@ -20,7 +20,7 @@ from rollmesh.report.series import build_curves
 from rollmesh.report.speed import speed_lines
 from rollmesh.report.stalls import read_stalls, stall_grid
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary
-from rollmesh.report.turns import read_turns, share_lines, swap_lines
+from rollmesh.report.turns import read_phases, share_lines, swap_lines
 from rollmesh.run_files import config_path, read_config
 
 _FILE = "report.html"
@@ -78,7 +78,7 @@ def _plots(folder: Path, config: Config, summary: Summary) -> str:
     if summary.staleness:
         sections.insert(3, ("Ages of trained tokens", plots.staleness_histogram(summary.staleness)))
     if memory:
-        sections.append(("Memory of all services", plots.memory_over_time(memory, read_turns(folder))))
+        sections.append(("Memory of all services", plots.memory_over_time(memory, read_phases(folder))))
     return "\n".join(f"<figure><figcaption>{escape(title)}</figcaption>{svg}</figure>" for title, svg in sections)
 
 

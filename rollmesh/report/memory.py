@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmesh.report.metrics import read_metrics
-from rollmesh.report.turns import PHASES, Turn, phase_at
+from rollmesh.report.turns import PHASES, PhaseChange, phase_at
 
 FILE = "memory.jsonl"
 ALL = "all"
@@ -132,11 +132,11 @@ def memory_series(samples: Sequence[MemorySample], kind: str) -> dict[str, list[
     return {service: values for service, values in found.items() if any(values)}
 
 
-def peaks_from_samples(samples: Sequence[MemorySample], turns: Sequence[Turn]) -> PhasePeaks:
+def peaks_from_samples(samples: Sequence[MemorySample], phases: Sequence[PhaseChange]) -> PhasePeaks:
     """Peaks by phase of samples that are read again; those before the first phase are left out."""
     peaks = PhasePeaks()
     for sample in samples:
-        if phase := phase_at(turns, sample.unix_s):
+        if phase := phase_at(phases, sample.unix_s):
             peaks.add(phase, sample.uses)
     return peaks
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from rollmesh.report.memory import MemorySample, memory_series
 from rollmesh.report.series import Curves, smoothed
-from rollmesh.report.turns import Turn, spans
+from rollmesh.report.turns import PhaseChange, spans
 
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#3366cc", "#e07b00", "#2a9d5c", "#c0392b", "#b8bec6"
 _PHASE_COLOURS = {"wait": _ORANGE, "train": _BLUE, "publish": _GREEN, "prepare": "#8fb0e6", "checkpoint": _GREY}
@@ -100,12 +100,12 @@ def who_waited(curves: Curves) -> str:
     return _draw(plot, height=3.0)
 
 
-def memory_over_time(samples: Sequence[MemorySample], turns: Sequence[Turn]) -> str:
+def memory_over_time(samples: Sequence[MemorySample], phases: Sequence[PhaseChange]) -> str:
     """Anonymous memory of all services, stacked, and memory of devices in all, with the phases of turns behind them.
 
     Args:
         samples: in the order of time, at least one.
-        turns: phases; empty without shared devices.
+        phases: of turns; empty without shared devices.
     """
     start = samples[0].unix_s
     seconds = [sample.unix_s - start for sample in samples]
@@ -113,7 +113,7 @@ def memory_over_time(samples: Sequence[MemorySample], turns: Sequence[Turn]) -> 
 
     def plot(axes: Axes) -> None:
         told: set[str] = set()
-        sides = list(spans(turns, samples[-1].unix_s))
+        sides = list(spans(phases, samples[-1].unix_s))
         for began, ended, side in sides if len(sides) <= _MOST_SPANS else ():
             if side in _SIDE_COLOURS and ended > start:
                 label = None if side in told else side

@@ -22,13 +22,13 @@ _PREFIX = "placement/"
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One phase of shared devices.
+class PhaseChange:
+    """The beginning of a phase of shared devices.
 
     Attributes:
         began: Unix time in seconds.
         turn: number of the learner's turn.
-        phase: see `learner.placement.swap.Phase`.
+        phase: that begins; see `learner.placement.swap.Phase`.
         reason: why a swap is taken back; empty without one.
     """
 
@@ -38,36 +38,36 @@ class Turn:
     reason: str
 
     @classmethod
-    def of(cls, record: Record) -> Turn:
+    def of(cls, record: Record) -> PhaseChange:
         """A line of the file."""
         return cls(float(record["unix_s"]), int(record["turn"]), str(record["phase"]), str(record["reason"]))
 
 
-def read_turns(folder: Path) -> list[Turn]:
+def read_phases(folder: Path) -> list[PhaseChange]:
     """All phases of a run folder, in the order of time; empty without a file."""
-    return sorted(map(Turn.of, read_metrics(folder / FILE)), key=lambda turn: turn.began)
+    return sorted(map(PhaseChange.of, read_metrics(folder / FILE)), key=lambda change: change.began)
 
 
-def phase_at(turns: Sequence[Turn], unix_s: float) -> str:
+def phase_at(phases: Sequence[PhaseChange], unix_s: float) -> str:
     """The phase at a moment; empty before the first one."""
-    index = bisect.bisect_right(turns, unix_s, key=lambda turn: turn.began)
-    return turns[index - 1].phase if index else ""
+    index = bisect.bisect_right(phases, unix_s, key=lambda change: change.began)
+    return phases[index - 1].phase if index else ""
 
 
-def spans(turns: Sequence[Turn], end: float) -> Iterator[tuple[float, float, str]]:
+def spans(phases: Sequence[PhaseChange], end: float) -> Iterator[tuple[float, float, str]]:
     """Beginning, end and side of each phase: `generating`, `training` or `swap`; neighbors of one side are one.
 
     Args:
-        turns: as `read_turns` gives them.
+        phases: as `read_phases` gives them.
         end: of the last phase.
     """
     began, side = 0.0, ""
-    for turn in turns:
-        now = turn.phase if turn.phase in (Phase.GENERATING, Phase.TRAINING) else "swap"
+    for change in phases:
+        now = change.phase if change.phase in (Phase.GENERATING, Phase.TRAINING) else "swap"
         if now != side:
             if side:
-                yield began, turn.began, side
-            began, side = turn.began, now
+                yield began, change.began, side
+            began, side = change.began, now
     if side and end > began:
         yield began, end, side
 

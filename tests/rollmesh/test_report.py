@@ -27,7 +27,7 @@ from rollmesh.report.samples import read_samples, sample_lines
 from rollmesh.report.series import build_curves, smoothed
 from rollmesh.report.speed import speed_lines, speed_of
 from rollmesh.report.summary import FinalState, read_summary, write_summary
-from rollmesh.report.turns import read_turns, spans
+from rollmesh.report.turns import read_phases, spans
 from rollmesh.run_files import read_config
 
 START = 1_000_000.0
@@ -268,7 +268,7 @@ def test_the_report_shows_turns_on_shared_devices(run_folder: Path) -> None:
     (run_folder / "memory.jsonl").write_text(
         "".join(json.dumps(line) + "\n" for sample in samples for line in sample.lines())
     )
-    peaks = peaks_from_samples(read_memory(run_folder), read_turns(run_folder))
+    peaks = peaks_from_samples(read_memory(run_folder), read_phases(run_folder))
     final = final_state()
     final.memory_by_phase_mb = peaks.to_mib()
     summary = write_summary(run_folder, read_config(run_folder), final)
@@ -288,7 +288,7 @@ def test_the_report_shows_turns_on_shared_devices(run_folder: Path) -> None:
     assert f"<th>placement</th><td>split; {share}</td>" in page
     assert f"<td>{swaps}</td>" in page
     assert "<td>300 + 10 shared</td><td>500</td>" in page
-    assert list(spans(read_turns(run_folder), START + 9)) == [
+    assert list(spans(read_phases(run_folder), START + 9)) == [
         (START + 1, START + 2, "generating"),
         (START + 2, START + 3, "swap"),
         (START + 3, START + 4, "training"),

@@ -13,7 +13,7 @@ from itertools import pairwise
 from rollmesh.launcher.trials.estimates import UNKNOWN, Bounds, Measurement
 from rollmesh.mesh.config.placement import PlacementMode
 from rollmesh.report.metrics import Record, is_evaluation, is_training
-from rollmesh.report.turns import Turn, spans
+from rollmesh.report.turns import PhaseChange, spans
 
 _TURNS = "placement/turns"
 # A learner that waits for less than this share of its time is what bounds the speed.
@@ -43,7 +43,7 @@ class _Interval:
 
 
 def measure(
-    mode: PlacementMode, records: Sequence[Record], turns: Sequence[Turn], rules: MeasuringRules
+    mode: PlacementMode, records: Sequence[Record], turns: Sequence[PhaseChange], rules: MeasuringRules
 ) -> Measurement | None:
     """The measurement; None until there are enough batches.
 
@@ -96,7 +96,7 @@ def _sides_at_once(kept: Sequence[_Interval], batch_s: float) -> tuple[Bounds, B
     return generation, Bounds(training_s, training_s)
 
 
-def _sides_in_turns(kept: Sequence[_Interval], turns: Sequence[Turn]) -> dict[str, float]:
+def _sides_in_turns(kept: Sequence[_Interval], turns: Sequence[PhaseChange]) -> dict[str, float]:
     """Seconds of each side, and of swaps."""
     sides = {"generating": 0.0, "training": 0.0, "swap": 0.0}
     for one in kept:

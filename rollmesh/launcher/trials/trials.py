@@ -22,7 +22,7 @@ from rollmesh.launcher.trials.record import Estimated, Measured, PlacementRecord
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.report.metrics import MetricsTail, Record, is_training
-from rollmesh.report.turns import read_turns
+from rollmesh.report.turns import read_phases
 
 _LOOK_S = 0.2
 # Batches of milliseconds vary, so that a few of them say little.
@@ -205,7 +205,7 @@ class Trials:
             records += new
             self._note_step(new)
             if new:
-                turns = await asyncio.to_thread(read_turns, self._folder)
+                turns = await asyncio.to_thread(read_phases, self._folder)
                 found = measure(candidate.division.mode, records, turns, self._rules)
                 if found is not None:
                     break

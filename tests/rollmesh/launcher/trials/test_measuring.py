@@ -8,7 +8,7 @@ import pytest
 
 from rollmesh.launcher.trials.estimates import UNKNOWN, Bounds
 from rollmesh.launcher.trials.measuring import MeasuringRules, measure
-from rollmesh.report.turns import Turn
+from rollmesh.report.turns import PhaseChange
 
 
 def step(number: int, at: float, *, turn: int | None = None, waited: float = 0.0) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def step(number: int, at: float, *, turn: int | None = None, waited: float = 0.0
 
 # A turn of two batches every 4 s: 2 s of generation, 1 s of training, 1 s in swaps.
 TURNS = [
-    Turn(4.0 * turn + offset, turn, phase, "")
+    PhaseChange(4.0 * turn + offset, turn, phase, "")
     for turn in range(6)
     for offset, phase in ((0.0, "training"), (1.0, "offloading"), (1.5, "generating"), (3.5, "freezing"))
 ]
