@@ -30,7 +30,7 @@ from rollmesh.learner.checkpoint.write_pace import WritePace
 from rollmesh.learner.coordinator.best_tracker import BestTracker
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.version_announcer import VersionAnnouncer
-from rollmesh.learner.distributed.rank_group import wait_in_turns
+from rollmesh.learner.distributed.rank_group import wait_keeping_alive
 from rollmesh.learner.placement.turns import Turns
 from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.mesh.config.evaluation import CheckpointSection
@@ -309,7 +309,7 @@ class CheckpointScheduler:
             future: what is waited for.
             most_s: bound of the wait; by default for a writer that has given up its own.
         """
-        if not wait_in_turns(self._ranks, future, most_s):
+        if not wait_keeping_alive(self._ranks, future, most_s):
             raise UnwrittenCheckpointError(f"no end after {most_s:.0f} s", hint="check the disk of run.dir")
         return future
 

@@ -39,7 +39,7 @@ from rollmesh.learner.coordinator.step_recorder import StepRecorder
 from rollmesh.learner.coordinator.takeover import RunTakeover, TakeoverResult
 from rollmesh.learner.coordinator.training_loop import LoopRules, TrainingLoop
 from rollmesh.learner.coordinator.version_announcer import AnnouncementRules, VersionAnnouncer
-from rollmesh.learner.distributed.rank_group import wait_in_turns
+from rollmesh.learner.distributed.rank_group import wait_keeping_alive
 from rollmesh.learner.evaluation.evaluator import Evaluator
 from rollmesh.learner.metrics import MetricsWriter, open_trackers
 from rollmesh.learner.metrics.run_totals import write_learner_json
@@ -187,7 +187,7 @@ class Coordinator:
         written = thread.submit(leave_hf_folders, self._config)
         # A disk that does not answer must not keep the run from its end.
         thread.shutdown(wait=False)
-        if wait_in_turns(self._runtime.ranks, written, EXPORT_S):
+        if wait_keeping_alive(self._runtime.ranks, written, EXPORT_S):
             written.result()
         else:
             log.warning("checkpoint.hf is not written after %.0f s: `rollmesh export` writes them later", EXPORT_S)
@@ -286,7 +286,7 @@ class Coordinator:
         end_wait()
         try:
             ranks = self._runtime.ranks
-            while not concurrent.futures.wait([waiting], ranks.turn_s).done:
+            while not concurrent.futures.wait([waiting], ranks.keep_alive_s).done:
                 ranks.keep_alive()
             if waiting.result() is None:
                 log.warning(

@@ -20,7 +20,7 @@ from rollmesh.learner.coordinator.batch_claim import CandidateBatch
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.skip_limit import SkipLimit
 from rollmesh.learner.coordinator.step_recorder import FinishedStep, StepRecorder, StepTimings
-from rollmesh.learner.distributed.rank_group import wait_in_turns
+from rollmesh.learner.distributed.rank_group import wait_keeping_alive
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import TrainPlan, plan_training
 from rollmesh.learner.distributed.worker import TrainResult
@@ -209,7 +209,7 @@ class TrainingLoop:
         self._status.phase = "waiting_for_groups"
         began = time.perf_counter()
         try:
-            return self._batches.gather(self._candidate, self._ranks.turn_s)
+            return self._batches.gather(self._candidate, self._ranks.keep_alive_s)
         finally:
             self._timings.wait_s += time.perf_counter() - began
 
@@ -233,7 +233,7 @@ class TrainingLoop:
             began = time.perf_counter()
             try:
                 self._weights.wait_in_force()
-                is_claimed = self._bridge.result(claim, _CLAIM_S, wait=partial(wait_in_turns, self._ranks))
+                is_claimed = self._bridge.result(claim, _CLAIM_S, wait=partial(wait_keeping_alive, self._ranks))
             except RollmeshError as error:
                 # Every rank returns to its earlier state, as after a refusal, before the run ends.
                 failure.append(error)

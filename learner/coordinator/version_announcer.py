@@ -18,7 +18,7 @@ from functools import partial
 
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.coordinator.run_progress import RunProgress
-from rollmesh.learner.distributed.rank_group import wait_in_turns
+from rollmesh.learner.distributed.rank_group import wait_keeping_alive
 from rollmesh.learner.distributed.weight_export import PUBLICATION_S
 from rollmesh.learner.evaluation.evaluator import Evaluator
 from rollmesh.learner.liveness.rank_watch import is_collective_failure
@@ -155,7 +155,7 @@ class VersionAnnouncer:
                 # A slow weights.dir is no step that hangs.
                 self._status.phase = "publishing"
             most_s = PUBLICATION_S + self._rules.timeout_s
-            self._bridge.result(running, most_s, wait=partial(wait_in_turns, self._ranks))
+            self._bridge.result(running, most_s, wait=partial(wait_keeping_alive, self._ranks))
             self._running, self._status.phase = None, before
 
     async def in_force(self) -> None:

@@ -29,7 +29,7 @@ from rollmesh.mesh.errors import StoreError, SwapError, UnreachableError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2
 
-TURN_S = 30.0
+KEEP_ALIVE_S = 30.0
 """Longest wait of rank 0 before it asks the other ranks to keep waiting; a third of what they wait, if that is less."""
 # Answers to ranks with a ready update; after the last one they ask no more.
 _YES, _NO, _WAIT = b"yes", b"no", b"wait"
@@ -60,9 +60,9 @@ class RankGroup:
         return self._channel is None
 
     @property
-    def turn_s(self) -> float:
+    def keep_alive_s(self) -> float:
         """Seconds after which `keep_alive` is due in a wait of rank 0."""
-        return TURN_S if self._channel is None else min(TURN_S, self._channel.order_timeout_s / 3)
+        return KEEP_ALIVE_S if self._channel is None else min(KEEP_ALIVE_S, self._channel.order_timeout_s / 3)
 
     @property
     def dp_sizes(self) -> set[int]:
@@ -199,15 +199,15 @@ class RankGroup:
             self._channel.send(msgpack.packb({"order": order, **arguments}))
 
 
-def wait_in_turns(ranks: RankGroup, future: Future[Any], most_s: float) -> bool:
-    """Waits on rank 0 for a future, in turns, so that the other ranks wait too.
+def wait_keeping_alive(ranks: RankGroup, future: Future[Any], most_s: float) -> bool:
+    """Waits on rank 0 for a future, and keeps the other ranks waiting meanwhile.
 
     Returns:
         False where it is not done after `most_s` seconds.
     """
     until = time.monotonic() + most_s
     while (left_s := until - time.monotonic()) > 0:
-        if wait([future], min(ranks.turn_s, left_s)).done:
+        if wait([future], min(ranks.keep_alive_s, left_s)).done:
             return True
         ranks.keep_alive()
     return future.done()

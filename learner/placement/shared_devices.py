@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from rollmesh.learner.distributed.rank_group import wait_in_turns
+from rollmesh.learner.distributed.rank_group import wait_keeping_alive
 from rollmesh.learner.placement.swap import TO_GENERATING, TO_TRAINING, Phase, SwapMachine
 from rollmesh.learner.placement.swap_steps import SwapSteps
 from rollmesh.learner.placement.turn_log import TurnLog
@@ -78,7 +78,7 @@ class SharedDevices:
             self._requests.answer()
             return
         looking = self._bridge.submit(self._look())
-        table = self._bridge.result(looking, _LOOKING_S, wait=partial(wait_in_turns, self._ranks))
+        table = self._bridge.result(looking, _LOOKING_S, wait=partial(wait_keeping_alive, self._ranks))
         if self._requests.held_s > 0 or not self._rules.continues(version, self._trained, table):
             self.give()
 
@@ -86,9 +86,9 @@ class SharedDevices:
         """See `Turns.take`."""
         if self._machine.phase is Phase.TRAINING:
             return True
-        waiting = self._bridge.submit(self._until_it_may_begin(version, self._ranks.turn_s))
-        bound_s = self._ranks.turn_s + _LOOKING_S
-        may_begin = self._bridge.result(waiting, bound_s, wait=partial(wait_in_turns, self._ranks))
+        waiting = self._bridge.submit(self._until_it_may_begin(version, self._ranks.keep_alive_s))
+        bound_s = self._ranks.keep_alive_s + _LOOKING_S
+        may_begin = self._bridge.result(waiting, bound_s, wait=partial(wait_keeping_alive, self._ranks))
         # A request may have come since.
         if not (may_begin and self._requests.begin_turn()):
             self._ranks.keep_alive()
@@ -104,7 +104,7 @@ class SharedDevices:
                     f"the devices could not be taken for {why} before the end", hint="see the learner's log"
                 )
             if (pause_s := self._machine.pause_s) > 0:
-                wait_in_turns(self._ranks, Future(), pause_s)
+                wait_keeping_alive(self._ranks, Future(), pause_s)
             log.info("takes the devices for %s", why)
             self._requests.begin_turn(despite_hold=True)
             self._take_devices()
@@ -186,7 +186,7 @@ class SharedDevices:
                 phase = self._machine.phase
                 self._report(reason)
                 if phase is Phase.WAKING and (pause_s := self._machine.pause_s) > 0:
-                    wait_in_turns(self._ranks, Future(), pause_s)
+                    wait_keeping_alive(self._ranks, Future(), pause_s)
                 reason = self._steps.take(phase)
                 if reason:
                     log.warning("%s failed: %s", phase, reason)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rollmesh.learner.distributed.rank_group import wait_in_turns
+from rollmesh.learner.distributed.rank_group import wait_keeping_alive
 from rollmesh.learner.placement.generator_group import GeneratorGroup, GroupAnswer, Probe
 from rollmesh.learner.placement.swap import Phase, SwapMachine
 from rollmesh.learner.runtime import LearnerRuntime
@@ -168,7 +168,9 @@ class SwapSteps:
     def _ask(self, phase: Phase, asking: Coroutine[Any, Any, GroupAnswer]) -> GroupAnswer:
         """Waits for the generators' answers, in turns, so that the other ranks wait too."""
         running = self._bridge.submit(self._with_reason(phase, asking))
-        return self._bridge.result(running, self._machine.left_s + _GRACE_S, wait=partial(wait_in_turns, self._ranks))
+        return self._bridge.result(
+            running, self._machine.left_s + _GRACE_S, wait=partial(wait_keeping_alive, self._ranks)
+        )
 
     async def _with_reason(self, phase: Phase, asking: Coroutine[Any, Any, GroupAnswer]) -> GroupAnswer:
         async def report() -> None:

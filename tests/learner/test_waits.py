@@ -27,7 +27,7 @@ CONSTANTS = {
     "leaving the mesh": rollmesh.learner.coordinator.coordinator._LEAVE_S,
     "the learner's end": LAST_S + _LEARNER_DRAIN_S,
     "the exit of its process": rollmesh.cli.app._EXIT_S,
-    "an order of rank 0": rollmesh.learner.distributed.rank_group.TURN_S,
+    "an order of rank 0": rollmesh.learner.distributed.rank_group.KEEP_ALIVE_S,
     "reads its data": rollmesh.buffer.server.process._LOADING_S,
 }
 

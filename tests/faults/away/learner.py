@@ -68,7 +68,7 @@ class _Ranks:
     alone = True
     dp_sizes = frozenset({1})
     packing = Packing.SHARED
-    turn_s = 30.0
+    keep_alive_s = 30.0
     sequence_cost = staticmethod(sequence_cost)
 
     def prepare(self, _plan: object) -> dict[str, str]:

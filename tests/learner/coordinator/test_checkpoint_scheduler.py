@@ -40,7 +40,7 @@ class Run:
         self.refusal: Exception | None = None
         self.controls = ControlRequests()
         self.controls.wake = self.woken.set
-        ranks = SimpleNamespace(begin_checkpoint=self._begin, keep_alive=self._nothing, turn_s=_S)
+        ranks = SimpleNamespace(begin_checkpoint=self._begin, keep_alive=self._nothing, keep_alive_s=_S)
         runtime: Any = SimpleNamespace(bridge=bridge, ranks=ranks, controls=self.controls, status=LearnerStatus())
         self.commit_waits, self.announced = threading.Event(), threading.Event()
         self.announced.set()

@@ -29,7 +29,7 @@ class Scene:
         self.exported: list[tuple[PolicyVersion, Future[Any]]] = []
         self.republished: list[PolicyVersion] = []
         self.announced: list[int] = []
-        ranks = SimpleNamespace(export=self._export, turn_s=0.01, keep_alive=self._keep_alive)
+        ranks = SimpleNamespace(export=self._export, keep_alive_s=0.01, keep_alive=self._keep_alive)
         self.kept_alive = threading.Event()
         runtime = SimpleNamespace(bridge=self.bridge, ranks=ranks, controls=self.controls, status=self.status)
         self.committed: list[tuple[int, str]] = []

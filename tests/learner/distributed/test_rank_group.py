@@ -14,7 +14,7 @@ import pytest
 
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.coordinator import Coordinator
-from rollmesh.learner.distributed.rank_group import TURN_S, RankGroup, run_follower, wait_in_turns
+from rollmesh.learner.distributed.rank_group import KEEP_ALIVE_S, RankGroup, run_follower, wait_keeping_alive
 from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config import load_config
@@ -76,13 +76,13 @@ def test_rank_0_keeps_the_others_waiting_between_orders_and_amid_a_step() -> Non
     claim: Future[bool] = Future()
 
     def claimed() -> bool:
-        assert not wait_in_turns(ranks, claim, 0.02)
+        assert not wait_keeping_alive(ranks, claim, 0.02)
         return True
 
     ranks.train(claimed)
-    assert not wait_in_turns(ranks, claim, 0.02)
+    assert not wait_keeping_alive(ranks, claim, 0.02)
     claim.set_result(True)
-    assert wait_in_turns(ranks, claim, 0.02)
+    assert wait_keeping_alive(ranks, claim, 0.02)
     assert [sent[0], *dict.fromkeys(sent[1:])] == [
         msgpack.packb({"order": "train"}),
         b"wait",
@@ -91,11 +91,11 @@ def test_rank_0_keeps_the_others_waiting_between_orders_and_amid_a_step() -> Non
     ]
 
 
-@pytest.mark.parametrize(("order_timeout_s", "turn_s"), [(1800.0, TURN_S), (12.0, 4.0)])
-def test_they_are_told_to_wait_before_they_give_up(order_timeout_s: float, turn_s: float) -> None:
+@pytest.mark.parametrize(("order_timeout_s", "keep_alive_s"), [(1800.0, KEEP_ALIVE_S), (12.0, 4.0)])
+def test_they_are_told_to_wait_before_they_give_up(order_timeout_s: float, keep_alive_s: float) -> None:
     anybody: Any = None
     channel: Any = SimpleNamespace(order_timeout_s=order_timeout_s)
-    assert RankGroup(anybody, channel, anybody).turn_s == turn_s
+    assert RankGroup(anybody, channel, anybody).keep_alive_s == keep_alive_s
 
 
 def test_a_wait_for_orders_that_no_order_can_meet_is_refused() -> None:
@@ -132,7 +132,7 @@ class LastEvaluation:
 
 
 def test_they_are_told_to_wait_as_long_as_the_last_evaluation_takes() -> None:
-    ranks: Any = SimpleNamespace(turn_s=0.01)
+    ranks: Any = SimpleNamespace(keep_alive_s=0.01)
     evaluation = LastEvaluation(ranks)
     ranks.keep_alive = evaluation.answered.set
     evaluation.run()
@@ -140,7 +140,7 @@ def test_they_are_told_to_wait_as_long_as_the_last_evaluation_takes() -> None:
 
 
 def test_a_request_to_stop_from_before_the_last_evaluation_ends_it() -> None:
-    evaluation = LastEvaluation(SimpleNamespace(keep_alive=lambda: None, turn_s=0.01))
+    evaluation = LastEvaluation(SimpleNamespace(keep_alive=lambda: None, keep_alive_s=0.01))
     evaluation.controls.stop("request")
     never = threading.Timer(30, evaluation.answered.set)
     never.start()
@@ -156,7 +156,7 @@ def test_hugging_face_folders_that_no_disk_takes_do_not_keep_a_run_from_its_end(
     module, told, disk = "rollmesh.learner.coordinator.coordinator", threading.Event(), threading.Event()
     monkeypatch.setattr(f"{module}.EXPORT_S", 0.1)
     monkeypatch.setattr(f"{module}.leave_hf_folders", lambda _config: disk.wait(30))
-    ranks = SimpleNamespace(keep_alive=told.set, turn_s=0.01)
+    ranks = SimpleNamespace(keep_alive=told.set, keep_alive_s=0.01)
     coordinator: Any = SimpleNamespace(
         _runtime=SimpleNamespace(ranks=ranks), _status=LearnerStatus(), _config=SimpleNamespace()
     )

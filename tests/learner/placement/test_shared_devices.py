@@ -87,7 +87,7 @@ class Ranks:
     orders: list[str] = field(default_factory=list)
     no_memory: int = 0
     full_disk: bool = False
-    turn_s: float = 0.5
+    keep_alive_s: float = 0.5
 
     def onload(self) -> None:
         self.orders.append("onload")
