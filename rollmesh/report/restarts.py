@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from rollmesh.report.metrics import read_metrics
+from rollmesh.report.metrics import MetricsTail, read_metrics
 
 Reason = Literal["exit", "frozen", "hung"]
 """Reasons of a restart: the service ended, did not answer and was killed, or found itself hanging and ended."""
@@ -31,3 +31,18 @@ def read_restarts(folder: Path) -> dict[str, dict[str, int]]:
         reasons = restarts.setdefault(str(record["service"]), {})
         reasons[str(record["reason"])] = reasons.get(str(record["reason"]), 0) + 1
     return restarts
+
+
+class RestartsTail:
+    """Follows the restarts of a run folder, from now on.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._tail = MetricsTail(folder / _FILE, from_end=True)
+
+    def read(self) -> list[float]:
+        """Unix times of the restarts since the call before."""
+        return [float(record["time"]) for record in self._tail.read()]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rollmesh.learner.placement.swap import TO_GENERATING, TO_TRAINING, Phase
 from rollmesh.learner.placement.turn_log import FILE
-from rollmesh.report.metrics import Record, read_metrics
+from rollmesh.report.metrics import MetricsTail, Record, read_metrics
 from rollmesh.report.series import metric_value
 
 PHASES = tuple(str(phase) for phase in (Phase.GENERATING, *TO_TRAINING, Phase.TRAINING, *TO_GENERATING))
@@ -46,6 +46,21 @@ class PhaseChange:
 def read_phases(folder: Path) -> list[PhaseChange]:
     """All phases of a run folder, in the order of time; empty without a file."""
     return sorted(map(PhaseChange.of, read_metrics(folder / FILE)), key=lambda change: change.began)
+
+
+class PhasesTail:
+    """Follows the phases of a run folder, from now on.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._tail = MetricsTail(folder / FILE, from_end=True)
+
+    def read(self) -> list[PhaseChange]:
+        """The phases that have begun since the call before."""
+        return list(map(PhaseChange.of, self._tail.read()))
 
 
 def phase_at(phases: Sequence[PhaseChange], unix_s: float) -> str:

@@ -73,6 +73,7 @@ class PlacementRecord:
         name: of the placement in force, among the others that were compared.
         settings: keys that the configuration has otherwise.
         decided: it stays.
+        undecided: why no decision will come; empty where one may, or has.
         step: at which it was decided.
         estimates: bounds, as they were printed at first.
         measured: in the order of the trials.
@@ -87,6 +88,7 @@ class PlacementRecord:
     name: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     decided: bool = False
+    undecided: str = ""
     step: int = 0
     estimates: tuple[Estimated, ...] = ()
     measured: tuple[Measured, ...] = ()
@@ -103,6 +105,8 @@ class PlacementRecord:
         times = ", ".join(
             f"{one.placement} {'failed' if one.batch_s is None else f'{one.batch_s:.3g} s'}" for one in self.measured
         )
+        if self.undecided:
+            return f"no decision: {self.undecided}" + (f"; seconds per batch: {times}" if times else "")
         if not self.decided:
             return f"auto, now {self.name}; seconds per batch so far: {times or 'none yet'}"
         return f"auto chose {self.name} at step {self.step}; seconds per batch: {times}"

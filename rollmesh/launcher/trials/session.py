@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rollmesh.launcher.folder import write_launch
 from rollmesh.launcher.memory import MemoryWatch
-from rollmesh.launcher.mesh_client import Snapshot
+from rollmesh.launcher.mesh_client import MeshClient, Snapshot
 from rollmesh.launcher.placement.devices import DevicePlan
 from rollmesh.launcher.services import LEARNER, ServiceCatalogue, drain_order
 from rollmesh.launcher.supervisor import Supervisor
 from rollmesh.launcher.trials.candidates import Candidate, candidates
+from rollmesh.launcher.trials.control import MeshControl
+from rollmesh.launcher.trials.disturbances import MeshState, batches_of_data, disturbance, groups_in_progress
+from rollmesh.launcher.trials.measuring import least_batches
 from rollmesh.launcher.trials.memory import refused_by_plan, refused_together
 from rollmesh.launcher.trials.opening import chosen_before, digest_here
 from rollmesh.launcher.trials.record import PlacementRecord
-from rollmesh.launcher.trials.trials import MeshControl, Trials
+from rollmesh.launcher.trials.trials import Trials
 from rollmesh.mesh.config.generator_places import generator_places
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.membership import SHARES_DEVICES
 from rollmesh.mesh.runtime.threads import available_cores
+from rollmesh.mesh.tables import EVAL
+from rollmesh.report.metrics import is_training, run_records
+
+_ASK_EVERY_S = 1.0
 
 
 class RunPlacement:
@@ -43,7 +52,7 @@ class RunPlacement:
         self._visible = devices.visible
         self._report = report
         self._trials: Trials | None = None
-        self._kept = PlacementRecord(config.placement.mode, asked.placement.mode)
+        self._kept = PlacementRecord(config.placement.mode, asked.placement.mode, name=config.placement.mode)
 
     @property
     def record(self) -> PlacementRecord:
@@ -58,10 +67,19 @@ class RunPlacement:
             self._report(f"placement {before.text}, as measured before")
             return
         if self._asked.placement.mode == "auto":
-            least = self._asked.placement.trial_batches
-            self._report(f"placement auto: measures at least {least} batches in turns, then tries what may be faster")
+            self._report(self._intention())
         with contextlib.suppress(OSError):
             self._kept.write(self._asked.run.folder)
+
+    def _intention(self) -> str:
+        first, trial = least_batches(self._asked)
+        records = run_records(self._asked.run.folder)
+        left = self._asked.learner.steps - max((int(one["step"]) for one in records if is_training(one)), default=0)
+        if left < first + trial:
+            why = f"{left} steps are left, and a measurement with one trial takes {first + trial} or more"
+            self._kept = replace(self._kept, undecided=why)
+            return f"placement auto: {why}, so the run stays in turns"
+        return f"placement auto: measures {first} batches or more in turns, then tries what may be faster"
 
     async def run(
         self,
@@ -80,7 +98,7 @@ class RunPlacement:
             memory: watches the services.
             latest: gives the last snapshot of the mesh.
         """
-        if self._asked.placement.mode != "auto" or self._kept.decided:
+        if self._asked.placement.mode != "auto" or self._kept.decided or self._kept.undecided:
             return
         found, left_out = candidates(self._asked, self._visible, available_cores())
 
@@ -103,11 +121,37 @@ class RunPlacement:
             sharing = [one for one in latest().generators() if one.gauges.get(SHARES_DEVICES)]
             return [one.member_id for one in sharing if one.pid not in own]
 
-        began = time.monotonic()
+        launched = time.time()
         await supervisor.until_healthy([LEARNER, *(place.name for place in generator_places(self.config))])
-        started_s = time.monotonic() - began
-        control = MeshControl(
-            place, lambda: supervisor.trial_error, supervisor.keep, strangers, refusal, self._report, started_s
-        )
-        self._trials = Trials(self._asked, found, left_out, digest_here(self._asked), control)
-        await self._trials.run()
+        async with MeshClient(mesh(), self._asked.security) as client:
+            looks = _Looks(client)
+
+            async def look() -> MeshState:
+                names = [place.name for place in generator_places(self.config)]
+                return await looks.state(latest(), supervisor.pids(), names)
+
+            control = MeshControl(
+                place, lambda: supervisor.trial_error, supervisor.keep, strangers, refusal, look, self._report, launched
+            )
+            self._trials = Trials(self._asked, found, left_out, digest_here(self._asked), control)
+            await self._trials.run()
+
+
+class _Looks:
+    """Looks at the mesh; whether it evaluates is asked for once a second.
+
+    Args:
+        client: of the mesh.
+    """
+
+    def __init__(self, client: MeshClient) -> None:
+        self._client = client
+        self._evaluates, self._asked_at = False, -math.inf
+
+    async def state(self, seen: Snapshot, pids: Mapping[str, int], generators: Sequence[str]) -> MeshState:
+        now = time.monotonic()
+        if now - self._asked_at >= _ASK_EVERY_S:
+            self._asked_at = now
+            with contextlib.suppress(RollmeshError):
+                self._evaluates = groups_in_progress(await self._client.describe(EVAL)) > 0
+        return MeshState(disturbance(seen, pids, generators), self._evaluates, batches_of_data(seen.table))

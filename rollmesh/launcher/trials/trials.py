@@ -8,50 +8,30 @@ no trial: the run's own watch over stalls ends it. All of it ends with the run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollmesh.launcher.trials.candidates import IN_TURNS, Candidate
 from rollmesh.launcher.trials.choice import best_placement, next_trial
+from rollmesh.launcher.trials.control import MeshControl
+from rollmesh.launcher.trials.disturbances import MeshState, Watch
 from rollmesh.launcher.trials.estimates import Bounds, Division, Measurement, estimate
-from rollmesh.launcher.trials.measuring import MeasuringRules, measure
+from rollmesh.launcher.trials.measuring import MeasuringRules, Meter, evaluation_span, least_batches
 from rollmesh.launcher.trials.record import Estimated, Measured, PlacementRecord, finite
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import RollmeshError
-from rollmesh.report.metrics import MetricsTail, Record, is_training
-from rollmesh.report.turns import read_phases
+from rollmesh.report.metrics import MetricsTail, Record, is_evaluation, is_training
+from rollmesh.report.restarts import RestartsTail
+from rollmesh.report.turns import PhasesTail
 
 _LOOK_S = 0.2
 # Batches of milliseconds vary, so that a few of them say little.
 _LEAST_S = 6.0
 # A trial may take so many times as long as the best placement, and this long in addition.
 _PATIENCE, _GRACE_S = 3.0, 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class MeshControl:
-    """The run as trials use it.
-
-    Attributes:
-        place: replaces learner and generators by those of a placement; raises `RollmeshError` where they cannot run.
-        failure: what has ended a service of the placement on trial; None: all run.
-        keep: the placement in force stays.
-        strangers: generators that were started by hand and take turns, by name. They would sleep for ever.
-        refusal: why a placement does not fit the memory; empty where it does.
-        report: shows an event.
-        started_s: seconds that the services took to start.
-    """
-
-    place: Callable[[Candidate], Awaitable[None]]
-    failure: Callable[[], RollmeshError | None]
-    keep: Callable[[], None]
-    strangers: Callable[[], Sequence[str]]
-    refusal: Callable[[Candidate], Awaitable[str]]
-    report: Callable[[str], None]
-    started_s: float
 
 
 @dataclass(slots=True)
@@ -91,6 +71,7 @@ class Trials:
     ) -> None:
         self._folder: Path = asked.run.folder
         self._steps = asked.learner.steps
+        self._least = max(least_batches(asked))
         self._rules = MeasuringRules(asked.placement.trial_batches, _LEAST_S, asked.buffer.max_staleness + 1)
         self._candidates = dict(found)
         self._left_out = list(left_out)
@@ -99,11 +80,18 @@ class Trials:
         self._seen = _Seen()
         self._estimates: list[Estimated] = []
         self._tail = MetricsTail(self._folder / "metrics.jsonl", from_end=True)
+        self._phases, self._restarts = PhasesTail(self._folder), RestartsTail(self._folder)
+        self._mesh = MeshState()
         self._step = 0
+        self._checkpoint_s = 0.0
         self._began: float | None = None
+        # Seconds without steps at the launch, then in each change.
+        self._launch_s = math.inf
         self._changes: list[float] = []
+        self._changed = 0.0
+        self._doing = "the first measurement"
         self._valid_for = valid_for
-        self.record = self._recorded(decided=False)
+        self.record = self._recorded()
 
     async def run(self) -> None:
         """Measures and tries until a placement stays; it is kept in the run folder.
@@ -113,6 +101,11 @@ class Trials:
         """
         try:
             await self._choose()
+        except asyncio.CancelledError:
+            self.record = self._recorded(undecided=f"the run ended amid {self._doing}")
+            with contextlib.suppress(OSError):
+                self.record.write(self._folder)
+            raise
         finally:
             # From now on the run ends with its services.
             self._control.keep()
@@ -120,13 +113,14 @@ class Trials:
         self._control.report(f"placement {self.record.text}{self._cost()}")
 
     async def _choose(self) -> None:
-        await self._measure(None)
+        await self._measure()
         await self._leave_out()
         self._estimates = [Estimated(name, b.low, finite(b.high)) for name, b in self._bounds().items()]
         self._report_estimates()
         while (name := self._next()) is not None:
             await self._try(name)
         while (name := best_placement(self._present, self._seen.seconds)) != self._present:
+            self._doing = f"the change to {name}"
             try:
                 await self._change(name)
             except RollmeshError as error:
@@ -135,13 +129,16 @@ class Trials:
                     raise
 
     def _next(self) -> str | None:
-        seconds = self._changes or [self._control.started_s]
-        return next_trial(
-            self._bounds(),
-            self._seen.seconds,
-            cost_s=sum(seconds) / len(seconds),
-            batches_left=self._steps - self._step,
-        )
+        left = self._steps - self._step
+        if self._mesh.data_left is not None:
+            left = min(left, self._mesh.data_left)
+        measured = self._rules.warm_up + math.ceil(self._rules.seconds / min(self._seen.seconds.values()))
+        # The run would end amid the trial.
+        if left < max(self._least, measured):
+            return None
+        # The first change ends learner and generators too, with a checkpoint.
+        changes = self._changes or [self._launch_s + self._checkpoint_s]
+        return next_trial(self._bounds(), self._seen.seconds, cost_s=sum(changes) / len(changes), batches_left=left)
 
     def _bounds(self) -> dict[str, Bounds]:
         return {
@@ -166,61 +163,94 @@ class Trials:
     async def _try(self, name: str) -> None:
         """Moves the run into a placement and measures it; a failure is its result."""
         best_s = min(self._seen.seconds.values())
-        self._began = self._began or time.monotonic()
+        if self._began is None:
+            self._began = self._control.clock()
+        self._doing = f"the trial of {name}"
         self._control.report(
             f"placement auto tries {name}: {self._bounds()[name]} a batch expected, {best_s:.3g} s so far"
         )
         try:
             await self._change(name)
             needed = self._rules.warm_up + max(self._rules.batches, math.ceil(self._rules.seconds / best_s))
-            async with asyncio.timeout(_GRACE_S + _PATIENCE * best_s * needed):
-                await self._measure(best_s)
+            await self._measure(_GRACE_S + _PATIENCE * best_s * needed)
         except TimeoutError:
             self._failed(name, f"it is more than {_PATIENCE:g} times slower")
         except RollmeshError as error:
             self._failed(name, error.message)
 
     async def _change(self, name: str) -> None:
-        began = time.monotonic()
+        began = self._control.clock()
         self._present = name
         await self._publish()
         try:
             await self._control.place(self._candidates[name])
         finally:
-            self._changes.append(time.monotonic() - began)
+            self._changed = self._control.clock()
+            self._changes.append(self._changed - began)
         # Those of the services before.
-        self._note_step(self._tail.read())
+        self._note_steps(self._tail.read())
+        self._phases.read()
+        self._restarts.read()
 
-    async def _measure(self, best_s: float | None) -> None:
+    async def _measure(self, limit_s: float | None = None) -> None:
         """Measures the placement in force.
 
         Args:
-            best_s: seconds per batch of the best placement so far; None: this one is the first.
+            limit_s: deadline of a trial, without evaluations and disturbances; None: this placement is the first.
+
+        Raises:
+            RollmeshError: a service of the placement on trial cannot run.
+            TimeoutError: the deadline has passed.
         """
-        candidate, records = self._candidates[self._present], list[Record]()
+        candidate = self._candidates[self._present]
+        meter, watch = Meter(candidate.division.mode, self._rules), Watch(self._control.clock())
+        before, has_stepped = list[Record](), False
         while True:
-            if best_s is not None and (error := self._control.failure()) is not None:
+            if limit_s is not None and (error := self._control.failure()) is not None:
                 raise error
             new = self._tail.read()
-            records += new
-            self._note_step(new)
-            if new:
-                turns = await asyncio.to_thread(read_phases, self._folder)
-                found = measure(candidate.division.mode, records, turns, self._rules)
-                if found is not None:
-                    break
+            self._mesh = await self._control.look()
+            watch.look(self._control.clock(), self._mesh)
+            for at in self._restarts.read():
+                watch.restarted(at)
+            if any(map(is_training, new)):
+                self._note_steps(new)
+                watch.stepped()
+            if not has_stepped:
+                before += new
+                has_stepped = self._note_first_step(before)
+            found = meter.add(new, self._phases.read(), watch.is_disturbed)
+            if found is not None:
+                break
+            if limit_s is not None and watch.counted_s > limit_s:
+                raise TimeoutError
             await asyncio.sleep(_LOOK_S)
         self._seen.measured[self._present] = Measured(self._present, found.batch_s, found.batches)
         self._seen.divisions[candidate.division] = found
         await self._publish()
         self._control.report(_measured_text(self._present, found))
 
+    def _note_first_step(self, records: Sequence[Record]) -> bool:
+        """Notes the time until the first step, without evaluations; False where there is none yet."""
+        first = next((record for record in records if is_training(record)), None)
+        if first is None:
+            return False
+        spans = [evaluation_span(record) for record in records if is_evaluation(record)]
+        evaluations_s = sum(ended - began for began, ended in spans if ended <= first["time"])
+        if self._changes:
+            self._changes[-1] += max(0.0, first["time"] - self._changed - evaluations_s)
+        else:
+            self._launch_s = max(0.0, first["time"] - self._control.launched - evaluations_s)
+        return True
+
     def _failed(self, name: str, why: str) -> None:
         self._seen.measured[name] = Measured(name, None, 0, why)
         self._control.report(f"placement {name} is out: {why}")
 
-    def _note_step(self, records: Sequence[Record]) -> None:
-        self._step = max([self._step, *(int(record["step"]) for record in records if is_training(record))])
+    def _note_steps(self, records: Sequence[Record]) -> None:
+        for record in filter(is_training, records):
+            self._step = max(self._step, int(record["step"]))
+            self._checkpoint_s = max(self._checkpoint_s, float(record.get("timing_s/save_checkpoint") or 0.0))
 
     def _report_estimates(self) -> None:
         estimates = [f"{name} {bounds}" for name, bounds in self._bounds().items()]
@@ -232,7 +262,7 @@ class Trials:
     def _cost(self) -> str:
         if self._began is None:
             return ""
-        took_s, still_s = time.monotonic() - self._began, sum(self._changes)
+        took_s, still_s = self._control.clock() - self._began, sum(self._changes)
         return f"; the trials took {took_s:.0f} s, {still_s:.0f} s of them without steps"
 
     async def _publish(self, *, decided: bool = False) -> None:
@@ -243,7 +273,7 @@ class Trials:
         except OSError as error:
             self._control.report(f"the placement is not kept in {self._folder}: {error.strerror}")
 
-    def _recorded(self, *, decided: bool) -> PlacementRecord:
+    def _recorded(self, *, decided: bool = False, undecided: str = "") -> PlacementRecord:
         present = self._candidates[self._present]
         return PlacementRecord(
             mode=present.division.mode,
@@ -251,11 +281,12 @@ class Trials:
             name=self._present,
             settings=dict(present.settings),
             decided=decided,
+            undecided=undecided,
             step=self._step,
             estimates=tuple(self._estimates),
             measured=tuple(self._seen.measured.values()),
             left_out=tuple(self._left_out),
-            trial_s=0.0 if self._began is None else time.monotonic() - self._began,
+            trial_s=0.0 if self._began is None else self._control.clock() - self._began,
             change_s=sum(self._changes),
             valid_for=self._valid_for,
         )

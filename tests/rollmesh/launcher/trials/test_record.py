@@ -74,6 +74,8 @@ def test_the_record_in_words(tmp_path: Path) -> None:
     record = chosen(asked(tmp_path))
     assert record.text == f"auto chose split at step 12; seconds per batch: {times}"
     assert chosen(asked(tmp_path), decided=False).text == f"auto, now split; seconds per batch so far: {times}"
+    undecided = PlacementRecord("collocated", "auto", "collocated", undecided="5 steps are left")
+    assert undecided.text == "no decision: 5 steps are left"
     assert record.to_summary()["mode"] == "split"
 
 
