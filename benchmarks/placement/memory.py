@@ -9,8 +9,8 @@ published weights are in shared memory, once, and stand apart. Bounds, in anonym
 
 - peak of both sides together <= the larger side in its own turn + what the other keeps meanwhile + one bucket +
   `--overhead`;
-- a sleeping generator, and a resting learner, <= 400 MiB: their libraries, whatever the model. vLLM's fork server,
-  from which its processes start in a third of the time, has another 500.
+- a sleeping generator, and a resting learner, <= 400 MiB: their libraries, whatever the model;
+- vLLM's generator has another 500 for its fork server, from which its processes start in a third of the time.
 
 Exits with 1 where a bound is broken. Needs 8 GB of memory, 5 GB of disk and some minutes; less with `--layers`.
 """
