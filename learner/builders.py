@@ -31,9 +31,10 @@ from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.mesh.config.base import DeviceName
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
-from rollmesh.mesh.config.memory_release import rest_folder
+from rollmesh.mesh.config.memory_release import REST_KEY, rest_folder
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.files import require_writable
 from rollmesh.mesh.runtime.devices import DeviceType, choose_device
 from rollmesh.mesh.runtime.host_memory import is_in_memory
 from rollmesh.mesh.runtime.memory_tuning import allocate_from_one_heap
@@ -81,7 +82,8 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
         algorithm: names the roles.
 
     Raises:
-        ConfigError: no such engine, or CUDA was asked for and is absent.
+        ConfigError: no such engine, or CUDA was asked for and is absent; the folder in which the learner rests on a
+            CPU cannot be written.
         DataError: a model cannot be loaded, or is not computed as transformers computes it.
     """
     if config.learner.deterministic:
@@ -91,6 +93,8 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
         prepare_environment()
     folder = rest_folder(config, on_cpu=choose_device(config.learner.device, "learner.device") == "cpu")
     if folder is not None:
+        # At the first swap it would be an error after which the learner is started again.
+        require_writable(folder, REST_KEY)
         # Before engines start their threads.
         allocate_from_one_heap()
     needs = algorithm.needs
@@ -107,7 +111,7 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     if actor.device.type == "cuda" and actor.layout.leads and config.model.dtype == "float32":
         log.warning("weights are sent, and generators compute, in float32: on CUDA set model.dtype: bfloat16")
     if folder is not None and actor.world.process == 0 and is_in_memory(folder):
-        log.warning("files in %s take memory: set placement.rest_dir to a folder on a disk", folder)
+        log.warning("files in %s take memory: set %s to a folder on a disk", folder, REST_KEY)
     for name, engine in engines.items():
         evidence = engine.probe()
         if engine.world.process == 0:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
-from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.errors import ConfigError, DataError
 
 
 def write_atomically(path: Path, text: str, *, durable: bool = False) -> None:
@@ -32,6 +33,27 @@ def write_atomically(path: Path, text: str, *, durable: bool = False) -> None:
         raise
     if durable:
         fsync_path(path.parent)
+
+
+def require_writable(folder: Path, key: str) -> None:
+    """Makes a folder that the configuration names, and writes a file there that is gone at once.
+
+    Args:
+        folder: may exist.
+        key: that names it, for the error.
+
+    Raises:
+        ConfigError: files cannot be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(b"1")
+    except OSError as error:
+        raise ConfigError(
+            f"{key}: files cannot be written to {folder}: {error.strerror or error}",
+            hint="set it to a folder on a disk that you may write to",
+        ) from error
 
 
 def fsync_path(path: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Literal
 from rollmesh.mesh.config.models import Config
 
 Release = Literal["memory", "process"]
+REST_KEY = "placement.rest_dir"
+"""The key of the folder in which a learner rests on a CPU."""
 REST_NAME = "resting"
 """Name of the folder in a run's own for what rests."""
 

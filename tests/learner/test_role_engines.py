@@ -17,6 +17,7 @@ from rollmesh.learner.engines.tolerances import Difference, Evidence
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.memory_release import rest_folder
 from rollmesh.mesh.config.parallel import ParallelSection
+from rollmesh.mesh.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,15 @@ def test_state_rests_in_files_where_a_cpu_is_shared(changes: list[str], expected
     found = rest_folder(config, on_cpu=True)
     assert found == (None if expected is None else Path(expected))
     assert rest_folder(config, on_cpu=False) is None
+
+
+def test_a_learner_that_could_not_rest_does_not_start(tmp_path: Path) -> None:
+    """A swap that fails is tried again by another learner; a wrong configuration is not."""
+    (tmp_path / "blocked").touch()
+    rests = ["placement=collocated", "learner.device=cpu", f"placement.rest_dir={tmp_path}/blocked/x"]
+    config = load_config({"model": {"path": "m"}, "data": {"train": "t"}}, rests)
+    with pytest.raises(ConfigError, match=r"placement\.rest_dir: files cannot be written"):
+        builders.build_engines(config, cast(Algorithm, SimpleNamespace(needs=Needs())))
 
 
 def test_roles_are_built_by_their_engines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

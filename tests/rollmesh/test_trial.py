@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from rollmesh.launcher.preflight.checks import check_code
 from rollmesh.launcher.preflight.trial import StartTrial
 from rollmesh.mesh.config import Config, load_config
-from rollmesh.mesh.errors import RewardError, RollmeshError
+from rollmesh.mesh.errors import ConfigError, RewardError, RollmeshError
 from tests.repository import REPOSITORY
 
 
@@ -38,6 +39,14 @@ def start(
     what: str = "learner", of: Config | None = None, python: Path | None = None, within_s: float = 60
 ) -> StartTrial:
     return StartTrial(what, of or config(), python, {}, within_s)
+
+
+def test_a_folder_in_which_no_learner_could_rest_is_refused_first(tmp_path: Path) -> None:
+    (tmp_path / "blocked").touch()
+    on_cpu = ("placement=collocated", "learner.device=cpu", "rollout.device=cpu")
+    rests = config(*on_cpu, f"placement.rest_dir={tmp_path}/blocked/x")
+    with pytest.raises(ConfigError, match=r"placement\.rest_dir"), check_code(rests):
+        pass
 
 
 def test_what_users_code_prints_at_its_end_hides_nothing(tmp_path: Path) -> None:

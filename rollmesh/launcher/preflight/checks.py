@@ -16,8 +16,10 @@ from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.services import interpreters_of, learner_environment, needs_reward_service, thread_plan
 from rollmesh.learner.model_files.checks import check_context, check_model_files, declared_context, read_model_config
 from rollmesh.mesh.access.secret_files import check_keys, check_security
+from rollmesh.mesh.config.memory_release import REST_KEY, rest_folder
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.mesh.files import require_writable
 from rollmesh.reward_service.loading import is_path, load_function
 from rollmesh.reward_service.routing import split_routes
 
@@ -67,12 +69,14 @@ def check_code(config: Config, *, fresh: bool = False) -> Iterator[Preparation]:
 
     Raises:
         ConfigError: a setting of the algorithm is wrong, or something that it needs is not configured. A function of
-            the user's is not there. The devices do not suffice.
+            the user's is not there. The devices do not suffice. The learner's state cannot be written to
+            `placement.rest_dir`.
         DataError: a row of the data lacks a needed field; generators do not serve the model; the run's checkpoint is
             another algorithm's.
         RewardError: a reward function cannot be loaded.
     """
     devices = device_plan(config)
+    _check_rest(config, devices)
     with _learner_trial(config, devices, fresh=fresh) as learner:
         with _reward_trial(config) as reward:
             notices = learner.result() if learner is not None else try_learner(config, fresh=fresh)
@@ -101,6 +105,13 @@ def _reward_trial(config: Config) -> AbstractContextManager[StartTrial | None]:
         return nullcontext()
     python = config.reward.python if needs_reward_service(config) else config.rollout.python
     return closing(StartTrial("reward", config, python, environment_of(python), _REWARD_S))
+
+
+def _check_rest(config: Config, devices: DevicePlan) -> None:
+    """The run's own folder, which is the default, is made and tested later."""
+    folder = rest_folder(config, on_cpu=not devices.learner)
+    if folder is not None and folder == config.placement.rest_dir:
+        require_writable(folder, REST_KEY)
 
 
 def _check_inputs(config: Config) -> None:
