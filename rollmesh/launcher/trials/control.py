@@ -23,7 +23,7 @@ class MeshControl:
         refusal: why a placement does not fit the memory; empty where it does.
         look: the state of the mesh.
         report: shows an event.
-        launched: time at which learner and generators were started first.
+        launched: time at which the first learner was started.
         clock: Unix time in seconds.
     """
 

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import psutil
+
 from rollmesh.launcher.folder import write_launch
 from rollmesh.launcher.memory import MemoryWatch
 from rollmesh.launcher.mesh_client import MeshClient, Snapshot
@@ -121,8 +123,8 @@ class RunPlacement:
             sharing = [one for one in latest().generators() if one.gauges.get(SHARES_DEVICES)]
             return [one.member_id for one in sharing if one.pid not in own]
 
-        launched = time.time()
         await supervisor.until_healthy([LEARNER, *(place.name for place in generator_places(self.config))])
+        launched = _started_at(supervisor.pids().get(LEARNER))
         async with MeshClient(mesh(), self._asked.security) as client:
             looks = _Looks(client)
 
@@ -135,6 +137,14 @@ class RunPlacement:
             )
             self._trials = Trials(self._asked, found, left_out, digest_here(self._asked), control)
             await self._trials.run()
+
+
+def _started_at(pid: int | None) -> float:
+    """Unix time at which a process was started. The first learner's has loaded its code during the checks already."""
+    try:
+        return psutil.Process(pid).create_time() if pid is not None else time.time()
+    except psutil.Error:
+        return time.time()
 
 
 class _Looks:
