@@ -76,6 +76,8 @@ def load_engine(
         threads=threads,
         allow_insecure=config.security.allow_insecure,
         release=release,
+        # The learner asks again after this, and is not to wait for the same start.
+        restart_timeout_s=config.placement.step_timeout_s,
         hf=rollout.hf,
         vllm=rollout.vllm,
         sglang=rollout.sglang,

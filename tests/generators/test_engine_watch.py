@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +20,12 @@ from rollmesh.generators.engine_watch import FrozenEngineError, bounds_of, watch
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.hf import engine as hf
 from rollmesh.generators.engines.hf.decoder import Decoder
+from rollmesh.generators.engines.types import SleepLevel, WakeStep
 from rollmesh.mesh.errors import StuckError
 from rollmesh.mesh.liveness.freeze_detector import FreezeDetector, FreezeKind, ProcessState, ThreadState
-from tests.generators.engines.external.driven_harness import ScriptedHarness
+from rollmesh.mesh.liveness.process_state import read_process_trees
+from tests.generators.engines.external.driven_harness import RestartingHarness, ScriptedHarness
+from tests.generators.engines.external.scripted import ScriptedBackend
 from tests.generators.engines.harness import V1, request
 from tests.generators.world import DEADLINE_S, mesh
 
@@ -73,29 +80,100 @@ async def test_who_does_not_answer_is_found_by_what_its_processes_do(harness: Sc
     assert harness.engine.status().failure is None, "its watcher ends it"
 
 
-async def test_an_engine_that_starts_has_a_deadline_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However it looks: it answers for itself, and nothing is said of its processes."""
+@pytest.mark.parametrize("does", [ThreadState.RUNNABLE, ThreadState.ASLEEP])
+async def test_an_engine_that_starts_has_a_deadline_of_its_own(
+    does: ThreadState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may compile, or wait for a disk, without an answer."""
     started: threading.Event = threading.Event()
 
     class Slow(ScriptedHarness):
         def build(self, listener):  # type: ignore[no-untyped-def] # as its base
-            self.backend.does = ThreadState.STOPPED
+            self.backend.does = does
             self.backend.hooks["start"] = lambda: asyncio.get_running_loop().run_in_executor(None, started.wait)
             return super().build(listener)
 
     monkeypatch.setattr("rollmesh.mesh.liveness.watchdog.ASK_EVERY_S", 0.01)
     harness = Slow()
     try:
-        watching = asyncio.create_task(watch(harness.engine, 0.1))
-        done, _ = await asyncio.wait({watching}, timeout=0.5)
+        watching = asyncio.create_task(watch(harness.engine, 0.05))
+        done, _ = await asyncio.wait({watching}, timeout=1.0)
         assert not done
         watching.cancel()
+        assert "ping" not in harness.backend.calls
         started.set()
         harness.update(V1, harness.constant_weights(10))
-        assert "ping" not in harness.backend.calls
+        await asyncio.wrap_future(harness.engine.ping())
+        assert "ping" in harness.backend.calls
     finally:
         started.set()
         harness.close()
+
+
+class _Restarting(RestartingHarness):
+    """Each start of its backend but the first hangs; `child` is its process."""
+
+    child: subprocess.Popen[bytes] | None = None
+
+    def _create(self) -> ScriptedBackend:
+        backend = super()._create()
+        if self.ended:
+            backend.hooks["start"] = self._hang
+            monitored = backend.process_state
+            backend.process_state = lambda: (  # type: ignore[method-assign]
+                monitored() if self.child is None else read_process_trees([self.child.pid])
+            )
+        return backend
+
+    def _hang(self) -> asyncio.Future[None]:
+        self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        return _never()
+
+
+@pytest.fixture
+def restarting() -> Iterator[_Restarting]:
+    harness = _Restarting()
+    yield harness
+    harness.close()
+    if harness.child is not None:
+        harness.child.kill()
+        harness.child.wait()
+
+
+async def test_processes_that_are_stopped_while_they_start_again_are_found(
+    restarting: _Restarting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollmesh.mesh.liveness.watchdog.ASK_EVERY_S", 0.01)
+    restarting.update(V1, restarting.constant_weights(10))
+    watching = asyncio.create_task(watch(restarting.engine, 0.2))
+    await asyncio.wrap_future(restarting.engine.sleep(SleepLevel.WITHOUT_WEIGHTS))
+    waking = restarting.engine.wake(WakeStep.WEIGHTS)
+    while restarting.child is None:
+        await asyncio.sleep(0.01)
+    done, _ = await asyncio.wait({watching}, timeout=0.5)
+    assert not done, "nothing is wrong"
+    os.kill(restarting.child.pid, signal.SIGSTOP)
+    with pytest.raises(FrozenEngineError, match="stopped by a signal"):
+        await asyncio.wait_for(watching, DEADLINE_S)
+    await asyncio.to_thread(restarting.engine.stop)
+    with pytest.raises(EngineError, match="stopped"):
+        waking.result(0)
+    assert restarting.backend.calls[-1] == "stop"
+
+
+async def test_a_start_that_lasts_longer_than_a_step_of_a_swap_ends_the_engine() -> None:
+    """So the next attempt does not wait for the same start."""
+    harness = _Restarting(restart_timeout_s=0.1)
+    try:
+        harness.update(V1, harness.constant_weights(10))
+        await asyncio.wrap_future(harness.engine.sleep(SleepLevel.WITHOUT_WEIGHTS))
+        harness.engine.wake(WakeStep.WEIGHTS)
+        assert "placement.step_timeout_s" in str(harness.collector.wait_failure())
+    finally:
+        harness.close()
+        assert harness.child is not None
+        harness.child.kill()
+        harness.child.wait()
 
 
 async def test_questions_that_are_lost_say_nothing(harness: ScriptedHarness) -> None:

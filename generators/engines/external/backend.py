@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.types import SamplingParams, SleepLevel, SleepReport, WakeStep
-from rollmesh.mesh.liveness.freeze_detector import ProcessState
+from rollmesh.mesh.liveness.freeze_detector import ProcessState, ThreadState
 
 if TYPE_CHECKING:
     import torch
@@ -185,7 +185,10 @@ class Backend(ABC):
 
     @abstractmethod
     def process_state(self) -> ProcessState | None:
-        """Reads the state of its processes; any thread, once `start` is done. None: they are not on this machine."""
+        """Reads the state of its processes; any thread, also during `start`.
+
+        None where there are none on this machine.
+        """
 
     @abstractmethod
     def last_error(self) -> str:
@@ -198,3 +201,14 @@ class Backend(ABC):
     @abstractmethod
     async def stop(self) -> None:
         """Ends it with all its processes. May be called twice, after its death, during `start` and without one."""
+
+
+def state_of_start(state: ProcessState | None) -> ProcessState | None:
+    """The state of processes that start, of which a stop alone counts: a start has a deadline of its own.
+
+    It may rightly compute, or wait for a disk, for minutes without an answer.
+    """
+    if state is None or state.state in (ThreadState.STOPPED, ThreadState.TRACED):
+        return state
+    # As one that waits for a processor, which is counted nothing.
+    return ProcessState(ThreadState.RUNNABLE, {})

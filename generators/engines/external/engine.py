@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rollmesh.generators.engines.commands import EngineCommand, resolve
 from rollmesh.generators.engines.control_calls import ControlledEngine
-from rollmesh.generators.engines.external.backend import Backend, LoadMetrics
+from rollmesh.generators.engines.external.backend import Backend, LoadMetrics, state_of_start
 from rollmesh.generators.engines.external.engine_thread import EngineThread
 from rollmesh.generators.engines.external.inflight import InflightRegistry
 from rollmesh.generators.engines.external.model_info import ModelInfo, read_folder
@@ -65,7 +65,8 @@ class ExternalEngine(ControlledEngine):
         if not cls.takes_images:
             model = model.for_text()
         create = partial(cls.create_backend, folder, model, settings)
-        backend = RestartingBackend(create) if settings.release == "process" else create()
+        restarts = settings.release == "process"
+        backend = RestartingBackend(create, settings.restart_timeout_s) if restarts else create()
         return cls(backend, model, settings, listener)
 
     @classmethod
@@ -139,7 +140,10 @@ class ExternalEngine(ControlledEngine):
         return done
 
     def process_state(self) -> ProcessState | None:
-        return self._backend.process_state() if self._inflight.up and self._inflight.failure is None else None
+        if self._inflight.failure is not None:
+            return None
+        state = self._backend.process_state()
+        return state if self._inflight.up else state_of_start(state)
 
     def drain(self, timeout_s: float) -> bool:
         return self._inflight.drain(timeout_s)

@@ -64,7 +64,7 @@ class EngineThread:
         self.scheduler = RequestScheduler(backend, model, labels, settings.slots, self._notify, self._fail)
         self.executor = CommandExecutor(backend, self.scheduler, labels, settings.kv, self._notify)
         self._turn_scheduled = False
-        self._end_requested = asyncio.Event()
+        self._end_requested, self._up = asyncio.Event(), asyncio.Event()
         self._pings: set[asyncio.Task[None]] = set()
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -91,7 +91,7 @@ class EngineThread:
             log.error("the engine's thread does not end; it is abandoned")
 
     def ping(self, done: Future[None]) -> None:
-        """Pings the backend; in the engine's thread. A backend that is starting has a deadline of its own."""
+        """Pings the backend; in the engine's thread. One that is starting is pinged once it is up."""
         if done.set_running_or_notify_cancel():
             task = self._loop.create_task(self._ping(done))
             self._pings.add(task)
@@ -129,12 +129,13 @@ class EngineThread:
                 hint="lower rollout.max_prompt_tokens or max_response_tokens, or give it more memory for its KV cache",
             )
         self._inflight.mark_started()
+        self._up.set()
         await self.executor.run()
 
     async def _ping(self, done: Future[None]) -> None:
         try:
-            if self._inflight.up:
-                await self._backend.ping()
+            await self._up.wait()
+            await self._backend.ping()
         except EngineError as error:
             if not done.done():
                 done.set_exception(error)

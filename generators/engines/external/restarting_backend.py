@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
+from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.external.backend import (
+    Backend,
+    DecodeChunk,
+    DecodeJob,
+    LoadMetrics,
+    state_of_start,
+)
 from rollmesh.generators.engines.process_memory import read_process_memory
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.types import SleepLevel, SleepReport, WakeStep
@@ -52,14 +59,17 @@ class RestartingBackend(Backend):
 
     Args:
         create: a new one, not started; makes all cheap checks.
+        restart_timeout_s: seconds that a start after a sleep gets; None: as long as the backend allows.
     """
 
-    def __init__(self, create: Callable[[], Backend]) -> None:
+    def __init__(self, create: Callable[[], Backend], restart_timeout_s: float | None) -> None:
         self._create = create
+        self._restart_timeout_s = restart_timeout_s
         # The checks are due now.
         self._next: Backend | None = create()
         self._inner: Backend | None = None
         self._running: Backend | None = None
+        self._is_running = asyncio.Event()
         self._asleep = False
         self._on_death: Callable[[str], None]
 
@@ -123,6 +133,7 @@ class RestartingBackend(Backend):
             return await backend.sleep(level)
         begin, before = time.perf_counter(), await asyncio.to_thread(read_process_memory)
         self._running = None
+        self._is_running.clear()
         await backend.stop()
         # Until here it has processes that have to end.
         self._inner = None
@@ -137,12 +148,16 @@ class RestartingBackend(Backend):
             self._asleep = step < WakeStep.KV_CACHE
 
     async def ping(self) -> None:
-        if self._running is not None:
-            await self._running.ping()
+        # The answer is owed while processes start; while there are none, nothing is judged.
+        await self._is_running.wait()
+        await self._backend().ping()
 
     def process_state(self) -> ProcessState | None:
-        running = self._running
-        return running.process_state() if running is not None else None
+        inner = self._inner
+        if inner is None:
+            return None
+        state = inner.process_state()
+        return state if self._running is inner else state_of_start(state)
 
     def last_error(self) -> str:
         return self._inner.last_error() if self._inner is not None else ""
@@ -160,7 +175,14 @@ class RestartingBackend(Backend):
         staged.backend = backend
 
     async def _start_paused(self) -> None:
-        await self._start()
+        try:
+            async with asyncio.timeout(self._restart_timeout_s):
+                await self._start()
+        except TimeoutError as error:
+            raise EngineError(
+                f"the engine's processes are not up again after {self._restart_timeout_s} s",
+                hint="a larger placement.step_timeout_s allows more, and placement.release: memory needs no start",
+            ) from error
         await self._backend().pause()
 
     async def _start(self) -> RequestLimits:
@@ -171,6 +193,7 @@ class RestartingBackend(Backend):
         self._next, self._asleep = None, False
         limits = await self._inner.start(self._on_death)
         self._running = self._inner
+        self._is_running.set()
         return limits
 
     def _backend(self) -> Backend:

@@ -23,6 +23,7 @@ from rollmesh.generators.engines.vllm.load_metrics import LoadMetricsCollector
 from rollmesh.generators.engines.vllm.process_tree import ProcessTree
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
+from rollmesh.mesh.liveness.process_state import read_process_trees
 
 log = logging.getLogger(__name__)
 _PROGRESS_S = 10.0
@@ -95,7 +96,10 @@ class EngineProcess:
         return last_error(self._log.file)
 
     def process_state(self) -> ProcessState | None:
-        """Reads the state of its processes."""
+        """Reads the state of its processes, from their start on."""
+        building = self._building
+        if building is not None and not building.done():
+            return read_process_trees(self._cores())
         return self._tree.process_state()
 
     async def stop(self) -> None:

@@ -93,14 +93,15 @@ class RestartingHarness(ScriptedHarness):
     # It has no processes.
     sleep_frees = False
 
-    def __init__(self, kv: KvPolicy = "keep", stride: int = 1) -> None:
-        self._stride = stride
+    def __init__(self, kv: KvPolicy = "keep", stride: int = 1, restart_timeout_s: float = 60.0) -> None:
+        self._stride, self._restart_timeout_s = stride, restart_timeout_s
         self.ended: list[ScriptedBackend] = []
         super().__init__(kv, stride)
 
     def build(self, listener: EngineListener) -> ScriptedEngine:
         settings = EngineSettings(slots=self.slots, kv=self._kv)
-        return ScriptedEngine(RestartingBackend(self._create), ModelInfo(LIMITS, tokenizer()), settings, listener)
+        backend = RestartingBackend(self._create, self._restart_timeout_s)
+        return ScriptedEngine(backend, ModelInfo(LIMITS, tokenizer()), settings, listener)
 
     def unfinished(self) -> int:
         return sum(backend.staged for backend in (*self.ended, self.backend))

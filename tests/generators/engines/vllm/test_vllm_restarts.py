@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 
+from rollmesh.generators.engine_watch import FrozenEngineError
 from rollmesh.mesh.trajectory.payload_codec import decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.generators.placement.test_sleeping_generator import sleep, wake
@@ -29,6 +32,7 @@ async def test_responses_continue_in_new_processes(tmp_path: Path, caplog: pytes
         "rollout__max_response_tokens": 200,
         "rollout__vllm__kv_cache_gib": 0.125,
         "rollout__vllm__start_timeout_s": _START_S,
+        "resources__frozen_after_s": 4.0,
         "logging__level": "info",
     }
     async with mesh(tmp_path, head_dim=32, **options) as world:
@@ -36,12 +40,11 @@ async def test_responses_continue_in_new_processes(tmp_path: Path, caplog: pytes
         await learner.publish(0)
         await learner.seed(_GROUPS)
         others = set(psutil.Process().children(recursive=True))
-        world.generator("gen-1", shares_devices=True)
+        task, _ = world.generator("gen-1", shares_devices=True)
         control = await world.control("gen-1")
         await wake(control, "GENERATING", 0, timeout_s=_START_S)
         await world.holds(control)
-        cores = [child for child in psutil.Process().children(recursive=True) if _is_core(child)]
-        cores = [core for core in cores if core not in others]
+        cores = [core for core in _cores() if core not in others]
         assert cores
         frozen = await sleep(control, "FROZEN")
         asleep = await sleep(control, "WITHOUT_WEIGHTS")
@@ -70,7 +73,18 @@ async def test_responses_continue_in_new_processes(tmp_path: Path, caplog: pytes
         assert continued == len(drafts)
         assert caplog.text.count("weights come through the learner's own file") == 2
         log.info("asleep: %s", asleep)
+        await sleep(control, "WITHOUT_WEIGHTS")
+        waking = asyncio.ensure_future(wake(control, "MEMORY", 1, timeout_s=_START_S))
+        while not (starting := [core for core in _cores() if core not in others]):
+            await asyncio.sleep(0.02)
+        starting[0].suspend()
+        # Not after `_START_S`: one that is stopped amid its start is found too.
+        with pytest.raises(FrozenEngineError, match="stopped by a signal"):
+            await asyncio.wait_for(task, 60)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await waking
+        assert not starting[0].is_running()
 
 
-def _is_core(process: psutil.Process) -> bool:
-    return "EngineCore" in " ".join(process.cmdline())
+def _cores() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(child.cmdline())]
