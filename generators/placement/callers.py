@@ -49,6 +49,11 @@ class Callers:
         self.goal: Goal | None = None
         self.abandoned: WakeGoal | None = None
 
+    @property
+    def waiting(self) -> bool:
+        """True while a call waits."""
+        return bool(self._waiting)
+
     def add(self, goal: Goal) -> Caller:
         """Adds a call; those that it replaces fail."""
         self._stop_timer()

@@ -6,6 +6,7 @@ Invariants:
   The work of a caller that gives up continues for a while, and its next call waits for the same work.
 - While it sleeps, credits are 0. Leases are held and rewards collected, and all that was sampled is in the buffer.
 - Responses continue after the sleep. Pinned groups cannot, once the weights are gone: they are released.
+- One that was asked to wake and does not gives its groups back: others may be awake, and continue them.
 - Nothing reaches the engine between two steps of waking but what they ask for.
 
 Everything here happens in the event loop's thread.
@@ -21,7 +22,16 @@ from dataclasses import dataclass
 
 from rollmesh.generators.placement.callers import Callers
 from rollmesh.generators.placement.turn_actions import SleepRules, TurnActions, TurnParts
-from rollmesh.generators.placement.turn_state import Action, Fence, Goal, SleepGoal, TurnState, WakeGoal, includes
+from rollmesh.generators.placement.turn_state import (
+    Action,
+    Fence,
+    Goal,
+    SleepGoal,
+    TurnState,
+    WakeGoal,
+    gives_groups_back,
+    includes,
+)
 from rollmesh.generators.placement.weights_proof import ProbeTokens
 from rollmesh.mesh.config.memory_release import Release
 from rollmesh.mesh.errors import (
@@ -42,7 +52,7 @@ _DOING = {
     Action.RELEASE_KV_CACHE: "gives memory back to the learner",
     Action.RELEASE_WEIGHTS: "gives memory back to the learner",
     Action.TAKE_MEMORY: "wakes up: takes memory",
-    Action.LOAD: "wakes up",
+    Action.LOAD: "wakes up: loads its weights",
     Action.VERIFY: "wakes up: verifies its weights",
     Action.TAKE_KV_CACHE: "wakes up: takes memory for its KV cache",
     Action.RESUME: "wakes up",
@@ -126,8 +136,8 @@ class DeviceTurns:
     def waiting_reason(self) -> str:
         """The reason why it generates nothing; empty while it is awake."""
         parts = self._actions.parts
-        if self._action is Action.LOAD and parts is not None:
-            return f"{_DOING[Action.LOAD]}: {parts.receiver.waiting_reason}"
+        if self._action is Action.LOAD and parts is not None and (reason := parts.receiver.waiting_reason):
+            return f"wakes up: {reason}"
         if self._action is not None:
             return _DOING[self._action]
         if not self.asleep:
@@ -244,8 +254,16 @@ class DeviceTurns:
             self._begin_pursuit()
         try:
             await caller.done
-        finally:
+        except (RollmeshError, asyncio.CancelledError):
             self._callers.remove(caller)
+            if not self._closed and self.asleep:
+                self._give_groups_back(goal)
+            raise
+        self._callers.remove(caller)
+
+    def _give_groups_back(self, missed: Goal) -> None:
+        if gives_groups_back(missed, self._callers.goal, awaited=self._callers.waiting):
+            self._actions.give_groups_back()
 
     async def _pursue(self) -> None:
         while (goal := self._callers.goal) is not None:

@@ -7,6 +7,7 @@ others; that for weights ends by cancellation.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ from rollmesh.mesh.config.memory_release import Release
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
+log = logging.getLogger(__name__)
 _ANY_POLICY = PolicyVersion(0, 0)
 
 
@@ -162,6 +164,13 @@ class TurnActions:
                 await _engine(parts.engine.wake(WakeStep.KV_CACHE))
             case Action.RESUME:
                 await self._resume(parts)
+
+    def give_groups_back(self) -> None:
+        """Gives back the groups whose responses are frozen; their drafts are stored."""
+        parts = self.parts
+        if parts is not None and parts.rollout.active_groups:
+            log.warning("%d groups are given back: this generator does not wake up", parts.rollout.active_groups)
+            parts.rollout.release_unfinished()
 
     async def _freeze(self, parts: TurnParts) -> None:
         if not self.clock.stopped:

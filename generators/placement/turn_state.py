@@ -89,6 +89,19 @@ def includes(goal: Goal, other: Goal) -> bool:
     return other.step <= goal.step and (not loads or _reaches(goal.policy, other.policy))
 
 
+def gives_groups_back(missed: Goal, pursued: Goal | None, *, awaited: bool) -> bool:
+    """True where a generator that sleeps on must not hold its groups: others may be awake, and continue them.
+
+    A failure, or a caller that gives up, means so. Asked to sleep again, it holds them: all others sleep too.
+
+    Args:
+        missed: goal of a call that ended without it.
+        pursued: the present goal.
+        awaited: another call waits for that.
+    """
+    return isinstance(missed, WakeGoal) and not isinstance(pursued, SleepGoal) and not awaited
+
+
 @dataclass(slots=True)
 class TurnState:
     """The present state.

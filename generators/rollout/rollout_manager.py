@@ -353,6 +353,10 @@ class RolloutManager:
         """Releases the groups that only the weights in service could answer, once their finished members are stored."""
         self._end_sampling([group for group in self._groups.values() if group.pinned is not None])
 
+    def release_unfinished(self) -> None:
+        """Releases the groups that still have members to be sampled, once their finished members are stored."""
+        self._end_sampling([group for group in self._groups.values() if group.generating or group in self._starting])
+
     def flush_finished(self) -> None:
         """Submits finished members without waiting for the rest of their groups."""
         batch = [(group, self._pop_finished(group)) for group in self._groups.values() if group.finished]

@@ -297,6 +297,45 @@ async def test_another_generator_continues_the_drafts_of_one_that_was_killed_asl
         assert not (await learner.client.ledger("train")).discrepancies
 
 
+async def test_another_generator_continues_the_groups_of_one_that_does_not_wake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are wrong, or nobody waits for it any longer. It lives, and its leases would be held."""
+    options: dict[str, Any] = {"rollout__max_response_tokens": _LONG, "buffer__lease_s": 60.0}
+    async with mesh(tmp_path, endless=True, **options) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        await learner.seed(2)
+        for name in ("gen-1", "gen-2"):
+            world.generator(name, shares_devices=True)
+        first, second = await world.control("gen-1"), await world.control("gen-2")
+        await wake(first, "GENERATING", 0)
+        await world.holds(first, 2)
+        await sleep(first, "WITHOUT_WEIGHTS")
+        drafts = await world.drafts()
+        await wake(first, "MEMORY", 0)
+        await sleep(first, "WITHOUT_WEIGHTS")
+        assert (await status_of(first)).groups_held == 2, "all sleep again"
+        with monkeypatch.context() as patch:
+            patch.setattr("rollmesh.generators.weights.served_digest.digest_of", lambda _: "damaged")
+            with pytest.raises(grpc.aio.AioRpcError, match="is not the one published"):
+                await wake(first, "GENERATING", 0)
+        assert (await status_of(first)).groups_held == 0
+        await wake(second, "GENERATING", 0)
+        await world.holds(second, 2)
+        await sleep(second, "FROZEN")
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            await wake(second, "GENERATING", 7, timeout_s=0.05)
+        assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        await wake(first, "GENERATING", 0)
+        for group in await learner.sample(2, 0):
+            assert {meta.generator for meta in group.members} == {"gen-1"}
+            for meta, payload in zip(group.members, learner.payloads[group.group_id], strict=True):
+                draft = drafts[group.group_id, meta.member].response_ids.tolist()
+                assert decode(payload).response_ids[: len(draft)].tolist() == draft
+        assert not (await learner.client.ledger("train")).discrepancies
+
+
 async def test_a_turn_that_is_taken_back_while_the_weights_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,7 +348,9 @@ async def test_a_turn_that_is_taken_back_while_the_weights_are_waited_for(
         waits = asyncio.ensure_future(wake(control, "GENERATING", 7))
 
         async def loads() -> bool:
-            return (await status_of(control)).waiting_reason.startswith("wakes up: ")
+            reason = (await status_of(control)).waiting_reason
+            assert reason != "wakes up: "
+            return reason.startswith("wakes up: ")
 
         await eventually(loads)
         await learner.swapped(1)

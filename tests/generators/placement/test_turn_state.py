@@ -14,6 +14,7 @@ from rollmesh.generators.placement.turn_state import (
     SleepGoal,
     TurnState,
     WakeGoal,
+    gives_groups_back,
     includes,
     joined,
 )
@@ -156,6 +157,15 @@ def test_a_later_call_for_an_earlier_version_replaces_what_is_pursued() -> None:
     assert joined(never, now) == now
     assert joined(now, never) == never
     assert joined(never, WakeGoal(WAKE_STEP_MEMORY, None)) == never, "it names none"
+
+
+def test_who_is_left_asleep_gives_groups_back_and_who_is_asked_to_sleep_holds_them() -> None:
+    wakes, sleeps = WakeGoal(WAKE_STEP_VERIFIED, V1), SleepGoal(SLEEP_LEVEL_WITHOUT_WEIGHTS)
+    assert gives_groups_back(wakes, None, awaited=False), "it failed"
+    assert gives_groups_back(wakes, wakes, awaited=False), "its caller has gone on to others"
+    assert not gives_groups_back(wakes, wakes, awaited=True)
+    assert not gives_groups_back(wakes, sleeps, awaited=True)
+    assert not gives_groups_back(sleeps, None, awaited=False)
 
 
 def test_a_learner_that_was_replaced_is_refused() -> None:
