@@ -210,10 +210,10 @@ def _generator_lines(plan: Plan) -> Iterator[str]:
 
 def _verdict(found: Findings) -> Iterator[str]:
     plan = found.plan
-    yield "fits" if plan.fits else "DOES NOT FIT:"
+    yield from topology_lines(found.topologies)
+    yield "fits as configured" if plan.fits else "DOES NOT FIT as configured:"
     yield from (f"  {problem}" for problem in plan.problems)
     yield from plan.notices
-    yield from topology_lines(found.topologies)
     yield from _saving_lines(found)
     yield from _proposal_lines(found)
     yield from _choice_lines(found)
@@ -229,7 +229,8 @@ def _saving_lines(found: Findings) -> Iterator[str]:
     fits, savings = found.plan.fits, found.savings
     heading, then = "switches that save memory", "it fits"
     if savings and not fits and not any(saving.fits for saving in savings):
-        yield "no switch that saves memory makes it fit"
+        if not any(topology.plan.fits for topology in found.topologies):
+            yield "no switch that saves memory makes it fit"
         savings = [saving for saving in savings if saving.learner_fits]
         heading, then = "for the learner alone", "the learner fits its devices"
     if savings:

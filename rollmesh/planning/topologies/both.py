@@ -44,7 +44,7 @@ class Topology:
     def verdict(self) -> str:
         """It fits, or the first obstacle, without advice."""
         if self.plan.fits:
-            return "fits"
+            return f"fits{_idle(self.plan)}"
         others = f", nor with learner.ranks {', '.join(map(str, self.refused))}" if self.refused else ""
         return f"does NOT fit{others}: {_ADVICE.sub('', self.plan.problems[0])}"
 
@@ -94,6 +94,14 @@ def topology_lines(found: tuple[Topology, ...]) -> Iterator[str]:
     fitting = [topology for topology in found if topology.plan.fits]
     if fitting and all(topology.mode != found[0].mode for topology in fitting):
         yield f"only placement {fitting[0].mode} fits: add {flags(fitting[0].settings)}"
+
+
+def _idle(plan: Plan) -> str:
+    """Devices that no one uses, in words; empty without any."""
+    placement = plan.placement
+    own = placement.generators - placement.in_turns * placement.learner_nodes
+    idle = plan.cluster.count - placement.ranks - max(0, own) * placement.devices_per_generator
+    return f", {idle} of {plan.cluster.count} devices stay idle" if plan.cluster.cuda and idle > 0 else ""
 
 
 def _nearest(config: Config, mode: str, candidates: Iterator[dict[str, Any]], planner: Planner) -> Topology | None:

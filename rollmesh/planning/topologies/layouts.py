@@ -1,7 +1,7 @@
 """Numbers of ranks and generators that a placement may have on the devices of a plan, the nearest ones first.
 
-In turns all sides have the same devices. Apart, the learner has as few as it needs, and generators as many of the rest
-as are configured.
+They fill the devices: in turns all sides have all of them. Apart, the learner has as few as it needs, and generators
+have the rest. Fewer generators are tried where so many do not fit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _IN_TURNS = ("collocated", "auto")
 def layouts(
     config: Config, mode: str, cluster: Cluster, smallest: Mapping[str, Any] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Keys of each layout that the configuration has otherwise; the first one is the nearest to it.
+    """Keys of each layout that the configuration has otherwise; the first one that fits is the best.
 
     Args:
         config: of the run.
@@ -39,7 +39,7 @@ def layouts(
     found = [
         fixed | _changed(config, keys | {"rollout.replicas": replicas})
         for keys in learners
-        if (replicas := _replicas(config, mode, cluster, keys))
+        for replicas in _replicas(config, mode, cluster, keys)
     ]
     # Where devices are too few for any, the plan of the configured numbers says so.
     yield from found or [fixed]
@@ -71,29 +71,26 @@ def _changed(config: Config, keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_order(config: Config, mode: str, cluster: Cluster) -> list[int]:
-    """Numbers of ranks.
-
-    In turns the learner has the devices of the configured generators too, else more, else fewer. Apart it has as many
-    as configured, else as few as possible.
-    """
+    """Numbers of ranks: in turns the largest first. Apart as many as configured, else as few as possible."""
     configured, counts = config.learner.ranks, list(rank_counts(config, cluster))
     if mode not in _IN_TURNS:
         return [configured, *(count for count in counts if count != configured)]
-    used = configured
-    if not config.placement.takes_turns:
-        used += config.rollout.replicas * devices_per_generator(config.rollout)
-    near = [count for count in (*counts, configured) if configured <= count <= min(used, cluster.count)]
-    first = max(near, default=configured)
-    more = [count for count in counts if count > first]
-    fewer = [count for count in sorted({*counts, configured}, reverse=True) if count < first]
-    return [first, *more, *fewer]
+    all_devices = cluster.count - cluster.count % counts[0] if counts else 0
+    possible = {*counts, all_devices, min(configured, cluster.count)} - {0}
+    return sorted(possible, reverse=True)
 
 
-def _replicas(config: Config, mode: str, cluster: Cluster, learner: Mapping[str, Any]) -> int:
-    """Generators that have devices with the learner's: on theirs in turns, else beside them, at most as configured."""
+def _replicas(config: Config, mode: str, cluster: Cluster, learner: Mapping[str, Any]) -> list[int]:
+    """Numbers of generators to try: all that find devices, on the learner's in turns, else beside them; then fewer."""
+    each, configured = devices_per_generator(config.rollout), config.rollout.replicas
+    if not each:
+        # Their engine is elsewhere.
+        return [configured]
     ranks, nodes = learner["learner.ranks"], learner.get("learner.distributed.nodes", config.learner.distributed.nodes)
-    each, of_node = max(1, devices_per_generator(config.rollout)), ranks // nodes
+    of_node = ranks // nodes
     if mode in _IN_TURNS:
-        return int(nodes * (of_node // each))
-    others = (cluster.nodes - nodes) * (cluster.per_node // each)
-    return min(config.rollout.replicas, int(nodes * ((cluster.per_node - of_node) // each) + others))
+        most = int(nodes * (of_node // each))
+    else:
+        others = (cluster.nodes - nodes) * (cluster.per_node // each)
+        most = int(nodes * ((cluster.per_node - of_node) // each) + others)
+    return [most, *([configured] if 0 < configured < most else [])] if most > 0 else []

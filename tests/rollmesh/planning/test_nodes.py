@@ -130,7 +130,7 @@ def test_a_host_without_room_does_not_fit_and_more_nodes_or_less_offloading_help
     assert not any(False in saving.settings.values() for saving in roomy.savings)
     text = "\n".join(lines(small))
     assert "does NOT fit" in text
-    assert "DOES NOT FIT:\n  host of the learner" in text
+    assert "DOES NOT FIT as configured:\n  host of the learner" in text
 
 
 def test_the_proposal_is_spread_over_more_nodes_where_a_host_is_small() -> None:
@@ -153,7 +153,7 @@ def test_shared_memory_is_compared_and_needed_only_where_nothing_else_is_allowed
         assert lacking.fits == (transport != "shm")
         texts[transport] = "\n".join(lines(found(config, H100, shm="64M")))
     assert "does not fit: weights travel over grpc" in texts["auto"]
-    assert "DOES NOT FIT:\n  shared memory (/dev/shm)" in texts["shm"]
+    assert "DOES NOT FIT as configured:\n  shared memory (/dev/shm)" in texts["shm"]
 
 
 def test_what_is_assumed_of_a_host_is_said() -> None:
@@ -195,7 +195,7 @@ def test_the_command_takes_the_sizes_of_hosts_and_ends_with_2_where_they_are_too
     done = rollmesh(*small)
     assert done.returncode == 2
     assert "8 GiB of host memory and 1 GiB of /dev/shm per node: as given" in done.stdout
-    assert "DOES NOT FIT:\n  host of the learner" in done.stdout
+    assert "DOES NOT FIT as configured:\n  host of the learner" in done.stdout
     assert rollmesh("plan", str(config), "--devices", H100, "--host-memory", "1T").returncode == 0
     assert "is no size" in rollmesh("plan", str(config), "--devices", H100, "--shm", "64").stderr
 

@@ -92,6 +92,35 @@ def test_in_turns_the_learner_has_the_generators_devices_too() -> None:
     assert back.settings == {"placement.mode": "split", "learner.ranks": 1, "rollout.replicas": 7}, "as few as it needs"
 
 
+def test_a_proposal_fills_the_devices_and_idle_ones_are_counted() -> None:
+    few = configured("qwen3-0.6b", rollout=VLLM | {"replicas": 1})
+    assert [topology.verdict for topology in both(few, EIGHT)] == ["fits, 6 of 8 devices stay idle", "fits"]
+    in_turns = configured("qwen2.5-7b", rollout=VLLM | {"replicas": 1}, learner={"ranks": 1}, placement="collocated")
+    assert [topology.settings for topology in both(in_turns, EIGHT)[1:]] == [
+        {"learner.ranks": 8, "rollout.replicas": 8},
+        {"placement.mode": "split", "learner.ranks": 2, "rollout.replicas": 6},
+    ]
+    assert both(few, "6xH100-80G")[1].settings == {
+        "placement.mode": "collocated",
+        "learner.ranks": 6,
+        "rollout.replicas": 6,
+    }
+    with_two = VLLM | {"replicas": 1, "vllm": {"tensor_parallel": 2}}
+    (apart, *_) = both(configured("qwen2.5-7b", rollout=with_two, learner={"ranks": 3}), EIGHT)
+    assert apart.verdict == "fits, 3 of 8 devices stay idle"
+
+
+def test_placements_come_first_and_nothing_says_the_contrary_of_the_one_that_fits() -> None:
+    text = list(lines(found(configured("qwen2.5-1.5b", rollout=VLLM | {"replicas": 1}), "1xH100-80G")))
+    first = next(index for index, line in enumerate(text) if line.startswith("placement split: does NOT fit"))
+    assert text[first + 1 : first + 4] == [
+        "placement collocated (--placement.mode=collocated): fits",
+        "only placement collocated fits: add --placement.mode=collocated",
+        "DOES NOT FIT as configured:",
+    ]
+    assert "no switch that saves memory makes it fit" not in text
+
+
 @pytest.mark.parametrize("mode", ["split", "collocated"])
 def test_numbers_of_ranks_that_fit_are_found_for_either_placement(mode: str) -> None:
     config = configured("qwen2.5-7b", rollout=VLLM | {"replicas": 1}, placement=mode)
