@@ -300,7 +300,7 @@ async def test_another_generator_continues_the_drafts_of_one_that_was_killed_asl
 async def test_another_generator_continues_the_groups_of_one_that_does_not_wake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its weights are wrong, or nobody waits for it any longer. It lives, and its leases would be held."""
+    """Its weights are wrong, or its caller has gone. It lives, and its leases would be held."""
     options: dict[str, Any] = {"rollout__max_response_tokens": _LONG, "buffer__lease_s": 60.0}
     async with mesh(tmp_path, endless=True, **options) as world:
         learner = await world.learner()
