@@ -9,15 +9,13 @@ from __future__ import annotations
 import gc
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from rollmesh.mesh.runtime.memory_tuning import return_freed_memory
+from rollmesh.mesh.runtime.process_memory import resident_memory
 from rollmesh.protos import generator_pb2
-
-_KINDS = {"RssAnon:": "anonymous", "RssFile:": "shared", "RssShmem:": "shared"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +54,9 @@ def read_process_memory() -> ProcessMemory:
         children = psutil.Process().children(recursive=True)
     except psutil.Error:
         children = []
-    found = {"anonymous": 0, "shared": 0}
-    for pid in ("self", *(child.pid for child in children)):
-        for kind, count in _resident(Path(f"/proc/{pid}/status")).items():
-            found[kind] += count
-    return ProcessMemory(found["anonymous"], found["shared"], _device_bytes())
+    found = [resident_memory(pid) for pid in (None, *(child.pid for child in children))]
+    shared = sum(one.files + one.shared for one in found)
+    return ProcessMemory(sum(one.anonymous for one in found), shared, _device_bytes())
 
 
 def release_unused_memory() -> None:
@@ -69,20 +65,6 @@ def release_unused_memory() -> None:
     if (cuda := _cuda_in_use()) is not None:
         cuda.empty_cache()
     return_freed_memory()
-
-
-def _resident(status: Path) -> dict[str, int]:
-    found = dict.fromkeys(_KINDS.values(), 0)
-    try:
-        lines = status.read_text().splitlines()
-    except OSError:
-        # It has ended meanwhile.
-        return found
-    for line in lines:
-        name, *rest = line.split()
-        if name in _KINDS:
-            found[_KINDS[name]] += int(rest[0]) * 1024
-    return found
 
 
 def _device_bytes() -> int:

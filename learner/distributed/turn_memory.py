@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
-from pathlib import Path
 
 import torch
+
+from rollmesh.mesh.runtime.process_memory import resident_memory
 
 # The part of free memory that models and optimizers may fill; the rest is for activations and messages.
 _STATE_SHARE = 0.6
@@ -136,13 +137,11 @@ def state_budget(free: int) -> int:
 
 def memory_in_use(device: torch.device) -> MemoryInUse:
     """Memory of this process; the peak of its device begins again."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    sizes = {
-        name: rest.split()[0] for name, _, rest in (line.partition(":") for line in status.splitlines()) if rest.strip()
-    }
-    anonymous, shared = (int(sizes.get(name, "0")) << 10 for name in ("RssAnon", "RssShmem"))
+    host = resident_memory()
     if device.type != "cuda":
-        return MemoryInUse(anonymous, shared)
-    found = MemoryInUse(anonymous, shared, torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device))
+        return MemoryInUse(host.anonymous, host.shared)
+    found = MemoryInUse(
+        host.anonymous, host.shared, torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device)
+    )
     torch.cuda.reset_peak_memory_stats(device)
     return found

@@ -316,7 +316,7 @@ class LocalRun:
 
     async def _collect(self) -> None:
         """Reads the final counts: all members have left, and the buffer still answers."""
-        self._memory.sample()
+        await self._memory.sample()
         address = self._mesh_address()
         if not address:
             return

@@ -17,13 +17,13 @@ import psutil
 from rollmesh.launcher.memory_log import MemoryLog
 from rollmesh.launcher.placement.device_memory import device_memory
 from rollmesh.learner.placement.turn_log import FILE as TURNS
+from rollmesh.mesh.runtime.process_memory import resident_memory
 from rollmesh.report.memory import MemorySample, MemoryUse, PhasePeaks
 from rollmesh.report.metrics import MetricsTail
 
 _INTERVAL_S = 2.0
 # Phases of turns are short.
 _INTERVAL_OF_TURNS_S = 0.5
-_KINDS = {"VmHWM:": "peak", "RssAnon:": "anon", "RssFile:": "shared", "RssShmem:": "shared"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +68,24 @@ class MemoryWatch:
         """Service name -> bytes."""
         return dict(self._peaks)
 
-    def sample(self, on_device: Mapping[int, int] | None = None) -> MemorySample:
+    async def sample(self, read_devices: Callable[[], Mapping[int, int]] | None = None) -> MemorySample:
         """Takes one measurement of everything that runs.
 
         Args:
-            on_device: bytes of CUDA devices by process id.
+            read_devices: gives bytes of CUDA devices by process id, and takes some tens of milliseconds; None: there
+                are no devices.
         """
         phase = self._read_phase()
+        on_device = await asyncio.to_thread(read_devices) if read_devices is not None else {}
         uses: dict[str, MemoryUse] = {}
         for name, family in families(self._pids()):
-            found = [_status(pid) for pid in family]
-            peak, anon, shared = (sum(one.get(kind, 0) for one in found) for kind in ("peak", "anon", "shared"))
-            self._peaks[name] = max(self._peaks.get(name, 0), peak)
-            uses[name] = MemoryUse(anon, shared, sum((on_device or {}).get(pid, 0) for pid in family))
+            found = [resident_memory(pid) for pid in family]
+            self._peaks[name] = max(self._peaks.get(name, 0), sum(one.peak for one in found))
+            uses[name] = MemoryUse(
+                sum(one.anonymous for one in found),
+                sum(one.files + one.shared for one in found),
+                sum(on_device.get(pid, 0) for pid in family),
+            )
         if phase and self._read_phase() == phase:
             self.by_phase.add(phase, uses)
         return MemorySample(time.time(), uses)
@@ -89,8 +94,7 @@ class MemoryWatch:
         """Measures at intervals until cancelled."""
         log = MemoryLog(self.rules.folder)
         while True:
-            on_device = await asyncio.to_thread(device_memory) if self.rules.on_devices else None
-            log.add(self.sample(on_device))
+            log.add(await self.sample(device_memory if self.rules.on_devices else None))
             await asyncio.sleep(_INTERVAL_OF_TURNS_S if self.rules.in_turns else _INTERVAL_S)
 
     def _read_phase(self) -> str:
@@ -114,22 +118,3 @@ def families(pids: Mapping[str, int]) -> Iterator[tuple[str, list[int]]]:
         for member in family:
             family += children.get(member, [])
         yield name, family
-
-
-def _status(pid: int) -> dict[str, int]:
-    """Bytes of a process by kind; empty when it is gone."""
-    found: dict[str, int] = {}
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
-            name, _, value = line.partition("\t")
-            if kind := _KINDS.get(name):
-                found[kind] = found.get(kind, 0) + (int(value.split()[0]) << 10)
-    except OSError:
-        pass
-    if found:
-        return found
-    try:
-        resident = int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return {}
-    return {"peak": resident, "anon": resident}

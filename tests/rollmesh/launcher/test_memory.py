@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -30,7 +31,7 @@ def test_a_service_is_its_process_and_all_that_it_has_started(tmp_path: Path) ->
         child = int(parent.stdout.readline())
         assert dict(families({"one": parent.pid})) == {"one": [parent.pid, child]}
         watch = MemoryWatch(lambda: {"one": parent.pid, "gone": 2**22 + 1}, WatchRules(tmp_path))
-        use = watch.sample({parent.pid: 5, child: 7, 1: 100}).uses["one"]
+        use = asyncio.run(watch.sample(lambda: {parent.pid: 5, child: 7, 1: 100})).uses["one"]
         assert use.device == 12
         assert watch.peaks["one"] >= use.anon > 1 << 20
         assert watch.peaks["gone"] == 0
@@ -41,11 +42,11 @@ def test_a_sample_counts_for_the_phase_in_which_it_was_taken(tmp_path: Path) -> 
     turns = TurnLog(tmp_path)
     turns.write(turn=1, phase="training")
     watch = MemoryWatch(lambda: {"me": os.getpid()}, WatchRules(tmp_path, in_turns=True))
-    watch.sample()
+    asyncio.run(watch.sample())
     assert watch.by_phase.to_mib() == {}, "what an earlier launch has written is over"
     for phase in ("offloading", "generating", "training"):
         turns.write(turn=1, phase=phase)
-        watch.sample()
+        asyncio.run(watch.sample())
     peaks = watch.by_phase.to_mib()
     assert list(peaks) == ["generating", "training", "offloading"], "in the order of a turn"
     assert peaks["training"]["me"]["anon"] > 1
@@ -54,8 +55,15 @@ def test_a_sample_counts_for_the_phase_in_which_it_was_taken(tmp_path: Path) -> 
         turns.write(turn=1, phase="waking")
         return {"me": os.getpid()}
 
-    MemoryWatch(in_between, WatchRules(tmp_path, in_turns=True)).sample()
-    assert "waking" not in watch.by_phase.to_mib()
+    def slow_driver() -> dict[int, int]:
+        turns.write(turn=2, phase="loading")
+        return {os.getpid(): 1 << 20}
+
+    changing = MemoryWatch(in_between, WatchRules(tmp_path, in_turns=True))
+    for one, devices in ((changing, None), (watch, slow_driver)):
+        before = one.by_phase.to_mib()
+        asyncio.run(one.sample(devices))
+        assert one.by_phase.to_mib() == before, "no one knows to which of the phases it belongs"
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=120), st.integers(2, 9))
