@@ -23,6 +23,7 @@ from rollmesh.learner.distributed.turn_memory import (
     state_budget,
 )
 from rollmesh.learner.engines.interface import ACTOR, Engine
+from rollmesh.learner.engines.rest_file import LostTensorsError
 from rollmesh.learner.engines.resting_parts import PARTS
 from rollmesh.mesh.errors import RollmeshError, SwapError
 from rollmesh.mesh.runtime.host_memory import free_host_bytes
@@ -69,6 +70,7 @@ class RolesMemory:
 
         Raises:
             SwapError: a rank has no room for it; all ranks have kept it, or count as away where they could not.
+            LostTensorsError: a disk has lost tensors of this rank, and no move repairs that.
         """
         before = memory_in_use(self._device)
         gc.collect()
@@ -78,8 +80,7 @@ class RolesMemory:
             # Parts that did not come back count as all: what is away cannot compute, and `onload` brings the rest.
             self._away = bool(undone)
             raise SwapError(
-                "; ".join(filter(None, (f"the learner's state cannot leave the devices: {reason}", undone))),
-                hint="set placement.rest_dir to a folder with more room",
+                "; ".join(filter(None, (f"the learner's state cannot leave the devices: {reason}", undone)))
             )
         self._away = True
         return self._report(moved, before)
@@ -137,6 +138,8 @@ class RolesMemory:
             resting, began = engine.resting_bytes, time.perf_counter()
             try:
                 move(engine)
+            except LostTensorsError:
+                raise
             except (OSError, MemoryError, RuntimeError, RollmeshError) as error:
                 failed = error
                 break

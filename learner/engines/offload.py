@@ -5,8 +5,9 @@ allocator. On CUDA the host memory is pinned, in slabs, and kept for the next ti
 rounds pinned memory up to powers of two, so a slab is one. On a CPU the slabs are as much memory as is given back.
 A file takes their place if others are to use that memory.
 
-Invariants: while memory is moved, each byte is held once, but for one slab on a CPU. A move to a file
-that fails leaves all of it in memory. A move from a file or from pinned memory that fails leaves all of it there.
+Invariants: while memory is moved, each byte is held once, but for one slab on a CPU. A move to a file that fails leaves
+all of it in memory, or ends with `LostTensorsError`. A move from a file or from pinned memory that fails leaves all of
+it there.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class HostCopy:
 
         Raises:
             SwapError: the folder has no room.
+            LostTensorsError: it has lost what it has taken.
         """
         if self._moved:
             return

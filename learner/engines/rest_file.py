@@ -19,11 +19,20 @@ from pathlib import Path
 
 from torch import UntypedStorage
 
-from rollmesh.mesh.errors import SwapError
+from rollmesh.mesh.errors import RollmeshError, SwapError
 
 _CALL_BYTES = 64 << 20
 # File systems that reserve nothing ahead answer so: there the write itself fails.
 _NO_RESERVATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
+
+
+class LostTensorsError(RollmeshError):
+    """Tensors are neither in memory nor can they be read: only a new process has them again, from a checkpoint."""
+
+    code = "lost_tensors"
+    exit_code = SwapError.exit_code
 
 
 class RestFile:
@@ -45,6 +54,7 @@ class RestFile:
 
         Raises:
             SwapError: the disk refuses them; all of them are in memory as before.
+            LostTensorsError: it refuses them, and does not give back those that it has taken.
         """
         self.close()
         total = sum(size for _, size in storages)
@@ -61,14 +71,14 @@ class RestFile:
                 taken.append((storage, size))
                 place += size
         except OSError as error:
-            if taken:
-                self._read(taken)
+            reason = (
+                f"{_size(total)} of state cannot be written to {self._folder}: {error.strerror or error}"
+                f"{_free(self._folder)}"
+            )
+            self._read_back(taken, reason)
             self.close()
-            raise SwapError(
-                f"{total / 1e9:.2f} GB of state cannot be written to {self._folder}: {error.strerror or error}"
-                f"{_free(self._folder)}",
-                hint="set placement.rest_dir to a folder with more room",
-            ) from error
+            wanted = "with more room" if error.errno in _NO_ROOM else "that this user may write to"
+            raise SwapError(reason, hint=f"set placement.rest_dir to a folder {wanted}") from error
 
     def restore(self, storages: Sequence[tuple[UntypedStorage, int]], *, keep: bool = False) -> None:
         """Reads storages back into memory, and gives the file up.
@@ -90,6 +100,16 @@ class RestFile:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+    def _read_back(self, taken: Sequence[tuple[UntypedStorage, int]], reason: str) -> None:
+        try:
+            self._read(taken)
+        except (OSError, RuntimeError) as error:
+            lost = _size(sum(size for _, size in taken))
+            raise LostTensorsError(
+                f"{reason}; {lost} of it were written, and cannot be read again: {error}",
+                hint="the learner has to start again, at its last checkpoint; is the disk sound?",
+            ) from error
 
     def _read(self, storages: Sequence[tuple[UntypedStorage, int]]) -> None:
         place = 0
@@ -126,8 +146,15 @@ def _reserve(descriptor: int, nbytes: int) -> None:
             raise
 
 
+def _size(nbytes: float) -> str:
+    power = 0
+    while nbytes >= 1000 and power < len(_UNITS) - 1:
+        nbytes, power = nbytes / 1000, power + 1
+    return f"{nbytes:.{min(power, 1)}f} {_UNITS[power]}"
+
+
 def _free(folder: Path) -> str:
     try:
-        return f", {shutil.disk_usage(folder).free / 1e9:.2f} GB free on its disk"
+        return f", {_size(shutil.disk_usage(folder).free)} free on its disk"
     except OSError:
         return ""

@@ -94,6 +94,7 @@ def test_where_memory_is_tight_roles_come_for_their_phases_alone(seen: Any) -> N
 def test_what_one_rank_has_no_room_for_all_ranks_keep(seen: Any) -> None:
     assert seen["refused"].startswith("SwapError: the learner's state cannot leave the devices: rank 1: ")
     assert "File too large" in seen["refused"]
+    assert seen["refused"].count("placement.rest_dir") == 1
     assert seen["back"][0].moved_bytes > 0, "it leaves once there is room"
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rollmesh.learner.engines import rest_file
 from rollmesh.learner.engines.offload import HostCopy
+from rollmesh.learner.engines.rest_file import LostTensorsError
 from rollmesh.mesh.errors import SwapError
 from tests.learner.failing_ranks import files_up_to
 
@@ -101,7 +102,8 @@ def test_a_full_disk_leaves_everything_in_memory(
         copy.to_host(tensors)
     assert str(tmp_path) in refused.value.message
     assert "File too large" in refused.value.message
-    assert "placement.rest_dir" in refused.value.hint
+    assert "8.9 kB of state cannot" in refused.value.message
+    assert refused.value.hint == "set placement.rest_dir to a folder with more room"
     assert not copy.moved
     assert_equal(tensors, expected)
     copy.to_host(tensors)
@@ -111,8 +113,22 @@ def test_a_full_disk_leaves_everything_in_memory(
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SwapError, match=str(tmp_path / "file")):
+    with pytest.raises(SwapError, match=str(tmp_path / "file")) as refused:
         HostCopy(CPU, tmp_path / "file" / "resting").to_host(make_tensors())
+    assert "Not a directory" in refused.value.message
+    assert refused.value.hint == "set placement.rest_dir to a folder that this user may write to"
+
+
+def test_a_disk_that_gives_nothing_back_of_what_it_took_is_said_to_have_lost_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(rest_file, "_reserve", lambda *_: None)
+    monkeypatch.setattr(os, "preadv", broken)
+    with files_up_to(5000), pytest.raises(LostTensorsError, match=r"File too large.*4\.0 kB of it.*Input/output"):
+        HostCopy(CPU, tmp_path).to_host(make_tensors())
 
 
 def test_what_does_not_come_back_stays_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
