@@ -218,9 +218,11 @@ class Fsdp2Engine(Engine):
         resting = [part for part in parts if part in self._resting]
         self._memory.onload(resting)
         self._memory.require(*parts)
-        yield
-        free_gathered(self._runner.module)
-        self._memory.offload(resting)
+        try:
+            yield
+        finally:
+            free_gathered(self._runner.module)
+            self._memory.offload(resting)
 
     def _divided_tensors(self) -> Iterator[DividedTensor]:
         return divided_tensors(self._runner.named_tensors(), self.world.processes)
