@@ -182,7 +182,8 @@ class Generator:
         results = EngineEventBridge(self._fail)
         # Loading the libraries takes as long as a learner needs to come up: both at the same time.
         libraries = asyncio.create_task(asyncio.to_thread(load_libraries, self._threads))
-        stack.push_async_callback(asyncio.wait, {libraries})
+        # The thread itself cannot be ended: the process ends without it (`generators.service.run`).
+        stack.callback(libraries.cancel)
         files = tempfile.TemporaryDirectory(prefix="rollmesh-model-")
         folder = Path(stack.enter_context(files))
         await fetch_model_bundle(directory, folder, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)

@@ -27,6 +27,7 @@ from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import SHARES_DEVICES, MembershipAgent
 from rollmesh.mesh.rpc.failover_channel import open_mesh
 from rollmesh.mesh.rpc.server import bind, new_server
+from rollmesh.mesh.runtime.bounded_exit import bound_exit
 from rollmesh.mesh.runtime.hosts import host_id, is_loopback
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 from rollmesh.mesh.runtime.service import (
@@ -41,6 +42,8 @@ from rollmesh.mesh.runtime.threads import available_cores, plan_threads, thread_
 from rollmesh.protos import generator_pb2_grpc, membership_pb2
 
 log = logging.getLogger(__name__)
+# Longest time between the end of all work and the exit.
+_EXIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,14 @@ def run(mesh: str, options: GeneratorOptions) -> int:
         the process exit code.
     """
     keep_freed_memory(TENSOR_BYTES)
-    return run_service("generator", lambda shutdown: serve(mesh, shutdown, options))
+
+    async def serve_and_exit(shutdown: Shutdown) -> int:
+        status = await serve(mesh, shutdown, options)
+        # A thread may be loading the model.
+        bound_exit(status, _EXIT_S)
+        return status
+
+    return run_service("generator", serve_and_exit)
 
 
 async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int:

@@ -114,3 +114,22 @@ def check_continuations(
         prompt = np.frombuffer(group.task.prompt_ids, "<i4").tolist()
         np.testing.assert_allclose(found.log_probs, log_probs(model, prompt, found.response_ids.tolist()), atol=1e-4)
     assert any(members[place][1].generator == "gen-2" for place in drafts), "all were finished by the victim"
+
+
+async def test_one_that_loads_its_model_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    """At once: nobody can end the thread that loads."""
+    slow = "import time, rollmesh.generators.generator as its; its.load_engine = lambda *_, **__: time.sleep(99)"
+    async with mesh(tmp_path) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        process = await world.process("gen-1", slow)
+        control = await world.control("gen-1")
+
+        async def loads() -> bool:
+            status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=10)
+            return bool(status.waiting_reason == "loads the model")
+
+        await eventually(loads)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 15) == 0
+        assert "gen-1" not in await world.members()

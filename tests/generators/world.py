@@ -327,15 +327,20 @@ class World:
         self.stack.push_async_callback(end)
         return task, shutdown
 
-    async def process(self, member_id: str) -> asyncio.subprocess.Process:
-        """A generator as a process of its own, in an empty directory, with nothing but the mesh address."""
+    async def process(self, member_id: str, first: str = "pass") -> asyncio.subprocess.Process:
+        """A generator as a process of its own, in an empty directory, with nothing but the mesh address.
+
+        Args:
+            member_id: its name in the mesh.
+            first: a statement that it executes before.
+        """
         empty = self.folder / member_id
         empty.mkdir()
         (self.folder / "tmp").mkdir(exist_ok=True)
         ready = self.folder / f"{member_id}.ready"
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", "from rollmesh.cli import main; main()", "generator", "--mesh", self.address,
-            "--member-id", member_id, "--threads", "1", "--ready-file", str(ready),
+            sys.executable, "-c", f"{first}\nfrom rollmesh.cli import main; main()", "generator",
+            "--mesh", self.address, "--member-id", member_id, "--threads", "1", "--ready-file", str(ready),
             cwd=empty,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(self.folder / "tmp")},
         )  # fmt: skip
