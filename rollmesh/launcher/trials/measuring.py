@@ -63,12 +63,25 @@ class _Interval:
     batches: int
     waited: float
     phases: list[tuple[float, float, str]]
+    # Those that overlap with it.
+    evaluations: list[Span]
 
-    def overlaps(self, other: Span) -> bool:
-        return self.began < other[1] and other[0] < self.ended
+    @property
+    def is_clean(self) -> bool:
+        """No evaluation began or ended outside."""
+        return all(self._contains(one) for one in self.evaluations)
 
-    def contains(self, other: Span) -> bool:
-        return self.began <= other[0] and other[1] <= self.ended
+    @property
+    def seconds(self) -> float:
+        return self.without_evaluations(self.began, self.ended)
+
+    def without_evaluations(self, began: float, ended: float) -> float:
+        """Seconds of a part, without those of evaluations within the interval."""
+        within = filter(self._contains, self.evaluations)
+        return ended - began - sum(max(0.0, min(ended, last) - max(began, first)) for first, last in within)
+
+    def _contains(self, evaluation: Span) -> bool:
+        return self.began <= evaluation[0] and evaluation[1] <= self.ended
 
 
 class Meter:
@@ -107,11 +120,20 @@ class Meter:
         self._phases += phases
         for record in records:
             if is_evaluation(record):
-                self._evaluations.append(evaluation_span(record))
+                self._add_evaluation(evaluation_span(record))
             elif is_training(record):
                 self._add_step(record, is_disturbed)
         self._forget()
         return self._measurement()
+
+    def _add_evaluation(self, evaluation: Span) -> None:
+        self._evaluations.append(evaluation)
+        # Steps end amid it, so it is told of after them.
+        for one in reversed(self._kept):
+            if one.ended <= evaluation[0]:
+                break
+            if one.began < evaluation[1]:
+                one.evaluations.append(evaluation)
 
     def _add_step(self, record: Record, is_disturbed: Callable[[float, float], bool]) -> None:
         last, self._last = self._last, record
@@ -137,54 +159,42 @@ class Meter:
                 if first < ended and began < end
             ]
             waited = sum(float(step["timing_s/gen"]) for step in steps)
-            self._kept.append(_Interval(began, ended, len(steps), waited, clipped))
+            overlapping = [one for one in self._evaluations if one[0] < ended and began < one[1]]
+            self._kept.append(_Interval(began, ended, len(steps), waited, clipped, overlapping))
         self._began, self._open = ended, []
 
     def _forget(self) -> None:
-        """Drops evaluations and phases that no interval can overlap with any more."""
+        """Drops evaluations and phases that the interval which is not over cannot overlap with."""
         if self._last is None:
             return
         present = self._last["time"] if self._began is None else self._began
-        first = self._kept[0].began if self._kept else present
-        self._evaluations = [one for one in self._evaluations if one[1] > first]
+        self._evaluations = [one for one in self._evaluations if one[1] > present]
         # The phase of that moment began before it.
         before = [index for index, change in enumerate(self._phases) if change.began <= present]
         self._phases = self._phases[before[-1] if before else 0 :]
 
     def _measurement(self) -> Measurement | None:
-        clean = [one for one in self._kept if all(self._is_apart(one, other) for other in self._evaluations)]
+        clean = [one for one in self._kept if one.is_clean]
         if self._suffices(clean, 1):
             return self._measured(clean)
         # Evaluations that never end are a part of the run's work.
         return self._measured(self._kept) if self._suffices(self._kept, _PATIENCE) else None
 
     def _suffices(self, intervals: Sequence[_Interval], times: int) -> bool:
-        batches, seconds = sum(one.batches for one in intervals), sum(map(self._seconds, intervals))
+        batches, seconds = sum(one.batches for one in intervals), sum(one.seconds for one in intervals)
         return batches >= times * self._rules.batches and seconds >= times * self._rules.seconds
-
-    @staticmethod
-    def _is_apart(interval: _Interval, evaluation: Span) -> bool:
-        return interval.contains(evaluation) or not interval.overlaps(evaluation)
-
-    def _seconds(self, interval: _Interval) -> float:
-        return self._without_evaluations(interval, interval.began, interval.ended)
-
-    def _without_evaluations(self, interval: _Interval, began: float, ended: float) -> float:
-        """Seconds of a part of an interval, without those of evaluations within the interval."""
-        within = (one for one in self._evaluations if interval.contains(one))
-        return ended - began - sum(max(0.0, min(ended, last) - max(began, first)) for first, last in within)
 
     def _measured(self, kept: Sequence[_Interval]) -> Measurement:
         batches = sum(one.batches for one in kept)
-        batch_s = sum(map(self._seconds, kept)) / batches
+        batch_s = sum(one.seconds for one in kept) / batches
         if self._mode == "split":
             # The learner has waited while generators answered held-out prompts alone.
-            waited = sum(max(0.0, one.waited - (one.ended - one.began - self._seconds(one))) for one in kept)
+            waited = sum(max(0.0, one.waited - (one.ended - one.began - one.seconds)) for one in kept)
             return Measurement(batch_s, batches, *_sides_at_once(waited / batches, batch_s))
         sides = {"generating": 0.0, "training": 0.0, "swap": 0.0}
         for one in kept:
             for began, ended, side in one.phases:
-                sides[side] += self._without_evaluations(one, began, ended)
+                sides[side] += one.without_evaluations(began, ended)
         swap_s = sides["swap"] / batches
         if self._mode == "hybrid":
             return Measurement(batch_s, batches, UNKNOWN, UNKNOWN, swap_s)
