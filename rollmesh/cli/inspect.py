@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,6 +50,7 @@ def _status(
     from rollmesh.launcher.trials.record import read_record
     from rollmesh.report.metrics import run_records
     from rollmesh.report.pushes import live_rows, transport_choices
+    from rollmesh.report.turns import read_phases, shares_text, time_shares
 
     async def read() -> tuple[Snapshot, list[list[str]], list[str]]:
         async with MeshClient(where.address, where.security) as mesh:
@@ -67,6 +69,7 @@ def _status(
     snapshot, rows, notes = asyncio.run(read())
     if where.folder is not None:
         snapshot.unscored.add(run_records(where.folder))
+        snapshot.turn_time = shares_text(time_shares(read_phases(where.folder), time.time()))
     # Piped output is for programs and for grep: no line is cut to the 80 columns that rich would assume.
     console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
     console.print(status_table(snapshot), members_table(snapshot.members))

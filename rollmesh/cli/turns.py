@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
 from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TlsCert, TlsKey, TokenFile, target
-from rollmesh.mesh.errors import UnreachableError
+from rollmesh.mesh.errors import ConfigError, UnreachableError
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +58,8 @@ async def _ask_to_yield(where: Target, hold_s: float, timeout_s: float) -> None:
 
     address = await _learner(where)
     try:
-        await yield_devices(address, where.security, hold_s=hold_s, timeout_s=timeout_s)
+        with _nothing_shared(where):
+            await yield_devices(address, where.security, hold_s=hold_s, timeout_s=timeout_s)
     except UnreachableError as error:
         raise UnreachableError(
             error.message, hint="where the learner has heard the request, it stands: see `rollmesh status`"
@@ -66,7 +69,26 @@ async def _ask_to_yield(where: Target, hold_s: float, timeout_s: float) -> None:
 async def _ask_to_resume(where: Target) -> None:
     from rollmesh.launcher.placement.turns import resume_turns
 
-    await resume_turns(await _learner(where), where.security)
+    address = await _learner(where)
+    with _nothing_shared(where):
+        await resume_turns(address, where.security)
+
+
+@contextmanager
+def _nothing_shared(where: Target) -> Iterator[None]:
+    """Explains the refusal of a learner that has its devices for itself, as in a trial of `placement: auto`."""
+    try:
+        yield
+    except ConfigError as error:
+        if type(error) is not ConfigError:
+            raise
+        from rollmesh.launcher.trials.record import read_record
+
+        record = read_record(where.folder) if where.folder is not None else None
+        present = f" Now: {record.text}" if record is not None else ""
+        raise ConfigError(
+            error.message, hint=f"generators have their own as well, so there is nothing to yield.{present}"
+        ) from error
 
 
 async def _learner(where: Target) -> str:

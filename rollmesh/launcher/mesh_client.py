@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import Message
 
 from rollmesh.launcher.placement.turns import awaited, learner_address, read_sleep, read_turns, shares_devices
+from rollmesh.learner.placement.swap import Phase
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.lease_holders import NAMED, describe_holders
@@ -52,6 +53,7 @@ class Snapshot:
         turns: of a learner that shares its devices; None where it does not, or does not answer.
         sleep: of generators that share devices, in words, by member id; as far as they were asked.
         placement: the state of trials of placements, in words; empty without `placement: auto`.
+        turn_time: the time of each side of turns, in words; of a single snapshot, where the run's folder is known.
         trouble: why the mesh could not be asked; empty when it answered.
     """
 
@@ -67,6 +69,7 @@ class Snapshot:
     turns: learner_pb2.PlacementStatus | None = None
     sleep: dict[str, str] = field(default_factory=dict)
     placement: str = ""
+    turn_time: str = ""
     trouble: str = ""
 
     @classmethod
@@ -139,10 +142,15 @@ class Snapshot:
         return "; ".join(parts) or self._learner_phase()
 
     def _learner_reason(self) -> str:
-        """The reason that the learner gives for its wait; in a swap the newest one, for a heartbeat may be older."""
-        if self.turns is not None and self.turns.phase not in ("generating", "training"):
+        """The reason that the learner gives for its wait; with turns the newest one, for a heartbeat may be older."""
+        if self.turns is not None and (self.turns.reason or self.turns.phase not in (Phase.GENERATING, Phase.TRAINING)):
             return awaited(self.turns)
         return next((member.waiting_reason for member in self.learners() if member.waiting_reason), "")
+
+    @property
+    def generators_start(self) -> bool:
+        """True before any of the generators has had weights."""
+        return not any(member.serving.incarnation for member in self.generators())
 
     def _learner_phase(self) -> str:
         """The learner's present work, as its heartbeat has it, in words; it has lasted for moments."""

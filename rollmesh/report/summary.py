@@ -25,7 +25,7 @@ from rollmesh.report.restarts import read_restarts
 from rollmesh.report.series import metric_value
 from rollmesh.report.speed import speed_of
 from rollmesh.report.stalls import read_stalls
-from rollmesh.report.turns import share_lines, swap_lines, swap_times
+from rollmesh.report.turns import read_phases, share_lines, swap_lines, swap_times, time_shares
 from rollmesh.report.unscored import UnscoredMembers
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ class Summary:
             and the largest memory.
         memory_by_phase_mb: highest memory of the last launch by phase of turns on shared devices, and by service:
             `anon` of its processes alone, `shared`, `device`. The service `all` is all of them at one moment.
-        swaps: time of swaps of shared devices (`report.turns.swap_times`).
+        swaps: time of swaps of shared devices (`report.turns.swap_times`), and the share of each side
+            (`report.turns.time_shares`).
         placement: `mode` in which the run has ended, the `asked` one, and with `auto` its estimates, measurements and
             cost (`launcher.trials.record.PlacementRecord`).
         not_evaluated: the last step has no held-out reward, and how to get one. Empty where it has one, without
@@ -136,7 +137,8 @@ class Summary:
         if self.not_evaluated:
             yield self.not_evaluated
         yield (
-            f"{self.training_s:.1f} s of training, {_show(self.tokens_per_s_generated, '.0f')} tokens/s generated, "
+            f"{self.training_s:.1f} s from the first version to the last step, "
+            f"{_show(self.tokens_per_s_generated, '.0f')} tokens/s generated, "
             f"{_show(self.tokens_per_s_trained, '.0f')} trained"
         )
         yield "groups: " + ", ".join(f"{name} {count}" for name, count in self.groups_by_fate.items())
@@ -154,7 +156,8 @@ class Summary:
         if text := self.placement.get("text"):
             yield f"placement {text}"
         if self.swaps:
-            yield "shared devices: " + "; ".join((*swap_lines(self.swaps), *share_lines(self.swaps)))
+            before = " before it was split" if self.placement.get("mode") == "split" else ""
+            yield f"shared devices{before}: " + "; ".join((*swap_lines(self.swaps), *share_lines(self.swaps)))
         if line := memory_line(self.memory_by_phase_mb):
             yield line
         if self.graders:
@@ -245,7 +248,7 @@ def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
         graders=grader_versions(config),
         speed=speed_of(steps),
         memory_by_phase_mb=final.memory_by_phase_mb,
-        swaps=swap_times(steps),
+        swaps=swap_times(steps) | time_shares(read_phases(folder), _last(steps, "time") or 0.0),
         placement=final.placement or {"mode": config.placement.mode},
         not_evaluated=_not_evaluated(config, final.ended, steps, evaluations),
     )

@@ -19,6 +19,9 @@ _DIRECTIONS = {"to_training_s": TO_TRAINING, "to_generating_s": TO_GENERATING}
 # The last value counts, not the median.
 _TOTALS = ("swap_share", "turns", "taken_back")
 _PREFIX = "placement/"
+_SHARES = {"generating_share": "generating", "training_share": "training", "swap_share": "swaps"}
+# The time before this turn is that of the start.
+_FIRST_COUNTED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,30 @@ def spans(phases: Sequence[PhaseChange], end: float) -> Iterator[tuple[float, fl
         yield began, end, side
 
 
+def time_shares(phases: Sequence[PhaseChange], end: float = 0.0) -> dict[str, float]:
+    """Shares of the time of generating, training and swaps, from the learner's second turn on.
+
+    Engines start, and models are loaded, in the first turn. The last phase of a learner that was replaced does not
+    count: no one knows its end.
+
+    Args:
+        phases: as `read_phases` gives them.
+        end: of the last phase, in Unix seconds; earlier than its beginning: it does not count either.
+
+    Returns:
+        `generating_share`, `training_share`, `swap_share`, each 0 to 1; empty before the second turn.
+    """
+    seconds = dict.fromkeys(_SHARES, 0.0)
+    for index, change in enumerate(phases):
+        after = phases[index + 1] if index + 1 < len(phases) else None
+        if change.turn < _FIRST_COUNTED or (after is not None and after.turn < change.turn):
+            continue
+        side = change.phase if change.phase in (Phase.GENERATING, Phase.TRAINING) else "swap"
+        seconds[f"{side}_share"] += max(0.0, (end if after is None else after.began) - change.began)
+    total = sum(seconds.values())
+    return {name: lasted / total for name, lasted in seconds.items()} if total else {}
+
+
 def swap_times(steps: Sequence[Record]) -> dict[str, float]:
     """Medians of the time of swaps by step and direction, and the last share of time, turns and swaps taken back.
 
@@ -113,7 +140,12 @@ def swap_lines(times: Mapping[str, float]) -> Iterator[str]:
 
 
 def share_lines(times: Mapping[str, float]) -> Iterator[str]:
-    """The share of the time that swaps take; none where no devices were shared."""
+    """The shares of the time of each side and of swaps, as far as they are known; none without shared devices."""
     if "swap_share" in times:
         back = f", {times['taken_back']:.0f} taken back" if times.get("taken_back") else ""
-        yield f"swaps {times['swap_share']:.1%} of the time in {times.get('turns', 0):.0f} turns{back}"
+        yield f"{shares_text(times)} of the time in {times.get('turns', 0):.0f} turns{back}"
+
+
+def shares_text(shares: Mapping[str, float]) -> str:
+    """Shares of the time in words, as `time_shares` gives them; empty without any."""
+    return ", ".join(f"{words} {shares[name]:.1%}" for name, words in _SHARES.items() if name in shares)

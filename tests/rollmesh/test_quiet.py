@@ -27,8 +27,14 @@ def test_a_run_of_long_steps_tells_nothing() -> None:
     quiet.step(100.0)
     assert told(quiet, 100, 290) == []
     quiet.step(290.0)
-    quiet.step(291.0)
-    assert told(quiet, 291, 320) == [311]
+    assert told(quiet, 290, 480) == []
+
+
+def test_one_slow_step_does_not_silence_the_notice() -> None:
+    quiet = NoStepNotice(0.0)
+    for second in (2.0, 4.0, 126.0):
+        quiet.step(second)
+    assert told(quiet, 126, 150) == [146], "122 s were those of a recovery"
 
 
 def test_it_says_who_waits_and_what_has_failed() -> None:

@@ -27,7 +27,7 @@ from rollmesh.report.samples import read_samples, sample_lines
 from rollmesh.report.series import build_curves, smoothed
 from rollmesh.report.speed import speed_lines, speed_of
 from rollmesh.report.summary import FinalState, read_summary, write_summary
-from rollmesh.report.turns import read_phases, spans
+from rollmesh.report.turns import PhaseChange, read_phases, share_lines, shares_text, spans, time_shares
 from rollmesh.run_files import read_config
 
 START = 1_000_000.0
@@ -282,6 +282,8 @@ def test_the_report_shows_turns_on_shared_devices(run_folder: Path) -> None:
         "to training 1.50 s (freezing 0.50, onloading 1.00)",
         "swaps 12.5% of the time in 3 turns, 1 taken back",
     )
+    assert f"shared devices before it was split: {swaps}; {share}" in list(summary.lines())
+    summary.placement["mode"] = "collocated"
     assert f"shared devices: {swaps}; {share}" in list(summary.lines())
     page = write_report(run_folder).read_text(encoding="utf-8")
     assert "Memory of all services" in page
@@ -295,6 +297,22 @@ def test_the_report_shows_turns_on_shared_devices(run_folder: Path) -> None:
         (START + 4, START + 5, "swap"),
         (START + 5, START + 9, "generating"),
     ]
+
+
+def test_the_time_of_each_side_counts_from_the_second_turn_of_each_learner(tmp_path: Path) -> None:
+    log = [
+        *((0, 1, "training"), (50, 1, "generating"), (60, 1, "freezing"), (61, 2, "training"), (63, 2, "offloading")),
+        *((64, 2, "generating"), (66, 2, "freezing"), (67, 3, "training")),
+        *((500, 1, "training"), (540, 1, "freezing"), (541, 2, "training"), (544, 2, "generating")),
+    ]
+    phases = [PhaseChange(float(second), turn, phase, "") for second, turn, phase in log]
+    assert time_shares(phases[:2], 55.0) == {}
+    # Training 2 + 3 s, swaps 2 s, generating 2 + 1 s; the third turn of the first learner has no known end.
+    shares = time_shares(phases, 545.0)
+    assert shares == {"generating_share": 0.3, "training_share": 0.5, "swap_share": 0.2}
+    expected = "generating 30.0%, training 50.0%, swaps 20.0%"
+    assert shares_text(shares) == expected
+    assert list(share_lines(shares | {"turns": 3.0})) == [f"{expected} of the time in 3 turns"]
 
 
 def test_the_report_says_what_auto_chose_and_why() -> None:

@@ -1,11 +1,13 @@
 """The notice that no training step comes, and the known causes.
 
-Long steps alone give no notice: the last one shows how long they take.
+Long steps alone give no notice: the latest ones show how long they take. A single slow one, as after a recovery, does
+not silence the notice.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import statistics
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 from rollmesh.launcher.mesh_client import Snapshot
@@ -14,10 +16,12 @@ from rollmesh.protos import buffer_pb2
 from rollmesh.report.failures import failed_groups, failures_text
 
 _LEAST_S = 20.0
+# Steps whose median counts.
+_RECENT = 5
 
 
 class NoStepNotice:
-    """Schedules the notice: after twice the last step's time, and whenever the silence has lasted twice as long.
+    """Schedules the notice: after twice a recent step's time, and whenever the silence has lasted twice as long.
 
     Args:
         now: seconds of a clock that only rises.
@@ -26,10 +30,12 @@ class NoStepNotice:
     def __init__(self, now: float) -> None:
         self._since = now
         self._after = _LEAST_S
+        self._recent: deque[float] = deque(maxlen=_RECENT)
 
     def step(self, now: float) -> None:
         """Records that a step was trained."""
-        self._after = max(_LEAST_S, 2 * (now - self._since))
+        self._recent.append(now - self._since)
+        self._after = max(_LEAST_S, 2 * statistics.median_low(self._recent))
         self._since = now
 
     def due(self, now: float) -> float:

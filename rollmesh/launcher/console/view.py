@@ -267,7 +267,9 @@ def status_table(snapshot: Snapshot) -> Table:
         bound = f"at most {described.max_staleness}"
         table.add_row("staleness", f"{_number(record, 'staleness/mean', '.2f')} mean, {bound}")
     trained = _number(record, "tokens_per_second", ".0f")
-    speed, so_far = snapshot.sum_of("tokens_per_second"), snapshot.sum_of("tokens_generated")
+    # Generators that have left take their counts with them.
+    speed, so_far = snapshot.sum_of("tokens_per_second"), snapshot.generated_tokens
+    so_far = so_far or snapshot.sum_of("tokens_generated")
     table.add_row("tokens/s", f"{speed:.0f} generated just now ({so_far:.0f} tokens so far), {trained} trained")
     if unscored := snapshot.without_reward():
         table.add_row("unscored", unscored)
@@ -277,7 +279,9 @@ def status_table(snapshot: Snapshot) -> Table:
     if snapshot.placement:
         table.add_row("placement", snapshot.placement)
     if snapshot.turns is not None:
-        table.add_row("turn", turns_text(snapshot.turns))
+        table.add_row("turn", turns_text(snapshot.turns, starting=snapshot.generators_start))
+    if snapshot.turn_time:
+        table.add_row("time", snapshot.turn_time)
     if snapshot.sleep:
         table.add_row("sleep", sleep_text(snapshot.sleep))
     table.add_row("ledger", ledger_line(snapshot))

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from rollmesh.learner.placement.swap import Phase
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import RollmeshError, UnreachableError
 from rollmesh.mesh.membership import SHARES_DEVICES
@@ -27,7 +28,7 @@ from rollmesh.protos import (
 # A look at a mesh waits no longer for one service.
 _DEADLINE_S = 2.0
 # Steps of a swap that are the learner's own; the wait of the step before is over.
-_OWN_STEPS = ("onloading", "offloading")
+_OWN_STEPS = (Phase.ONLOADING, Phase.OFFLOADING)
 _LEVELS = {
     generator_pb2.SLEEP_LEVEL_UNSPECIFIED: "awake",
     generator_pb2.SLEEP_LEVEL_FROZEN: "frozen",
@@ -90,9 +91,15 @@ async def read_sleep(members: Sequence[membership_pb2.Member], security: Securit
     return {member.member_id: level for member, level in zip(sharing, found, strict=True)}
 
 
-def turns_text(status: learner_pb2.PlacementStatus) -> str:
-    """The state of turns in one short line."""
-    text = f"{status.phase} for {status.phase_ms / 1000:.0f} s, turn {status.turns}"
+def turns_text(status: learner_pb2.PlacementStatus, *, starting: bool = False) -> str:
+    """The state of turns in one short line.
+
+    Args:
+        status: as the learner reports it.
+        starting: no generator has had weights yet.
+    """
+    phase = "generators start," if starting and status.phase == Phase.GENERATING else status.phase
+    text = f"{phase} for {status.phase_ms / 1000:.0f} s, turn {status.turns}"
     if status.swap_share:
         text += f"; swaps take {status.swap_share:.1%} of the time"
     if status.taken_back:

@@ -160,6 +160,26 @@ def test_a_step_of_the_learners_own_awaits_nobody(phase: str, awaited: bool) -> 
     assert (reason in snapshot.who_waits()) == awaited
 
 
+def test_the_newest_reason_of_the_learner_counts_before_what_generators_say() -> None:
+    reason = "the evaluation of the present version ends first"
+    turns = learner_pb2.PlacementStatus(mode="collocated", phase="generating", turns=1, reason=reason)
+    learner = membership_pb2.Member(member_id="learner", role=membership_pb2.ROLE_LEARNER)
+    says = buffer_pb2.DescribeResponse(learner_waits="waits for groups: 0 begun; a generator says: loads the model")
+    assert Snapshot(table=says, members=[learner], turns=turns).who_waits() == f"learner: {reason}"
+
+
+def test_generators_that_have_no_weights_yet_start() -> None:
+    turns = learner_pb2.PlacementStatus(mode="collocated", phase="generating", phase_ms=18_000, turns=1)
+    generator = membership_pb2.Member(member_id="g", role=membership_pb2.ROLE_GENERATOR)
+    snapshot = Snapshot(members=[generator], turns=turns)
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(status_table(snapshot))
+    assert "generators start, for 18 s, turn 1" in capture.get()
+    generator.serving.incarnation = 1
+    assert not snapshot.generators_start
+
+
 async def test_yield_waits_for_the_generators_and_resume_ends_the_time(mesh: Mesh) -> None:
     asked = asyncio.create_task(_ask_to_yield(mesh.target, hold_s=50, timeout_s=30))
     async with asyncio.timeout(20):
@@ -185,5 +205,5 @@ async def test_a_yield_that_is_not_answered_in_time_stands(mesh: Mesh) -> None:
 
 @pytest.mark.parametrize("mesh", [False], indirect=True)
 async def test_a_learner_that_shares_nothing_says_so(mesh: Mesh) -> None:
-    with pytest.raises(ConfigError, match="has its devices for itself"):
+    with pytest.raises(ConfigError, match=r"has its devices for itself.*there is nothing to yield"):
         await _ask_to_yield(mesh.target, hold_s=1, timeout_s=5)
