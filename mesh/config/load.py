@@ -10,6 +10,7 @@ from typing import Any, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from rollmesh.mesh.config.base import section_of
@@ -32,6 +33,13 @@ _NEEDS = {
     "path_type": "a path",
     "string_type": "a text",
     "tuple_type": "a list in brackets, [VALUE, ...]",
+}
+# A bound in words, and the name of its value in pydantic's error.
+_BOUNDS = {
+    "greater_than": ("a number above", "gt"),
+    "greater_than_equal": ("a number of at least", "ge"),
+    "less_than": ("a number below", "lt"),
+    "less_than_equal": ("a number of at most", "le"),
 }
 _KINDS = {bool: "true or false", dict: "a mapping", float: "a number", int: "a number", list: "a list", str: "a text"}
 
@@ -163,11 +171,32 @@ def _wrong_value(item: ErrorDetails) -> str:
     if item["type"] == "int_from_float":
         return "needs a whole number, not one with a fraction"
     if item["type"] == "literal_error":
-        return f"needs {item['ctx']['expected']}"
+        return f"needs {item['ctx']['expected']}{_near(item)}"
+    if bound := _BOUNDS.get(item["type"]):
+        words, name = bound
+        return f"needs {words} {item['ctx'][name]:g}{_or_left_out(item)}"
     return item["msg"].removeprefix("Value error, ")
 
 
+def _near(item: ErrorDetails) -> str:
+    """The choice that the value is probably meant to be, in words; empty without one."""
+    choices = re.findall(r"'([^']*)'", item["ctx"]["expected"])
+    near = difflib.get_close_matches(str(item["input"]), choices, n=1, cutoff=0.75)
+    return f", did you mean {near[0]}?" if near else ""
+
+
+def _or_left_out(item: ErrorDetails) -> str:
+    """The advice to leave a key out whose value is found by default, in words."""
+    *path, name = map(str, item["loc"])
+    field = _fields_at(path).get(name)
+    return "; leave the key out for its default" if field is not None and field.default is None else ""
+
+
 def _names_at(path: list[str]) -> list[str]:
+    return list(_fields_at(path))
+
+
+def _fields_at(path: list[str]) -> Mapping[str, FieldInfo]:
     model: type[BaseModel] | None = Config
     keys_are_free = False
     for part in path:
@@ -176,7 +205,7 @@ def _names_at(path: list[str]) -> list[str]:
             continue
         field = model.model_fields.get(part) if model else None
         if field is None:
-            return []
+            return {}
         model = section_of(field.annotation)
         keys_are_free = get_origin(field.annotation) is dict
-    return list(model.model_fields) if model else []
+    return model.model_fields if model else {}

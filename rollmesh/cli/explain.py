@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from rollmesh.launcher.placement.description import describe_turns, placement_notices, rest_notices
-from rollmesh.launcher.placement.devices import DevicePlan, device_plan
+from rollmesh.launcher.placement.description import core_notices, describe_turns, placement_notices, rest_notices
+from rollmesh.launcher.placement.devices import device_plan
 from rollmesh.launcher.services import describe_threads, interpreters_of, thread_plan
 from rollmesh.mesh.config.generator_places import generator_places
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.rollout import RolloutSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.liveness.freeze_detector import Bounds
-from rollmesh.mesh.runtime.threads import reward_workers
+from rollmesh.mesh.runtime.threads import available_cores, reward_workers
 
 
 def explain(config: Config) -> Iterator[str]:
@@ -152,11 +152,12 @@ def _devices(config: Config) -> Iterator[str]:
     except ConfigError as error:
         yield describe_turns(config, None)
         yield f"devices: not enough for this run on this machine: {error}"
-        yield from placement_notices(config, DevicePlan())
+        yield from placement_notices(config, None)
         return
     yield describe_turns(config, plan)
     yield f"devices: {plan.describe()}"
     yield from rest_notices(config, plan)
+    yield from core_notices(config, plan, available_cores())
     yield from placement_notices(config, plan)
 
 

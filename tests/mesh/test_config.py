@@ -32,7 +32,7 @@ def test_overrides_are_read_as_yaml_and_win(tmp_path: Path) -> None:
     [
         ("--rolout.n=4", ["unknown key rolout", "did you mean rollout?"]),
         ("--learner.optimizer.lrr=1", ["unknown key learner.optimizer.lrr", "did you mean learner.optimizer.lr?"]),
-        ("--rollout.n=0", ["rollout.n", "greater than 0"]),
+        ("--rollout.n=0", ["rollout.n", "needs a number above 0"]),
         ("--rollout.temperature=0.001", ["rollout.temperature", "0.001 is below 0.01", "0 is greedy"]),
         ("--buffer.max_staleness=-1", ["buffer.max_staleness"]),
         ("--rollout.top_p=0.9", ["rollout.top_p", "off in training"]),
@@ -56,6 +56,14 @@ def test_a_bad_key_or_value_is_named(override: str, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        (
+            "placement.batches_per_turn=0",
+            "placement.batches_per_turn: needs a number above 0; leave the key out for its default",
+        ),
+        (
+            "placement=collocatd",
+            "placement.mode: needs 'split', 'collocated', 'hybrid' or 'auto', did you mean collocated?",
+        ),
         ("rollout.temperature=0.001", "rollout.temperature: 0.001 is below 0.01; 0 is greedy"),
         ("rollout.engine=trt", "rollout.engine: needs 'hf', 'vllm' or 'sglang'"),
         ("learner.steps=many", "learner.steps: needs a whole number, not a text"),
@@ -69,7 +77,7 @@ def test_a_bad_key_or_value_is_named(override: str, words: list[str]) -> None:
         ("learner=3", "learner: needs a section, not a number"),
         ("learner.optimizer.lr=.inf", "learner.optimizer.lr: needs a finite number"),
         ("learner.optimizer.betas=[0.9,.nan]", "learner.optimizer.betas.1: needs a finite number"),
-        ("learner.optimizer.betas=[0.9,1]", "learner.optimizer.betas.1: Input should be less than 1"),
+        ("learner.optimizer.betas=[0.9,1]", "learner.optimizer.betas.1: needs a number below 1"),
         ("learner.optimizer.betas=[0.9]", "missing key learner.optimizer.betas.1"),
         (
             "learner.optimizer.betas=[0,0,0]",

@@ -49,9 +49,22 @@ def _have(plan: DevicePlan | None) -> str:
     return f"share device(s) {', '.join(map(str, shared))}" if shared else "have devices of their own"
 
 
-def placement_notices(config: Config, plan: DevicePlan) -> Iterator[str]:
-    """Sentences about settings of the placement that have no effect here, and about devices that would be idle."""
+def placement_notices(config: Config, plan: DevicePlan | None) -> Iterator[str]:
+    """Sentences about settings of the placement that have no effect here, and about devices that would be idle.
+
+    Args:
+        config: of the run.
+        plan: of its devices; None: not known here.
+    """
     placement = config.placement
+    yield from _of_other_modes(config)
+    if placement.mode == "hybrid" and not config.rollout.replicas:
+        yield (
+            "placement hybrid: rollout.replicas is 0, so all generators that start here take turns, as with "
+            "placement: collocated. Others may be started by hand: rollmesh generator --own-devices"
+        )
+    if plan is None:
+        return
     named = {
         "placement.devices.learner": (placement.devices.learner, plan.learner),
         "placement.devices.generators": (placement.devices.generators, plan.generators),
@@ -59,7 +72,6 @@ def placement_notices(config: Config, plan: DevicePlan) -> Iterator[str]:
     for key, (listed, used) in named.items():
         if listed and not used:
             yield f"without effect: {key}. This part computes on the CPU, or elsewhere"
-    yield from _of_other_modes(config)
     if placement.shares_devices and placement.rest_dir is not None and plan.learner:
         yield "without effect: placement.rest_dir. The learner's state rests in pinned memory of the host"
     if placement.shares_devices and release_of(config, on_cpu=not plan.generators) == "process":
@@ -82,6 +94,22 @@ def rest_notices(config: Config, plan: DevicePlan) -> Iterator[str]:
     folder = rest_folder(config, on_cpu=not plan.learner)
     if folder is not None and is_in_memory(folder):
         yield f"placement.rest_dir: files in {folder} take memory, so they free none. Set it to a folder on a disk"
+
+
+def core_notices(config: Config, plan: DevicePlan, cores: int) -> Iterator[str]:
+    """A sentence about more generators than cores, where they compute on the CPU; none where they do not.
+
+    Args:
+        config: of the run.
+        plan: of its devices.
+        cores: that this machine has for them.
+    """
+    generators = len(generator_places(config))
+    if not plan.generators and devices_per_generator(config.rollout) and generators > cores:
+        yield (
+            f"{generators} generators share {cores} core(s): each takes memory, and more than one for each core "
+            f"generate nothing more. Set rollout.replicas: {cores} or less"
+        )
 
 
 def _of_other_modes(config: Config) -> Iterator[str]:

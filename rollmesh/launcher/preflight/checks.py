@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from pathlib import Path
 
 from rollmesh.launcher.interpreters import check_interpreters, environment_of
-from rollmesh.launcher.placement.description import placement_notices, rest_notices
+from rollmesh.launcher.placement.description import core_notices, placement_notices, rest_notices
 from rollmesh.launcher.placement.devices import DevicePlan, device_plan
 from rollmesh.launcher.preflight.trial import StartTrial, try_learner
 from rollmesh.launcher.preparation import Preparation
@@ -20,6 +20,7 @@ from rollmesh.mesh.config.memory_release import REST_KEY, rest_folder
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.files import require_writable
+from rollmesh.mesh.runtime.threads import available_cores
 from rollmesh.reward_service.loading import is_path, load_function
 from rollmesh.reward_service.routing import split_routes
 
@@ -87,7 +88,12 @@ def check_code(config: Config, *, fresh: bool = False) -> Iterator[Preparation]:
             learner.close()
         yield Preparation(
             devices,
-            [*notices, *placement_notices(config, devices), *rest_notices(config, devices)],
+            [
+                *notices,
+                *placement_notices(config, devices),
+                *rest_notices(config, devices),
+                *core_notices(config, devices, available_cores()),
+            ],
             learner.become if learner is not None else None,
         )
 

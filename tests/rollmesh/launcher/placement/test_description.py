@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollmesh.cli.explain import explain
-from rollmesh.launcher.placement.description import describe_turns, placement_notices, rest_notices
+from rollmesh.launcher.placement.description import core_notices, describe_turns, placement_notices, rest_notices
 from rollmesh.launcher.placement.devices import DevicePlan, assign_devices
 from rollmesh.launcher.placement.visible import VisibleDevices
 from rollmesh.mesh.config import Config, load_config
@@ -82,6 +82,25 @@ def test_settings_without_effect_are_named(overrides: list[str], key: str) -> No
     asked = config(*overrides)
     (notice,) = placement_notices(asked, assign_devices(asked, VisibleDevices()))
     assert notice.startswith(f"without effect: {key}. ")
+
+
+def test_hybrid_without_generators_of_its_own_is_said_to_be_collocated() -> None:
+    (notice,) = placement_notices(config("placement=hybrid", "rollout.replicas=0"), None)
+    assert "all generators that start here take turns, as with placement: collocated" in notice
+
+
+def test_more_generators_than_cores_are_told() -> None:
+    many = config("placement=collocated", "rollout.replicas=12")
+    (notice,) = core_notices(many, DevicePlan(), 2)
+    assert notice.startswith("12 generators share 2 core(s): ")
+    assert not list(core_notices(many, DevicePlan(), 12))
+    assert not list(core_notices(many, DevicePlan(generators=((0,),) * 12), 2))
+
+
+def test_named_devices_that_are_not_here_are_refused_and_not_called_without_effect() -> None:
+    text = list(explain(config("placement.devices.learner=[31]", "learner.device=cuda")))
+    assert any(line.startswith("devices: not enough for this run on this machine") for line in text)
+    assert not any("without effect" in line for line in text)
 
 
 def test_devices_that_would_be_idle_are_named_with_the_number_that_uses_them() -> None:
