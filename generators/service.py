@@ -120,9 +120,8 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
         check_code(config, options.code)
         check_keys(config)
         logging.getLogger().setLevel(config.logging.level.upper())
-        shares_devices = config.placement.takes_turns
-        if options.shares_devices is not None:
-            shares_devices = options.shares_devices
+        told = options.shares_devices
+        shares_devices = config.placement.takes_turns if told is None else told
         # The learner finds the generators that it shares devices with by this.
         agent.set_status(gauges={SHARES_DEVICES: float(shares_devices)})
         # Where no other host can reach this process, it has no receiver to relay to.

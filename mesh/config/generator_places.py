@@ -14,7 +14,7 @@ class GeneratorPlace:
 
     Attributes:
         name: of its process, and in its log.
-        shares_devices: it takes turns with the learner on the same devices.
+        shares_devices: this one takes turns with the learner on the same devices; see also `PlacementSection`.
     """
 
     name: str

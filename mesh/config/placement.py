@@ -70,12 +70,15 @@ class PlacementSection(Section):
 
     @property
     def shares_devices(self) -> bool:
-        """True where the learner may take turns with generators."""
+        """True where the learner may take turns, be it with a few generators; `takes_turns` says it of all."""
         return self.mode != "split"
 
     @property
     def takes_turns(self) -> bool:
-        """True where all generators of `rollmesh run` may take turns with the learner."""
+        """True where every generator may take turns with the learner; with `hybrid` only those in addition do.
+
+        A generator that was started by hand follows it, unless a flag says otherwise.
+        """
         return self.mode in ("collocated", "auto")
 
 
