@@ -33,6 +33,7 @@ from rollmesh.generators.rollout.silent_wait import SilenceClock
 from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import RollmeshError, UnauthenticatedError, UnreachableError
+from rollmesh.mesh.runtime.devices import choose_device
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.runtime.task_group import run_together
@@ -92,7 +93,7 @@ class Generator:
         self.engine_name = config.rollout.engine
         self.context = config.rollout.context_tokens
         self.metrics = GeneratorMetrics()
-        rules = SleepRules(shares_devices, release_here(config) if shares_devices else "memory", config.model.dtype)
+        rules = _sleep_rules(config) if shares_devices else SleepRules(shares_devices=False)
         self.turns = DeviceTurns(rules, lambda: self._agent.policy, self._ask_mesh, self._fail)
 
     @property
@@ -301,8 +302,6 @@ class Generator:
                 now_s=now_s,
             )
             components.rollout.observe(status, now_s)
-            if self.turns.shares_devices:
-                await self.turns.observe_memory()
             values = self.metrics.update(
                 status, components.rollout, components.submitter, components.drafts, self.turns, components.episodes
             )
@@ -328,6 +327,12 @@ class Generator:
                 known = addresses
             at_work = bool(known) and not scorer.present_wait()
             await asyncio.sleep(_DISCOVERY_S[at_work])
+
+
+def _sleep_rules(config: Config) -> SleepRules:
+    """Those of a generator that shares its devices."""
+    device = choose_device(config.rollout.device, "rollout.device")
+    return SleepRules(True, release_here(config), config.model.dtype, device)
 
 
 async def _done_within(timeout_s: float, coroutine: Coroutine[Any, Any, Any]) -> bool:

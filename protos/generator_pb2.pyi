@@ -131,20 +131,10 @@ class SleepRequest(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., level: _Optional[_Union[SleepLevel, str]] = ...) -> None: ...
 
 class SleepResponse(_message.Message):
-    __slots__ = ("freed_bytes", "groups_held", "responses_frozen", "memory", "peak", "release")
+    __slots__ = ("freed_bytes",)
     FREED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    GROUPS_HELD_FIELD_NUMBER: _ClassVar[int]
-    RESPONSES_FROZEN_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_FIELD_NUMBER: _ClassVar[int]
-    PEAK_FIELD_NUMBER: _ClassVar[int]
-    RELEASE_FIELD_NUMBER: _ClassVar[int]
     freed_bytes: int
-    groups_held: int
-    responses_frozen: int
-    memory: MemoryUse
-    peak: MemoryUse
-    release: str
-    def __init__(self, freed_bytes: _Optional[int] = ..., groups_held: _Optional[int] = ..., responses_frozen: _Optional[int] = ..., memory: _Optional[_Union[MemoryUse, _Mapping]] = ..., peak: _Optional[_Union[MemoryUse, _Mapping]] = ..., release: _Optional[str] = ...) -> None: ...
+    def __init__(self, freed_bytes: _Optional[int] = ...) -> None: ...
 
 class WakeRequest(_message.Message):
     __slots__ = ("incarnation", "step", "policy", "probe_ids", "probe_log_probs")
@@ -161,23 +151,7 @@ class WakeRequest(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., step: _Optional[_Union[WakeStep, str]] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., probe_ids: _Optional[_Iterable[int]] = ..., probe_log_probs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WakeResponse(_message.Message):
-    __slots__ = ("serving", "verified_by", "memory", "peak")
-    SERVING_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("verified_by",)
     VERIFIED_BY_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_FIELD_NUMBER: _ClassVar[int]
-    PEAK_FIELD_NUMBER: _ClassVar[int]
-    serving: _trajectory_pb2.PolicyVersion
     verified_by: str
-    memory: MemoryUse
-    peak: MemoryUse
-    def __init__(self, serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., verified_by: _Optional[str] = ..., memory: _Optional[_Union[MemoryUse, _Mapping]] = ..., peak: _Optional[_Union[MemoryUse, _Mapping]] = ...) -> None: ...
-
-class MemoryUse(_message.Message):
-    __slots__ = ("rss_bytes", "shared_bytes", "device_bytes")
-    RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
-    SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    rss_bytes: int
-    shared_bytes: int
-    device_bytes: int
-    def __init__(self, rss_bytes: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, verified_by: _Optional[str] = ...) -> None: ...

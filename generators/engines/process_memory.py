@@ -1,4 +1,4 @@
-"""The memory of this process and of those that it has started: what it is now, and its peak.
+"""The memory of this process and of those that it has started.
 
 A page of a mapped file, such as the learner's weights, counts as shared, in whichever process it is mapped. A process
 has its anonymous memory (`RssAnon` in `/proc`) for itself.
@@ -15,7 +15,6 @@ import psutil
 
 from rollmesh.mesh.runtime.memory_tuning import return_freed_memory
 from rollmesh.mesh.runtime.process_memory import resident_memory
-from rollmesh.protos import generator_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +30,6 @@ class ProcessMemory:
     anonymous: int = 0
     shared: int = 0
     device: int = 0
-
-    @property
-    def own(self) -> int:
-        """Bytes of these processes alone."""
-        return self.anonymous + self.device
-
-    def max(self, other: ProcessMemory) -> ProcessMemory:
-        """The larger of each."""
-        return ProcessMemory(
-            max(self.anonymous, other.anonymous), max(self.shared, other.shared), max(self.device, other.device)
-        )
-
-    def to_proto(self) -> generator_pb2.MemoryUse:
-        """The message."""
-        return generator_pb2.MemoryUse(rss_bytes=self.anonymous, shared_bytes=self.shared, device_bytes=self.device)
 
 
 def read_process_memory() -> ProcessMemory:

@@ -153,11 +153,6 @@ class DeviceTurns:
         actions = self._actions
         return TurnCounts(actions.sleeps, actions.wakes, self.clock.slept_s, actions.memory.freed, dict(self._seconds))
 
-    async def observe_memory(self) -> None:
-        """Measures the memory of its processes, for the peaks that are reported."""
-        awake = self.state.generating or isinstance(self._callers.goal, SleepGoal)
-        await self._actions.memory.observe(awake=awake)
-
     # --------------------------------------------------------------------------------------------------- calls
 
     def attach(self, parts: TurnParts) -> None:
@@ -176,17 +171,8 @@ class DeviceTurns:
         if request.level == generator_pb2.SLEEP_LEVEL_UNSPECIFIED:
             raise PayloadError("level", "none is given")
         await self._reach(SleepGoal(request.level))
-        await self.observe_memory()
-        parts, memory = self._actions.parts, self._actions.memory
-        memory.record_freed()
-        return generator_pb2.SleepResponse(
-            freed_bytes=memory.freed,
-            groups_held=parts.rollout.active_groups if parts is not None else 0,
-            responses_frozen=parts.rollout.capacity.load.generating if parts is not None else 0,
-            memory=memory.now.to_proto(),
-            peak=memory.awake_peak.to_proto(),
-            release=self._rules.release,
-        )
+        await self._actions.memory.measure()
+        return generator_pb2.SleepResponse(freed_bytes=self._actions.memory.freed)
 
     async def wake(self, request: generator_pb2.WakeRequest) -> generator_pb2.WakeResponse:
         """Takes the step that is asked for, and all before it.
@@ -202,14 +188,8 @@ class DeviceTurns:
         self._actions.probe = ProbeTokens.of(request) or self._actions.probe
         policy = PolicyVersion.from_proto(request.policy) if request.HasField("policy") else None
         await self._reach(WakeGoal(request.step, policy))
-        await self.observe_memory()
-        serving, memory = self._serving, self._actions.memory
-        return generator_pb2.WakeResponse(
-            serving=serving.to_proto() if serving is not None else None,
-            verified_by=self._actions.verified_by if self.state.verified == serving else "",
-            memory=memory.now.to_proto(),
-            peak=memory.asleep_peak.to_proto(),
-        )
+        proven = self.state.verified == self._serving
+        return generator_pb2.WakeResponse(verified_by=self._actions.verified_by if proven else "")
 
     async def close(self) -> None:
         """Ends what is under way; calls that wait fail."""

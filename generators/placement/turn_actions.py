@@ -13,7 +13,7 @@ from typing import Any
 
 from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.engines.process_memory import ProcessMemory, read_process_memory, release_unused_memory
-from rollmesh.generators.engines.types import SleepLevel, WakeStep
+from rollmesh.generators.engines.types import SleepLevel, SleepReport, WakeStep
 from rollmesh.generators.placement.turn_state import Action, Goal, Memory, TurnState, WakeGoal
 from rollmesh.generators.placement.weights_proof import (
     BY_DIGEST,
@@ -52,48 +52,52 @@ class SleepRules:
         shares_devices: it sleeps and wakes when a learner asks it to.
         release: the way in which it gives memory back.
         dtype: in which its engine computes.
+        device: on which it does.
     """
 
     shares_devices: bool
     release: Release = "memory"
     dtype: str = "float32"
+    device: str = "cpu"
 
 
-class MemoryPeaks:
-    """The memory of the generator's processes in its turns and between them.
+def freed_bytes(before: ProcessMemory, now: ProcessMemory, on_device: int) -> int:
+    """Bytes that a sleep has given back: of the host, and of CUDA devices.
+
+    Args:
+        before: memory of the generator's processes before it; of devices, only what this process holds itself.
+        now: after it.
+        on_device: as its engine says, of devices.
+    """
+    # An engine without processes of its own holds this process's part of a device: its report is the same memory.
+    return max(0, before.anonymous - now.anonymous + max(before.device - now.device, on_device))
+
+
+class SleepMemory:
+    """The memory that the generator gives back in its sleep.
 
     Attributes:
-        now: at the last look.
-        awake_peak: since it woke last.
-        asleep_peak: since it gave its memory back.
         freed: bytes that the last sleep has given back.
     """
 
     def __init__(self) -> None:
-        self.now = self.awake_peak = self.asleep_peak = self._awake = ProcessMemory()
+        self._awake = ProcessMemory()
+        self._on_device = 0
         self.freed = 0
 
-    async def observe(self, *, awake: bool) -> None:
-        """Looks, for the peak of one of the two states."""
-        self.now = await asyncio.to_thread(read_process_memory)
-        if awake:
-            self.awake_peak = self.awake_peak.max(self.now)
-        else:
-            self.asleep_peak = self.asleep_peak.max(self.now)
-
-    async def begin_sleep(self) -> None:
+    async def begin(self) -> None:
         """Remembers what is about to be given back."""
-        await self.observe(awake=True)
-        self._awake, self.freed = self.now, 0
+        self._awake = await asyncio.to_thread(read_process_memory)
+        self._on_device = self.freed = 0
 
-    def record_freed(self) -> None:
-        """Records what has been given back by the last look."""
-        self.freed = max(self.freed, self._awake.own - self.now.own)
+    def add_on_device(self, nbytes: int) -> None:
+        """Adds bytes of devices that the engine has given back."""
+        self._on_device += nbytes
 
-    async def end_sleep(self) -> None:
-        """Begins the peak of a time awake."""
-        await self.observe(awake=True)
-        self.awake_peak = self.now
+    async def measure(self) -> None:
+        """Measures what has been given back by now."""
+        now = await asyncio.to_thread(read_process_memory)
+        self.freed = max(self.freed, freed_bytes(self._awake, now, self._on_device))
 
 
 class TurnActions:
@@ -105,7 +109,7 @@ class TurnActions:
 
     Attributes:
         parts: the components; None before an engine was loaded.
-        memory: of its processes.
+        memory: that it gives back.
         clock: stands still while it sleeps.
         wanted: set once an engine is to be loaded.
         probe: tokens of the learner's for the next proof.
@@ -114,11 +118,11 @@ class TurnActions:
     """
 
     def __init__(self, rules: SleepRules, state: TurnState) -> None:
-        self._dtype = rules.dtype
+        self._rules = rules
         self._state = state
         self._attached = asyncio.Event()
         self.parts: TurnParts | None = None
-        self.memory = MemoryPeaks()
+        self.memory = SleepMemory()
         self.clock = AwakeClock(asleep=rules.shares_devices)
         self.wanted = asyncio.Event()
         if not rules.shares_devices:
@@ -151,7 +155,7 @@ class TurnActions:
             case Action.FREEZE:
                 await self._freeze(parts)
             case Action.RELEASE_KV_CACHE:
-                await _engine(parts.engine.sleep(SleepLevel.WITHOUT_KV_CACHE))
+                await self._sleep(parts, SleepLevel.WITHOUT_KV_CACHE)
             case Action.RELEASE_WEIGHTS:
                 await self._release_weights(parts)
             case Action.TAKE_MEMORY:
@@ -177,7 +181,7 @@ class TurnActions:
             # One that is tried again belongs to the same sleep.
             self.clock.stop()
             self.sleeps += 1
-            await self.memory.begin_sleep()
+            await self.memory.begin()
         parts.rollout.set_asleep(True)
         await parts.receiver.suspend()
         await _engine(parts.engine.pause())
@@ -188,9 +192,14 @@ class TurnActions:
         await parts.receiver.suspend()
         parts.rollout.release_pinned()
         await parts.receiver.forget_weights()
-        await _engine(parts.engine.sleep(SleepLevel.WITHOUT_WEIGHTS))
+        await self._sleep(parts, SleepLevel.WITHOUT_WEIGHTS)
         await asyncio.to_thread(release_unused_memory)
-        self.memory.asleep_peak = ProcessMemory()
+
+    async def _sleep(self, parts: TurnParts, level: SleepLevel) -> None:
+        report: SleepReport = await _engine(parts.engine.sleep(level))
+        if self._rules.device != "cpu" and self._rules.release == "memory":
+            # Its processes may be others, whose devices cannot be read from here.
+            self.memory.add_on_device(report.freed_bytes)
 
     async def _load(self, parts: TurnParts, goal: Goal) -> None:
         policy = goal.policy if isinstance(goal, WakeGoal) else None
@@ -219,7 +228,7 @@ class TurnActions:
         if not self.verified_by and probe is not None and probe.policy == parts.receiver.serving:
             found = await _engine(parts.engine.probe(probe.ids))
             try:
-                check_log_probs(found.log_probs, probe, self._dtype)
+                check_log_probs(found.log_probs, probe, self._rules.dtype)
             except WeightsError:
                 await self._drop_wrong_weights(parts)
                 raise
@@ -229,7 +238,6 @@ class TurnActions:
         parts.rollout.set_asleep(False)
         self.clock.go()
         self.wakes += 1
-        await self.memory.end_sleep()
 
     async def _drop_wrong_weights(self, parts: TurnParts) -> None:
         await parts.receiver.forget_weights()

@@ -117,7 +117,7 @@ def check_continuations(
 
 
 async def test_one_that_loads_its_model_ends_when_it_is_asked_to(tmp_path: Path) -> None:
-    """At once: nobody can end the thread that loads."""
+    """The thread that loads cannot be ended, and does not keep the process from its end."""
     slow = "import time, rollmesh.generators.generator as its; its.load_engine = lambda *_, **__: time.sleep(99)"
     async with mesh(tmp_path) as world:
         learner = await world.learner()

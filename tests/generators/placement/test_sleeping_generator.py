@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 
 from rollmesh.generators.engines.hf.engine import HfEngine
@@ -81,20 +82,18 @@ async def test_responses_continue_after_a_turn_of_the_learner(tmp_path: Path) ->
             await wake(control, "GENERATING", 0, timeout_s=0.05)
         assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED, "the work goes on"
         both = await asyncio.gather(wake(control, "MEMORY", 0), wake(control, "GENERATING", 0))
-        assert both[1].serving == PolicyVersion(1, 0).to_proto()
         assert both[1].verified_by == "digest"
+        assert (await status_of(control)).serving == PolicyVersion(1, 0).to_proto()
         await world.holds(control, 2)
 
         await asyncio.gather(sleep(control, "FROZEN"), sleep(control, "FROZEN"))
         drafts = await world.drafts()
         assert len(drafts) == 8, "of every member"
-        deep = await sleep(control, "WITHOUT_WEIGHTS")
-        assert (deep.groups_held, deep.responses_frozen, deep.release) == (2, 8, "memory")
-        assert deep.memory.rss_bytes > 0
-        assert deep.peak.rss_bytes >= deep.memory.rss_bytes
+        await sleep(control, "WITHOUT_WEIGHTS")
         await sleep(control, "WITHOUT_WEIGHTS")
         status = await status_of(control)
-        assert (status.active_sequences, status.sleeping) == (0, generator_pb2.SLEEP_LEVEL_WITHOUT_WEIGHTS)
+        assert (status.groups_held, status.active_sequences) == (2, 0)
+        assert status.sleeping == generator_pb2.SLEEP_LEVEL_WITHOUT_WEIGHTS
         assert status.waiting_reason == "asleep while the learner trains"
 
         await learner.seed(1)
@@ -111,7 +110,8 @@ async def test_responses_continue_after_a_turn_of_the_learner(tmp_path: Path) ->
         for step in ("MEMORY", "WEIGHTS", "VERIFIED", "VERIFIED"):
             woken = await wake(control, step, 1)
             assert (await status_of(control)).sleeping != generator_pb2.SLEEP_LEVEL_UNSPECIFIED
-        assert (woken.serving, woken.verified_by) == (PolicyVersion(1, 1).to_proto(), "digest")
+        assert woken.verified_by == "digest"
+        assert (await status_of(control)).serving == PolicyVersion(1, 1).to_proto()
         await sleep(control, "WITHOUT_WEIGHTS")
         await wake(control, "GENERATING", 1)
         await wake(control, "GENERATING", 1)
@@ -188,8 +188,7 @@ async def test_pinned_groups_are_given_back_and_a_generator_of_its_own_devices_r
         await wake(control, "GENERATING", 0)
         await learner.client.seed("eval", learner.incarnation, tasks_of(learner, 2))
         await world.holds(control, 2)
-        response = await sleep(control, "WITHOUT_WEIGHTS")
-        assert response.responses_frozen == 0
+        await sleep(control, "WITHOUT_WEIGHTS")
         await wake(control, "GENERATING", 0)
         stream = learner.client.sample("eval", learner.incarnation)
         stream.request(2, 0)
@@ -282,7 +281,7 @@ async def test_another_generator_continues_the_drafts_of_one_that_was_killed_asl
         drafts = await world.drafts()
         assert len(drafts) == 8
         asleep = await sleep(control, "WITHOUT_WEIGHTS")
-        assert asleep.freed_bytes < asleep.peak.rss_bytes
+        assert asleep.freed_bytes < psutil.Process(process.pid).memory_info().rss
         process.kill()
         await process.wait()
         world.generator("gen-2")

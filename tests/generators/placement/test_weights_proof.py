@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollmesh.generators.engines.process_memory import ProcessMemory, read_process_memory
 from rollmesh.generators.engines.types import ServedWeights
 from rollmesh.generators.placement.weights_proof import ProbeTokens, check_log_probs, check_tensors
 from rollmesh.mesh.errors import WeightsError
@@ -41,13 +40,3 @@ def test_a_request_without_a_whole_probe_has_none() -> None:
     assert ProbeTokens.of(generator_pb2.WakeRequest(probe_ids=[1, 2], probe_log_probs=[])) is None
     request = generator_pb2.WakeRequest(policy=V1.to_proto(), probe_ids=[1, 2], probe_log_probs=[-0.5])
     assert ProbeTokens.of(request) == ProbeTokens(V1, [1, 2], [-0.5])
-
-
-def test_memory_that_is_written_to_counts_as_this_process_own() -> None:
-    before = read_process_memory()
-    area = np.ones(64 << 20, np.uint8)
-    now = read_process_memory()
-    assert now.own - before.own > area.nbytes // 2
-    assert before.max(now) == ProcessMemory(
-        max(before.anonymous, now.anonymous), max(before.shared, now.shared), max(before.device, now.device)
-    )

@@ -46,12 +46,9 @@ async def test_responses_continue_in_new_processes(tmp_path: Path, caplog: pytes
         await world.holds(control)
         cores = [core for core in _cores() if core not in others]
         assert cores
-        frozen = await sleep(control, "FROZEN")
+        await sleep(control, "FROZEN")
         asleep = await sleep(control, "WITHOUT_WEIGHTS")
-        assert asleep.release == "process"
-        assert asleep.responses_frozen > 0
         assert asleep.freed_bytes > 400 << 20
-        assert frozen.memory.rss_bytes - asleep.memory.rss_bytes > 400 << 20
         assert not any(core.is_running() for core in cores)
         drafts = await world.drafts()
         assert drafts
