@@ -33,7 +33,7 @@ from benchmarks.learner.engine_layouts import Layout
 from benchmarks.rank_processes import run_ranks
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.distributed.rank_channel import RankChannel
-from rollmesh.learner.distributed.turn_memory import memory_in_use
+from rollmesh.learner.distributed.turn_memory import held_bytes
 from rollmesh.learner.distributed.weight_export import WeightExport
 from rollmesh.learner.engines.interface import Engine, EngineSpec
 from rollmesh.learner.engines.registry import create_engine
@@ -137,7 +137,7 @@ def _timed(work: Callable[[], object]) -> dict[str, float]:
 def _resident() -> int:
     gc.collect()
     return_freed_memory()
-    return memory_in_use(torch.device("cpu")).anonymous
+    return held_bytes(torch.device("cpu"))
 
 
 def _line(name: str, ranks: list[dict[str, Any]]) -> list[str]:

@@ -170,7 +170,7 @@ class RankGroup:
             self._send_order("offload")
             return self._worker.memory.offload()
 
-    def onload(self) -> TurnMemory:
+    def onload(self) -> None:
         """Brings back what a turn needs.
 
         Raises:
@@ -178,7 +178,7 @@ class RankGroup:
         """
         with self._watch.phase("onload"):
             self._send_order("onload")
-            return self._worker.memory.onload()
+            self._worker.memory.onload()
 
     def keep_alive(self) -> None:
         """Keeps the others' wait for an order, or for the answer of `may_update`, from timing out."""

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 from collections.abc import Callable, Mapping
 
 import torch
 
 from rollmesh.learner.distributed.turn_memory import (
-    MemoryInUse,
-    RoleMemory,
     RoleNeed,
     TurnMemory,
-    memory_in_use,
+    held_bytes,
     resident_roles,
     state_budget,
 )
@@ -72,20 +69,20 @@ class RolesMemory:
             SwapError: a rank has no room for it; all ranks have kept it, or count as away where they could not.
             LostTensorsError: a disk has lost tensors of this rank, and no move repairs that.
         """
-        before = memory_in_use(self._device)
+        before = held_bytes(self._device)
         gc.collect()
-        moved, reason = self._move(lambda engine: engine.offload())
-        if reason:
-            _, undone = self._move(lambda engine: engine.onload())
+        if reason := self._move(lambda engine: engine.offload()):
+            undone = self._move(lambda engine: engine.onload())
             # Parts that did not come back count as all: what is away cannot compute, and `onload` brings the rest.
             self._away = bool(undone)
             raise SwapError(
                 "; ".join(filter(None, (f"the learner's state cannot leave the devices: {reason}", undone)))
             )
         self._away = True
-        return self._report(moved, before)
+        freed = torch.tensor([float(before - held_bytes(self._device))], dtype=torch.float64)
+        return TurnMemory(max(0, int(self._world.sum(freed).item())))
 
-    def onload(self) -> TurnMemory:
+    def onload(self) -> None:
         """Brings back what a turn needs, by role as `resident_roles` chooses; collective.
 
         A role that does not stay comes for each of its phases. Parts that rest between calls do likewise.
@@ -93,20 +90,17 @@ class RolesMemory:
         Raises:
             MemoryError: a rank has no room for it; all ranks have it away as before.
         """
-        before = memory_in_use(self._device)
         resident = self._choose_resident()
         for role, engine in self._engines.items():
             rests = role not in resident
             # Gradients last from one call of a phase to the next.
             engine.rest_between_calls(params=rests, optimizer=rests)
-        moved, reason = self._move(lambda engine: engine.onload())
-        if reason:
-            _, undone = self._move(lambda engine: engine.offload())
+        if reason := self._move(lambda engine: engine.onload()):
+            undone = self._move(lambda engine: engine.offload())
             raise MemoryError(
                 "; ".join(filter(None, (f"the devices have no room for the learner's state: {reason}", undone)))
             )
         self._away = False
-        return self._report(moved, before, resident)
 
     def _choose_resident(self) -> frozenset[str]:
         """The same on every rank: by the largest needs and the least room."""
@@ -130,12 +124,10 @@ class RolesMemory:
             return params
         return params + (gradients or params) + (optimizer or _MOMENTS * params)
 
-    def _move(self, move: Callable[[Engine], None]) -> tuple[dict[str, list[float]], str]:
-        """Moves engine after engine; returns bytes by part and seconds by role, and why a rank could not."""
-        moved: dict[str, list[float]] = {}
+    def _move(self, move: Callable[[Engine], None]) -> str:
+        """Moves engine after engine; returns why a rank could not, or nothing."""
         failed: Exception | None = None
-        for role, engine in self._engines.items():
-            resting, began = engine.resting_bytes, time.perf_counter()
+        for engine in self._engines.values():
             try:
                 move(engine)
             except LostTensorsError:
@@ -143,31 +135,8 @@ class RolesMemory:
             except (OSError, MemoryError, RuntimeError, RollmeshError) as error:
                 failed = error
                 break
-            now = engine.resting_bytes
-            sizes = [float(abs(now.get(part, 0) - resting.get(part, 0))) for part in PARTS]
-            moved[role] = [*sizes, time.perf_counter() - began]
         reasons = self._world.gather_failures(failed, _reason(failed))
-        found = [f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason]
-        return moved, "; ".join(found)
-
-    def _report(
-        self, moved: Mapping[str, list[float]], before: MemoryInUse, resident: frozenset[str] = frozenset()
-    ) -> TurnMemory:
-        after = memory_in_use(self._device)
-        numbers = torch.tensor([moved[role] for role in self._engines], dtype=torch.float64)
-        memory = torch.tensor([_numbers(before), _numbers(after)], dtype=torch.float64)
-        seconds = self._world.max(torch.cat([numbers[:, 3], numbers[:, 3].sum()[None]])).tolist()
-        sums = self._world.sum(numbers[:, :3]).tolist()
-        in_use = [MemoryInUse(*map(int, values)) for values in self._world.sum(memory).tolist()]
-        roles = {
-            role: RoleMemory(int(params), int(optimizer), int(gradients), taken)
-            for role, (params, optimizer, gradients), taken in zip(self._engines, sums, seconds[:-1], strict=True)
-        }
-        return TurnMemory(roles, seconds[-1], in_use[0], in_use[1], tuple(sorted(resident)))
-
-
-def _numbers(memory: MemoryInUse) -> list[int]:
-    return [memory.anonymous, memory.shared, memory.device, memory.device_peak]
+        return "; ".join(f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason)
 
 
 def _free_bytes(device: torch.device) -> int:

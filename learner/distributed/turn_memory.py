@@ -1,12 +1,12 @@
 """The memory of all roles where a learner trains in turns on shared devices: records, and the choice of what stays.
 
-Nothing here does I/O but `memory_in_use`, which reads what the kernel and the device know of this process.
+Nothing here does I/O but `held_bytes`, which reads what the kernel or the device knows of this process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import combinations
 
 import torch
@@ -20,70 +20,14 @@ _TRAINED_PASSES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class RoleMemory:
-    """The bytes of one role that moved to the host or back, summed over the ranks.
-
-    Attributes:
-        params, optimizer, gradients: bytes of each part.
-        seconds: of the slowest rank.
-    """
-
-    params: int = 0
-    optimizer: int = 0
-    gradients: int = 0
-    seconds: float = 0.0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all parts."""
-        return self.params + self.optimizer + self.gradients
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryInUse:
-    """Memory of processes, in bytes.
-
-    Attributes:
-        anonymous: resident pages that belong to no file (RssAnon).
-        shared: resident pages of shared memory (RssShmem); several processes may count the same ones.
-        device: reserved by torch's allocator; 0 on a CPU.
-        device_peak: the largest `device` since the last batch or the last move.
-    """
-
-    anonymous: int = 0
-    shared: int = 0
-    device: int = 0
-    device_peak: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class TurnMemory:
-    """The result of a move of all roles, for the memory of the ranks.
+    """The result of an offload of all roles.
 
     Attributes:
-        roles: by name.
-        seconds: of the slowest rank.
-        before, after: memory in use, summed over the ranks.
-        resident: roles that stay on the device while others compute.
+        freed_bytes: memory that the ranks hold less than before, as measured; 0 where they hold more.
     """
 
-    roles: Mapping[str, RoleMemory]
-    seconds: float
-    before: MemoryInUse
-    after: MemoryInUse
-    resident: Collection[str] = field(default_factory=tuple)
-
-    @property
-    def moved_bytes(self) -> int:
-        """Bytes of all roles that moved."""
-        return sum(role.nbytes for role in self.roles.values())
-
-    @property
-    def freed_bytes(self) -> int:
-        """Memory that the ranks hold less than before, as measured; 0 where they hold more."""
-        on_device = self.before.device > 0 or self.after.device > 0
-        freed = self.before.device - self.after.device if on_device else self.before.anonymous - self.after.anonymous
-        return max(freed, 0)
+    freed_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +79,6 @@ def state_budget(free: int) -> int:
     return int(free * _STATE_SHARE)
 
 
-def memory_in_use(device: torch.device) -> MemoryInUse:
-    """Memory of this process; the peak of its device begins again."""
-    host = resident_memory()
-    if device.type != "cuda":
-        return MemoryInUse(host.anonymous, host.shared)
-    found = MemoryInUse(
-        host.anonymous, host.shared, torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device)
-    )
-    torch.cuda.reset_peak_memory_stats(device)
-    return found
+def held_bytes(device: torch.device) -> int:
+    """Bytes that torch's allocator has reserved on this process's device; on a CPU, resident pages of no file."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else resident_memory().anonymous

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.distributed import roles_memory
 from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.distributed.rank_group import RankGroup, run_follower
-from rollmesh.learner.distributed.turn_memory import TurnMemory
 from rollmesh.learner.distributed.worker import Worker
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
@@ -55,17 +54,15 @@ def take_turns(harness: Harness, model: Path, folder: Path) -> dict[str, Any]:
     channel = RankChannel(DistributedSection())
     # Room for the actor alone.
     with patch.object(roles_memory, "_free_bytes", lambda _: 1):
-        _led(worker, channel, lambda ranks: seen.update(_turn(ranks, worker)))
-    seen["resting"] = {
-        role: sorted(name for name, size in e.resting_bytes.items() if size) for role, e in engines.items()
-    }
+        _led(worker, channel, lambda ranks: seen.update(_turn(ranks, worker, engines)))
+    seen["resting"] = _resting(engines)
     with files_up_to(100) if dist.get_rank() else files_up_to(-1):
         _led(worker, channel, lambda ranks: seen.update(refused=_refused(ranks.offload)))
     # The way back fails too, on one rank and for one role.
     stuck = patch.object(engines["critic"], "onload", side_effect=MemoryError("no room")) if dist.get_rank() else None
     with files_up_to(100 if stuck else -1), stuck or nullcontext():
         _led(worker, channel, lambda ranks: seen.update(stuck=_stuck(ranks)))
-    _led(worker, channel, lambda ranks: seen.update(back=(ranks.offload(), ranks.onload())))
+    _led(worker, channel, lambda ranks: seen.update(back=_away_and_back(ranks, engines)))
     seen["weights"] = [
         {role: weights(engine) for role, engine in each.items() if engine.trained} for each in (resident, engines)
     ]
@@ -98,11 +95,24 @@ def _led(worker: Worker, channel: RankChannel, lead: Callable[[RankGroup], None]
     ranks.shutdown()
 
 
-def _turn(ranks: RankGroup, worker: Worker) -> dict[str, Any]:
+def _resting(engines: Mapping[str, Engine]) -> dict[str, list[str]]:
+    """Names of the parts on the host, by role."""
+    return {role: sorted(name for name, size in e.resting_bytes.items() if size) for role, e in engines.items()}
+
+
+def _away_and_back(ranks: RankGroup, engines: Mapping[str, Engine]) -> tuple[dict[str, list[str]], ...]:
+    ranks.offload()
+    away = _resting(engines)
+    ranks.onload()
+    return away, _resting(engines)
+
+
+def _turn(ranks: RankGroup, worker: Worker, engines: Mapping[str, Engine]) -> dict[str, Any]:
     ranks.prepare(_plan(worker))
     ranks.train(lambda: True)
     before = ranks.log_probs(SEQUENCE)
-    away: TurnMemory = ranks.offload()
+    freed = ranks.offload().freed_bytes
+    away = _resting(engines)
     calls: list[Callable[[], object]] = [
         lambda: ranks.train(lambda: True),
         lambda: ranks.begin_checkpoint(PolicyVersion(1, 1), {}),
@@ -112,10 +122,10 @@ def _turn(ranks: RankGroup, worker: Worker) -> dict[str, Any]:
     # A batch is prepared while others have the devices.
     ranks.prepare(_plan(worker))
     refused = [_refused(call) for call in calls]
-    back = ranks.onload()
+    ranks.onload()
     after = ranks.log_probs(SEQUENCE)
     ranks.train(lambda: True)
-    return {"away": away, "came": back, "while away": refused, "log_probs": (before, after)}
+    return {"freed": freed, "away": away, "while away": refused, "log_probs": (before, after)}
 
 
 def _stuck(ranks: RankGroup) -> list[str]:

@@ -63,39 +63,29 @@ def test_batches_train_the_same_with_a_turn_of_others_between(seen: Any) -> None
 
 
 def test_all_roles_are_away_and_orders_that_need_them_are_refused(seen: Any) -> None:
-    away = seen["away"]
-    assert list(away.roles) == ["actor", "critic", "reference", "scorer"]
-    for role, memory in away.roles.items():
-        assert memory.params > 0
-        assert (memory.optimizer > 0) == (role != "reference")
-    assert away.moved_bytes == sum(memory.nbytes for memory in away.roles.values())
-    assert away.after.anonymous > 0
-    assert away.seconds > 0
+    trained = ["optimizer", "params"]
+    assert seen["away"] == {"actor": trained, "critic": trained, "reference": ["params"], "scorer": trained}
+    assert seen["freed"] >= 0
     assert len(seen["while away"]) == 4
     assert all("away from the devices" in message for message in seen["while away"])
     assert not seen["left"]
 
 
 def test_where_memory_is_tight_roles_come_for_their_phases_alone(seen: Any) -> None:
-    came = seen["came"]
-    assert came.resident == ("actor",)
-    assert [role for role, memory in came.roles.items() if memory.nbytes] == ["actor"]
     assert seen["resting"] == {
         "actor": [],
         "critic": ["optimizer", "params"],
         "reference": ["params"],
         "scorer": ["optimizer", "params"],
     }
-    moved, back = seen["back"]
-    assert back.resident == ("actor", "critic", "reference", "scorer")
-    assert back.moved_bytes > moved.moved_bytes, "what rested before comes too"
+    assert not any(seen["back"][1].values()), "with room for all, what rested before comes too"
 
 
 def test_what_one_rank_has_no_room_for_all_ranks_keep(seen: Any) -> None:
     assert seen["refused"].startswith("SwapError: the learner's state cannot leave the devices: rank 1: ")
     assert "File too large" in seen["refused"]
     assert seen["refused"].count("placement.rest_dir") == 1
-    assert seen["back"][0].moved_bytes > 0, "it leaves once there is room"
+    assert seen["back"][0] == seen["away"], "it leaves once there is room"
 
 
 def test_what_cannot_come_back_counts_as_away(seen: Any) -> None:

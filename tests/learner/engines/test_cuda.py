@@ -129,15 +129,16 @@ def test_all_roles_leave_the_device_to_others_and_come_back(tmp_path):
         torch.cuda.reset_peak_memory_stats()
         trained = torch.cuda.memory_reserved()
         away = memory.offload()
-        assert away.after.device == torch.cuda.memory_reserved()
-        assert away.after.device - base <= WORKSPACES
-        assert away.after.device_peak <= trained
+        moved = sum(sum(engine.resting_bytes.values()) for engine in engines.values())
+        assert torch.cuda.memory_reserved() - base <= WORKSPACES
+        assert torch.cuda.max_memory_reserved() <= trained
         # Masters and two moments of two models with about 100 M parameters each.
-        assert away.moved_bytes > 2 * 12 * 90_000_000
-        assert away.freed_bytes > 0.9 * away.moved_bytes
-        came = memory.onload()
-        assert came.moved_bytes == away.moved_bytes
-        assert came.after.device_peak - base <= 1.05 * came.moved_bytes + WORKSPACES
+        assert moved > 2 * 12 * 90_000_000
+        assert away.freed_bytes > 0.9 * moved
+        torch.cuda.reset_peak_memory_stats()
+        memory.onload()
+        assert not any(sum(engine.resting_bytes.values()) for engine in engines.values())
+        assert torch.cuda.max_memory_reserved() - base <= 1.05 * moved + WORKSPACES
 
 
 @pytest.mark.parametrize("rests", ["nothing", "offload_optimizer"])
