@@ -45,6 +45,17 @@ def test_resume_continues_exactly(model_folder, tmp_path, keys):
     assert_same(weights(second), weights(first), 0.0)
 
 
+def test_what_rests_between_calls_returns_to_the_host_after_a_call_that_ends_early(model_folder):
+    engine = make_engine(model_folder)
+    engine.rest_between_calls(params=True)
+    engine.offload()
+    shards = engine.exported_shards()
+    next(shards)
+    assert not engine.resting_bytes["params"]
+    shards.close()
+    assert engine.resting_bytes["params"]
+
+
 def test_an_engine_that_rests_in_files_keeps_no_copy_of_a_checkpoint(model_folder, tmp_path):
     engine = make_engine(model_folder, rest_folder=tmp_path / "resting")
     for number in (1, 2):
