@@ -137,18 +137,20 @@ class SleepResponse(_message.Message):
     def __init__(self, freed_bytes: _Optional[int] = ...) -> None: ...
 
 class WakeRequest(_message.Message):
-    __slots__ = ("incarnation", "step", "policy", "probe_ids", "probe_log_probs")
+    __slots__ = ("incarnation", "step", "policy", "probe_ids", "probe_log_probs", "others_generate")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     PROBE_IDS_FIELD_NUMBER: _ClassVar[int]
     PROBE_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_GENERATE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     step: WakeStep
     policy: _trajectory_pb2.PolicyVersion
     probe_ids: _containers.RepeatedScalarFieldContainer[int]
     probe_log_probs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, incarnation: _Optional[int] = ..., step: _Optional[_Union[WakeStep, str]] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., probe_ids: _Optional[_Iterable[int]] = ..., probe_log_probs: _Optional[_Iterable[float]] = ...) -> None: ...
+    others_generate: bool
+    def __init__(self, incarnation: _Optional[int] = ..., step: _Optional[_Union[WakeStep, str]] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., probe_ids: _Optional[_Iterable[int]] = ..., probe_log_probs: _Optional[_Iterable[float]] = ..., others_generate: _Optional[bool] = ...) -> None: ...
 
 class WakeResponse(_message.Message):
     __slots__ = ("verified_by",)

@@ -6,7 +6,7 @@ Invariants:
   The work of a caller that gives up continues for a while, and its next call waits for the same work.
 - While it sleeps, credits are 0. Leases are held and rewards collected, and all that was sampled is in the buffer.
 - Responses continue after the sleep. Pinned groups cannot, once the weights are gone: they are released.
-- One that was asked to wake and does not gives its groups back: others may be awake, and continue them.
+- One that could not wake gives its groups back, and so does one that wakes after others: they continue them.
 - Nothing reaches the engine between two steps of waking but what they ask for.
 
 Everything here happens in the event loop's thread.
@@ -187,6 +187,8 @@ class DeviceTurns:
             raise PayloadError("step", "none is given")
         self._actions.probe = ProbeTokens.of(request) or self._actions.probe
         policy = PolicyVersion.from_proto(request.policy) if request.HasField("policy") else None
+        if request.others_generate and self.state.frozen:
+            self._actions.give_groups_back()
         await self._reach(WakeGoal(request.step, policy))
         proven = self.state.verified == self._serving
         return generator_pb2.WakeResponse(verified_by=self._actions.verified_by if proven else "")
@@ -234,16 +236,13 @@ class DeviceTurns:
             self._begin_pursuit()
         try:
             await caller.done
-        except (RollmeshError, asyncio.CancelledError):
-            self._callers.remove(caller)
-            if not self._closed and self.asleep:
-                self._give_groups_back(goal)
+        except RollmeshError:
+            awaited = self._callers.waiting
+            if not self._closed and self.asleep and gives_groups_back(goal, self._callers.goal, awaited=awaited):
+                self._actions.give_groups_back()
             raise
-        self._callers.remove(caller)
-
-    def _give_groups_back(self, missed: Goal) -> None:
-        if gives_groups_back(missed, self._callers.goal, awaited=self._callers.waiting):
-            self._actions.give_groups_back()
+        finally:
+            self._callers.remove(caller)
 
     async def _pursue(self) -> None:
         while (goal := self._callers.goal) is not None:
@@ -287,6 +286,8 @@ class DeviceTurns:
     def _on_abandoned(self) -> None:
         log.warning("the goal ends, for no call waits for it any more: %s", self._callers.abandoned)
         self._stop_loading()
+        if self.asleep:
+            self._actions.give_groups_back()
 
     def _begin_pursuit(self) -> None:
         self._pursuit = asyncio.create_task(self._pursue(), name="device-turn")

@@ -92,10 +92,10 @@ def includes(goal: Goal, other: Goal) -> bool:
 def gives_groups_back(missed: Goal, pursued: Goal | None, *, awaited: bool) -> bool:
     """True where a generator that sleeps on must not hold its groups: others may be awake, and continue them.
 
-    A failure, or a caller that gives up, means so. Asked to sleep again, it holds them: all others sleep too.
+    A failure means so. Asked to sleep again, it holds them: all others sleep too.
 
     Args:
-        missed: goal of a call that ended without it.
+        missed: goal of a call that has failed.
         pursued: the present goal.
         awaited: another call waits for that.
     """

@@ -138,7 +138,7 @@ class GeneratorGroup:
         return answer
 
     def wake_request(
-        self, step: generator_pb2.WakeStep, policy: PolicyVersion, probe: Probe
+        self, step: generator_pb2.WakeStep, policy: PolicyVersion, probe: Probe, *, others_generate: bool = False
     ) -> generator_pb2.WakeRequest:
         """A request of this learner.
 
@@ -146,6 +146,7 @@ class GeneratorGroup:
             step: the last that is asked for.
             policy: the least version to be served.
             probe: proves it.
+            others_generate: who still sleeps gives its groups back to them.
         """
         return generator_pb2.WakeRequest(
             incarnation=self._incarnation,
@@ -153,6 +154,7 @@ class GeneratorGroup:
             policy=policy.to_proto(),
             probe_ids=probe.token_ids,
             probe_log_probs=probe.log_probs,
+            others_generate=others_generate,
         )
 
     async def keep_awake(self, request: generator_pb2.WakeRequest, timeout_s: float) -> None:

@@ -142,7 +142,7 @@ class SwapSteps:
 
     def keep_awake(self) -> None:
         """Wakes generators that come while others generate, until the next swap begins."""
-        request = self._wake_request(Phase.RESUMING)
+        request = self._wake_request(Phase.RESUMING, others_generate=True)
         self._waking = self._bridge.submit(self._wake_newcomers(request))
 
     def close(self) -> None:
@@ -159,11 +159,11 @@ class SwapSteps:
             self._proofs = proofs
             log.info("generators prove the weights that they have loaded by %s", ", ".join(sorted(proofs)))
 
-    def _wake_request(self, phase: Phase) -> generator_pb2.WakeRequest:
+    def _wake_request(self, phase: Phase, *, others_generate: bool = False) -> generator_pb2.WakeRequest:
         policy = self._status.published
         if policy is None:
             raise SwapError("no version of the weights is in force")
-        return self._generators.wake_request(_WAKE[phase], policy, self._probe)
+        return self._generators.wake_request(_WAKE[phase], policy, self._probe, others_generate=others_generate)
 
     def _ask(self, phase: Phase, asking: Coroutine[Any, Any, GroupAnswer]) -> GroupAnswer:
         """Waits for the generators' answers, in turns, so that the other ranks wait too."""

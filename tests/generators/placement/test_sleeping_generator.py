@@ -37,12 +37,19 @@ async def sleep(control: Control, level: str, incarnation: int = 1) -> generator
 
 
 async def wake(
-    control: Control, step: str, version: int, incarnation: int = 1, timeout_s: float = _TIMEOUT_S
+    control: Control,
+    step: str,
+    version: int,
+    incarnation: int = 1,
+    timeout_s: float = _TIMEOUT_S,
+    *,
+    others_generate: bool = False,
 ) -> generator_pb2.WakeResponse:
     request = generator_pb2.WakeRequest(
         incarnation=incarnation,
         step=generator_pb2.WakeStep.Value(f"WAKE_STEP_{step}"),
         policy=PolicyVersion(incarnation, version).to_proto(),
+        others_generate=others_generate,
     )
     response: generator_pb2.WakeResponse = await control.Wake(request, timeout=timeout_s)
     return response
@@ -299,7 +306,7 @@ async def test_another_generator_continues_the_drafts_of_one_that_was_killed_asl
 async def test_another_generator_continues_the_groups_of_one_that_does_not_wake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its weights are wrong, or its caller has gone. It lives, and its leases would be held."""
+    """Its weights are wrong, or it is late. It lives, and its leases would be held."""
     options: dict[str, Any] = {"rollout__max_response_tokens": _LONG, "buffer__lease_s": 60.0}
     async with mesh(tmp_path, endless=True, **options) as world:
         learner = await world.learner()
@@ -326,7 +333,9 @@ async def test_another_generator_continues_the_groups_of_one_that_does_not_wake(
         with pytest.raises(grpc.aio.AioRpcError) as late:
             await wake(second, "GENERATING", 7, timeout_s=0.05)
         assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        assert (await status_of(second)).groups_held == 2, "its caller may come again"
         await wake(first, "GENERATING", 0)
+        await wake(second, "MEMORY", 0, others_generate=True)
         for group in await learner.sample(2, 0):
             assert {meta.generator for meta in group.members} == {"gen-1"}
             for meta, payload in zip(group.members, learner.payloads[group.group_id], strict=True):
