@@ -47,11 +47,12 @@ class PlacementView:
         """The move of the learner's own memory that is under way, from or to a disk perhaps; empty without one."""
         return self.phase if self.phase in ("onloading", "offloading") else ""
 
-    def to_proto(self, reason: str) -> learner_pb2.PlacementStatus:
+    def to_proto(self, reason: str, held_s: float) -> learner_pb2.PlacementStatus:
         """The message of the learner's status.
 
         Args:
             reason: of its present wait; empty without one.
+            held_s: seconds for which an operator's request lets no turn begin.
         """
         return learner_pb2.PlacementStatus(
             mode=self.mode,
@@ -61,6 +62,7 @@ class PlacementView:
             turns=self.turns,
             taken_back=self.taken_back,
             swap_share=self.swap_share,
+            held_ms=round(1000 * held_s),
         )
 
 

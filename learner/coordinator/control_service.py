@@ -32,6 +32,8 @@ class LearnerControlService(learner_pb2_grpc.LearnerControlServicer):
     ) -> learner_pb2.LearnerStatusResponse:
         """Phase, versions and the metrics of the last step."""
         status = self._status
+        held_s = self._turns.held_s if self._turns is not None else 0.0
+        placement = status.placement.to_proto(status.waiting_reason, held_s) if status.placement is not None else None
         return learner_pb2.LearnerStatusResponse(
             published=status.published.to_proto() if status.published else None,
             total_steps=status.steps,
@@ -39,7 +41,7 @@ class LearnerControlService(learner_pb2_grpc.LearnerControlServicer):
             phase=status.phase,
             committed_version=status.committed,
             reason=status.waiting_reason,
-            placement=status.placement.to_proto(status.waiting_reason) if status.placement is not None else None,
+            placement=placement,
         )
 
     async def Checkpoint(

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.protos import buffer_pb2
 
-HOLD = "`rollmesh yield` has asked for that"
-"""End of the reason that a learner gives while an operator holds its turns."""
-
 
 @dataclass(frozen=True, slots=True)
 class MeshState:
@@ -93,7 +90,7 @@ def disturbance(seen: Snapshot, pids: Mapping[str, int], generators: Collection[
     # A process that has just started is no member yet.
     if absent := [name for name in generators if pids.get(name) not in present]:
         return f"{', '.join(absent)} is absent"
-    return seen.turns.reason if seen.turns is not None and seen.turns.reason.endswith(HOLD) else ""
+    return "`rollmesh yield` lets no turn begin" if seen.turns is not None and seen.turns.held_ms else ""
 
 
 def groups_in_progress(table: buffer_pb2.DescribeResponse) -> int:

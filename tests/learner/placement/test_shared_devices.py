@@ -89,6 +89,11 @@ class Ranks:
     full_disk: bool = False
     keep_alive_s: float = 0.5
 
+    @property
+    def moves(self) -> list[str]:
+        """The orders without those to wait, whose number is that of a busy machine."""
+        return [order for order in self.orders if order != "wait"]
+
     def onload(self) -> None:
         self.orders.append("onload")
         if self.no_memory:
@@ -254,7 +259,7 @@ def test_turns_go_to_and_fro_step_by_step(make: Callable[..., World]) -> None:
     world.generating()
     assert world.turns.take(7)
     assert first.calls == second.calls == SLEEPING
-    assert world.ranks.orders == ["onload"]
+    assert world.ranks.moves == ["onload"]
     assert world.phases() == [
         *("training", "offloading", "waking", "loading", "verifying", "resuming", "generating"),
         *("freezing", "releasing", "onloading", "training"),
@@ -321,7 +326,7 @@ def test_a_swap_towards_training_that_fails_is_taken_back_and_tried_again(make: 
     assert not world.turns.take(7)
     assert world.machine.phase is Phase.GENERATING
     assert other.calls == SLEEPING + WAKING
-    assert world.ranks.orders == []
+    assert world.ranks.moves == []
     until(lambda: world.turns.take(7))
 
 
@@ -331,7 +336,7 @@ def test_a_learner_that_finds_no_memory_gives_back_what_it_has_taken(make: Calla
     world.generating()
     world.ranks.no_memory = 1
     assert not world.turns.take(7)
-    assert world.ranks.orders == ["onload", "offload"]
+    assert world.ranks.moves == ["onload", "offload"]
     assert generator.calls == SLEEPING + WAKING
     until(lambda: world.turns.take(7))
 
@@ -405,7 +410,7 @@ def test_after_each_end_a_checkpoint_may_still_be_written(make: Callable[..., Wo
     with pytest.raises(SwapError, match="woken in 3 attempts"):
         world.turns.give()
     world.turns.require("a checkpoint")
-    assert world.ranks.orders[-1] == "onload"
+    assert world.ranks.moves[-1] == "onload"
 
 
 def test_a_mesh_that_is_away_amid_a_swap_holds_up_no_generator_that_is_known(make: Callable[..., World]) -> None:

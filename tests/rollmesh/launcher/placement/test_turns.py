@@ -16,7 +16,7 @@ from rollmesh.cli.turns import _ask_to_resume, _ask_to_yield
 from rollmesh.launcher.console.view import status_table
 from rollmesh.launcher.final_work import learner_work
 from rollmesh.launcher.mesh_client import MeshClient, Snapshot
-from rollmesh.launcher.placement.turns import turns_text
+from rollmesh.launcher.placement.turns import read_turns, turns_text
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.control_service import LearnerControlService
 from rollmesh.learner.placement.turn_requests import TurnRequests
@@ -186,6 +186,10 @@ async def test_yield_waits_for_the_generators_and_resume_ends_the_time(mesh: Mes
         while not mesh.requests.held_s:
             await asyncio.sleep(0.01)
         assert 0 < mesh.requests.held_s <= 50
+        mesh.status.placement = PlacementView("collocated", "generating", 0.0, 1, 0, 0.0)
+        turns = await read_turns(mesh.address, OPEN)
+        assert turns is not None
+        assert 0 < turns.held_ms <= 50_000
         assert not asked.done()
         mesh.requests.answer()
         await asked

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 
 from rollmesh.launcher.mesh_client import Snapshot
-from rollmesh.launcher.trials.disturbances import HOLD, MeshState, Watch, batches_of_data, disturbance
-from rollmesh.learner.placement.shared_devices import SharedDevices
+from rollmesh.launcher.trials.disturbances import MeshState, Watch, batches_of_data, disturbance
 from rollmesh.protos import buffer_pb2, learner_pb2, membership_pb2
 
 LEARNER = membership_pb2.Member(member_id="learner", role=membership_pb2.ROLE_LEARNER, pid=1)
@@ -16,7 +13,7 @@ GENERATORS = [
     membership_pb2.Member(member_id=f"generator-{n}", role=membership_pb2.ROLE_GENERATOR, pid=10 + n) for n in (0, 1)
 ]
 PIDS = {"learner": 9, "generator-0": 10, "generator-1": 11}
-HELD = learner_pb2.PlacementStatus(phase="generating", reason=f"takes no turn for 9 s: {HOLD}")
+HELD = learner_pb2.PlacementStatus(phase="generating", held_ms=9000)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +24,7 @@ HELD = learner_pb2.PlacementStatus(phase="generating", reason=f"takes no turn fo
         (Snapshot(members=[LEARNER, *GENERATORS]), {**PIDS, "generator-1": 12}, "generator-1 is absent"),
         (Snapshot(members=GENERATORS), PIDS, "there is no learner"),
         (Snapshot(trouble="no answer"), PIDS, "no answer"),
-        (Snapshot(members=[LEARNER, *GENERATORS], turns=HELD), PIDS, HELD.reason),
+        (Snapshot(members=[LEARNER, *GENERATORS], turns=HELD), PIDS, "`rollmesh yield` lets no turn begin"),
         (
             Snapshot(members=[LEARNER, *GENERATORS], turns=learner_pb2.PlacementStatus(reason="4 more groups")),
             PIDS,
@@ -37,10 +34,6 @@ HELD = learner_pb2.PlacementStatus(phase="generating", reason=f"takes no turn fo
 )
 def test_a_mesh_that_is_not_as_usual(seen: Snapshot, pids: dict[str, int], found: str) -> None:
     assert disturbance(seen, pids, ["generator-0", "generator-1"]) == found
-
-
-def test_a_hold_is_known_by_the_learners_own_words() -> None:
-    assert HOLD in inspect.getsource(SharedDevices)
 
 
 def test_the_end_of_the_data_bounds_the_batches() -> None:
