@@ -117,6 +117,6 @@ def sharing(config: Config, device: str) -> int:
         return max(1, len(generator_places(config)))
     if not named.generators:
         return 1
-    learner = () if config.placement.shares_devices else (named.learner or ())
+    learner = () if config.placement.learner_takes_turns else (named.learner or ())
     users = Counter([*(number for devices in named.generators for number in devices), *learner])
     return max((users[number] for devices in named.generators for number in devices), default=1)

@@ -121,7 +121,7 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
         check_keys(config)
         logging.getLogger().setLevel(config.logging.level.upper())
         told = options.shares_devices
-        shares_devices = config.placement.takes_turns if told is None else told
+        shares_devices = config.placement.all_take_turns if told is None else told
         # The learner finds the generators that it shares devices with by this.
         agent.set_status(gauges={SHARES_DEVICES: float(shares_devices)})
         # Where no other host can reach this process, it has no receiver to relay to.
@@ -177,7 +177,7 @@ def set_threads(config: Config, threads: int | None) -> int:
         available_cores(),
         ranks=config.learner.ranks,
         replicas=config.rollout.replicas,
-        in_turns=config.placement.takes_turns,
+        in_turns=config.placement.all_take_turns,
         generator=threads or config.resources.generator_threads,
     ).generator
     os.environ.update(thread_environment(planned))

@@ -277,7 +277,7 @@ def set_learner_threads(config: Config) -> None:
             available_cores(),
             ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             replicas=config.rollout.replicas,
-            in_turns=config.placement.takes_turns,
+            in_turns=config.placement.all_take_turns,
             learner=config.resources.learner_threads,
         )
         torch.set_num_threads(plan.learner)

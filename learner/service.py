@@ -161,12 +161,12 @@ def _run(
         worker = build_worker(config, engines, algorithm, payloads, config.run.folder / CHECKPOINTS_NAME)
         with watch.phase("check the folder of checkpoints"):
             worker.check_folder()
-        if config.placement.shares_devices:
+        if config.placement.learner_takes_turns:
             with watch.phase("choose the roles that stay"):
                 worker.memory.offload_nonresident()
         with watch.phase("lay the weights out"), note_every_minute("lays the weights out"):
             background = None if alone else RankChannel(config.learner.distributed)
-            ahead = not config.placement.shares_devices
+            ahead = not config.placement.learner_takes_turns
             export = WeightExport(engines[ACTOR], background, config.weights.bucket_bytes, ahead=ahead)
         freeze_heap()
         if record is not None:

@@ -47,7 +47,7 @@ REGIMES = {
     for regime in (
         Regime("short", "fixed-0.13m", False, 120, 160),
         Regime("long-tail", "long-tail", False, 32, 48),
-        Regime("slow-rewards", "fixed-0.13m", True, 60, 100),
+        Regime("slow-rewards", "fixed-0.13m", True, 120, 160),
         Regime("compute-bound", "fixed-3.9m", False, 24, 12),
     )
 }

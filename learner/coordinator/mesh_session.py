@@ -78,7 +78,7 @@ class MeshSession:
         self._controls = controls
         self._port = port
         # None: no devices are shared.
-        self.turn_requests = TurnRequests() if config.placement.shares_devices else None
+        self.turn_requests = TurnRequests() if config.placement.learner_takes_turns else None
         self._closers = AsyncExitStack()
         self._run_finished = False
         self.client: BufferClient

@@ -91,7 +91,7 @@ async def free_devices(config: Config, mesh: str, *, takeover: bool) -> None:
         SwapError: some did not within `placement.step_timeout_s`.
         UnreachableError: the mesh does not answer.
     """
-    if not config.placement.shares_devices:
+    if not config.placement.learner_takes_turns:
         return
     network = config.network
     channel = open_mesh(mesh, config.security, Identity(Role.LEARNER), max_message_mb=network.max_message_mb)

@@ -14,7 +14,7 @@ class GeneratorPlace:
 
     Attributes:
         name: of its process, and in its log.
-        shares_devices: this one takes turns with the learner on the same devices; see also `PlacementSection`.
+        shares_devices: this one takes turns with the learner on the same devices.
     """
 
     name: str
@@ -24,7 +24,7 @@ class GeneratorPlace:
 def generator_places(config: Config) -> tuple[GeneratorPlace, ...]:
     """All of them; those with devices of their own first."""
     replicas, shared = config.rollout.replicas, shared_generators(config)
-    all_share = config.placement.takes_turns
+    all_share = config.placement.all_take_turns
     return (
         *(GeneratorPlace(f"generator-{index}", all_share) for index in range(replicas)),
         *(GeneratorPlace(f"shared-{index}", True) for index in range(shared)),

@@ -35,6 +35,6 @@ def rest_folder(config: Config, *, on_cpu: bool) -> Path | None:
         config: of the run.
         on_cpu: the learner computes on a CPU.
     """
-    if not config.placement.shares_devices or not on_cpu:
+    if not config.placement.learner_takes_turns or not on_cpu:
         return None
     return config.placement.rest_dir or config.run.folder / REST_NAME

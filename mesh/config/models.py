@@ -86,7 +86,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _processes_that_can_end(self) -> Config:
         rollout = self.rollout
-        if self.placement.shares_devices and self.placement.release == "process" and not rollout.owns_processes:
+        if self.placement.learner_takes_turns and self.placement.release == "process" and not rollout.owns_processes:
             foreign = "an engine at rollout.sglang.address" if rollout.engine != "hf" else "rollout.engine: hf"
             raise ValueError(
                 f"placement.release: process ends the processes of an engine, and {foreign} has none of its own to "

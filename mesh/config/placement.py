@@ -69,12 +69,12 @@ class PlacementSection(Section):
         return values
 
     @property
-    def shares_devices(self) -> bool:
-        """True where the learner may take turns, be it with a few generators; `takes_turns` says it of all."""
+    def learner_takes_turns(self) -> bool:
+        """True where the learner may take turns, be it with a few generators."""
         return self.mode != "split"
 
     @property
-    def takes_turns(self) -> bool:
+    def all_take_turns(self) -> bool:
         """True where every generator may take turns with the learner; with `hybrid` only those in addition do.
 
         A generator that was started by hand follows it, unless a flag says otherwise.

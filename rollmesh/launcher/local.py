@@ -130,7 +130,7 @@ class LocalRun:
             observer=Observer(event=self._events.record, tail=view.tail),
             before_last=self._collect,
         )
-        rules = WatchRules(self._folder, config.placement.shares_devices, bool(prepared.devices.visible.names))
+        rules = WatchRules(self._folder, config.placement.learner_takes_turns, bool(prepared.devices.visible.names))
         self._memory = MemoryWatch(self._supervisor.pids, rules)
 
     @property

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from rollmesh.launcher.memory_log import MemoryLog
-from rollmesh.launcher.placement.device_memory import device_memory
+from rollmesh.launcher.placement.nvidia_smi import memory_by_process
 from rollmesh.learner.placement.turn_log import FILE as TURNS
 from rollmesh.mesh.runtime.process_memory import resident_memory
 from rollmesh.report.memory import MemorySample, MemoryUse, PhasePeaks
@@ -94,7 +94,7 @@ class MemoryWatch:
         """Measures at intervals until cancelled."""
         log = MemoryLog(self.rules.folder)
         while True:
-            log.add(await self.sample(device_memory if self.rules.on_devices else None))
+            log.add(await self.sample(memory_by_process if self.rules.on_devices else None))
             await asyncio.sleep(_INTERVAL_OF_TURNS_S if self.rules.in_turns else _INTERVAL_S)
 
     def _read_phase(self) -> str:

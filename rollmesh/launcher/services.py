@@ -53,7 +53,7 @@ def thread_plan(config: Config, cores: int | None = None) -> ThreadPlan:
         ranks=config.learner.ranks,
         replicas=config.rollout.replicas,
         shared=shared_generators(config),
-        in_turns=config.placement.takes_turns,
+        in_turns=config.placement.all_take_turns,
         learner=config.resources.learner_threads,
         generator=config.resources.generator_threads,
     )
@@ -62,7 +62,7 @@ def thread_plan(config: Config, cores: int | None = None) -> ThreadPlan:
 def describe_threads(config: Config, plan: ThreadPlan) -> str:
     """The threads in words, one line for the start of a run."""
     text = plan.describe(config.learner.ranks, config.rollout.replicas, shared_generators(config))
-    return f"{text}; each side has all cores in its turn" if config.placement.takes_turns else text
+    return f"{text}; each side has all cores in its turn" if config.placement.all_take_turns else text
 
 
 def drain_order(name: str) -> int:
@@ -206,7 +206,7 @@ class ServiceCatalogue:
     def _generator(self, mesh: str, index: int, place: GeneratorPlace) -> ServiceSpec:
         name = place.name
         rollout, network = self._config.rollout, self._config.network
-        in_addition = place.shares_devices and not self._config.placement.takes_turns
+        in_addition = place.shares_devices and not self._config.placement.all_take_turns
         threads = self._plan.shared if in_addition else self._plan.generator
         # The mesh tells generators the placement in which the run began; trials of others change it.
         sharing = "--shares-devices" if place.shares_devices else "--own-devices"

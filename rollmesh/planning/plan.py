@@ -154,7 +154,7 @@ def make_plan(config: Config, cluster: Cluster, roles: Sequence[ModelRole], mode
 
 
 def _notices(config: Config, cluster: Cluster, roles: Sequence[RolePlan]) -> Iterator[str]:
-    if config.placement.shares_devices and device_of(config.learner.device, cluster) == "cpu":
+    if config.placement.learner_takes_turns and device_of(config.learner.device, cluster) == "cpu":
         gib = config.learner.ranks * sum(role.resting for role in roles) / GIB
         yield f"the learner rests in files, {gib:.1f} GiB over all ranks (placement.rest_dir, else the run's folder)"
     if cluster.cuda and config.model.dtype == "float32":

@@ -24,7 +24,7 @@ def describe_turns(config: Config, plan: DevicePlan | None) -> str:
     """
     placement = config.placement
     on_cpu = plan is not None and not plan.learner and not plan.generators
-    if not placement.shares_devices:
+    if not placement.learner_takes_turns:
         return f"placement split: generators and learner {_have(plan)}, and work at the same time"
     sharing = [place.name for place in generator_places(config) if place.shares_devices]
     own = [place.name for place in generator_places(config) if not place.shares_devices]
@@ -72,14 +72,14 @@ def placement_notices(config: Config, plan: DevicePlan | None) -> Iterator[str]:
     for key, (listed, used) in named.items():
         if listed and not used:
             yield f"without effect: {key}. This part computes on the CPU, or elsewhere"
-    if placement.shares_devices and placement.rest_dir is not None and plan.learner:
+    if placement.learner_takes_turns and placement.rest_dir is not None and plan.learner:
         yield "without effect: placement.rest_dir. The learner's state rests in pinned memory of the host"
-    if placement.shares_devices and release_of(config, on_cpu=not plan.generators) == "process":
+    if placement.learner_takes_turns and release_of(config, on_cpu=not plan.generators) == "process":
         yield (
             "placement.release: process. The engine's processes end in each turn of the learner and start again after "
             "it, which a swap has to wait for; the generators' logs say how long that takes"
         )
-    if placement.takes_turns and plan.generators:
+    if placement.all_take_turns and plan.generators:
         idle = sorted(set(plan.learner) - {number for devices in plan.generators for number in devices})
         each = devices_per_generator(config.rollout)
         if idle and len(idle) >= each:

@@ -222,7 +222,7 @@ def _too_few(config: Config, ranks: int, visible: VisibleDevices) -> ConfigError
     """Devices of their own for both sides are not there."""
     each, replicas = devices_per_generator(config.rollout), config.rollout.replicas
     count = len(visible.names)
-    if config.placement.takes_turns:
+    if config.placement.all_take_turns:
         return ConfigError(
             f"the learner needs {ranks} CUDA device(s), but only {count} are here",
             hint=f"set learner.ranks: {count}" if count else "set learner.device: cpu",

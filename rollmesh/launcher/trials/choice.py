@@ -18,7 +18,7 @@ TIE = 0.03
 def next_trial(
     estimates: Mapping[str, Bounds], measured: Mapping[str, float], *, cost_s: float, batches_left: int
 ) -> str | None:
-    """The placement to try next; None where no other one may be faster.
+    """The placement to try next, the one that may be fastest; None where no other one may be faster.
 
     Args:
         estimates: bounds of the seconds per batch by placement.
@@ -33,7 +33,8 @@ def next_trial(
         # The change pays off before the run ends, if the placement is as fast as it may be at best.
         if name not in measured and bounds.low < best * (1 - TIE) - cost_s / max(1, batches_left)
     }
-    return min(worth, key=lambda name: (_middle(worth[name]), name)) if worth else None
+    # Best first: only a trial of the smallest bound, which all others stay above, can end the search.
+    return min(worth, key=lambda name: (worth[name].low, worth[name].high, name)) if worth else None
 
 
 def best_placement(present: str, measured: Mapping[str, float]) -> str:
@@ -45,7 +46,3 @@ def best_placement(present: str, measured: Mapping[str, float]) -> str:
     """
     fastest = min(measured, key=lambda name: (measured[name], name))
     return present if measured.get(present, math.inf) <= measured[fastest] * (1 + TIE) else fastest
-
-
-def _middle(bounds: Bounds) -> float:
-    return math.sqrt(bounds.low * bounds.high)

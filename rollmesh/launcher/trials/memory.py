@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 
+from rollmesh.launcher.placement.nvidia_smi import device_sizes
 from rollmesh.mesh.config import save_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 
-_QUERY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-_QUERY_S = 10.0
 _PLAN_S = 120.0
 _MIB_PER_GIB = 1024
 # Share of a host's memory for everything else.
@@ -53,8 +51,8 @@ async def refused_by_plan(config: Config, devices: int, scratch: Path) -> str:
         devices: their number.
         scratch: file for the configuration.
     """
-    gib = await asyncio.to_thread(_device_gib)
-    if not gib:
+    sizes = await asyncio.to_thread(device_sizes)
+    if not sizes:
         return ""
     await asyncio.to_thread(save_config, config, scratch)
     host = f"{psutil.virtual_memory().total >> 20}M"
@@ -65,11 +63,11 @@ async def refused_by_plan(config: Config, devices: int, scratch: Path) -> str:
         "plan",
         str(scratch),
         "--devices",
-        f"{devices}xGPU-{gib}G",
+        f"{devices}xGPU-{min(sizes) >> 30}G",
         "--json",
     )
     process = await asyncio.create_subprocess_exec(
-        *command, "--host-memory", host, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        *command, "--host-memory", host, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
     try:
         output, _ = await asyncio.wait_for(process.communicate(), _PLAN_S)
@@ -86,12 +84,3 @@ async def refused_by_plan(config: Config, devices: int, scratch: Path) -> str:
         return f"rollmesh plan: {json.loads(output)['problems'][0]}"
     except (ValueError, LookupError):
         return ""
-
-
-def _device_gib() -> int:
-    """GiB of the smallest device; 0 where the driver does not say."""
-    try:
-        done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_S, check=True)
-        return min(int(line) for line in done.stdout.split()) // _MIB_PER_GIB
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return 0

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 
+from rollmesh.launcher.placement.nvidia_smi import device_names
 from rollmesh.launcher.placement.visible import VARIABLE, has_driver
 from rollmesh.launcher.trials.candidates import IN_TURNS, in_placement
 from rollmesh.launcher.trials.record import PlacementRecord, digest_of, read_record
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.runtime.threads import available_cores
-
-_LIST_S = 10.0
 
 
 def opening(asked: Config, *, fresh: bool = False) -> Config:
@@ -40,10 +38,5 @@ def digest_here(asked: Config) -> str:
 
 def _devices() -> list[str]:
     """CUDA devices as the driver lists them, and those that are visible."""
-    if not has_driver():
-        return []
-    try:
-        done = subprocess.run(("nvidia-smi", "-L"), capture_output=True, text=True, timeout=_LIST_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [*done.stdout.splitlines(), os.environ.get(VARIABLE, "")]
+    names = device_names() if has_driver() else []
+    return [*names, os.environ.get(VARIABLE, "")] if names else []

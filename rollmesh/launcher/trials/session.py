@@ -109,7 +109,7 @@ class RunPlacement:
             ending = [LEARNER, *(place.name for place in generator_places(before))]
             catalogue.place(candidate.config, candidate.threads, candidate.devices)
             write_launch(candidate.config)
-            memory.rules = replace(memory.rules, in_turns=candidate.config.placement.shares_devices)
+            memory.rules = replace(memory.rules, in_turns=candidate.config.placement.learner_takes_turns)
             await supervisor.replace(ending, catalogue.placed(mesh()), drain_order)
 
         async def refusal(candidate: Candidate) -> str:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rollmesh.launcher.memory import MemoryWatch, WatchRules, families
 from rollmesh.launcher.memory_log import MemoryLog
-from rollmesh.launcher.placement.device_memory import read_table
+from rollmesh.launcher.placement.nvidia_smi import read_processes
 from rollmesh.learner.placement.turn_log import TurnLog
 from rollmesh.report.memory import MemorySample, MemoryUse, read_memory
 
@@ -93,4 +93,4 @@ def test_lines_are_what_other_tools_read(tmp_path: Path) -> None:
 
 
 def test_the_drivers_table_is_summed_over_devices() -> None:
-    assert read_table("12, 100\n12, 50\n13, 7\n99, [N/A]\nNo running processes\n") == {12: 150 << 20, 13: 7 << 20}
+    assert read_processes("12, 100\n12, 50\n13, 7\n99, [N/A]\nNo running processes\n") == {12: 150 << 20, 13: 7 << 20}

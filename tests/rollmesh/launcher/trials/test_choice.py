@@ -55,9 +55,12 @@ def test_a_trial_that_cannot_pay_off_before_the_end_is_left_out() -> None:
     assert next_trial(estimates, measured, cost_s=10.0, batches_left=40) == "split"
 
 
-def test_the_most_promising_one_comes_first() -> None:
-    estimates = {"split": Bounds(0.5, 2.0), "hybrid": Bounds(0.4, 1.0)}
-    assert next_trial(estimates, {"collocated": 1.0}, cost_s=0.0, batches_left=9) == "hybrid"
+def test_the_one_that_may_be_fastest_comes_first_and_among_equals_the_one_that_is_less_likely_slow() -> None:
+    estimates = {"hybrid": Bounds(0.5, 1.0), "split": Bounds(0.4, 2.0), "another split": Bounds(0.4, 1.5)}
+    measured = {"collocated": 1.0}
+    assert next_trial(estimates, measured, cost_s=0.0, batches_left=9) == "another split"
+    measured["another split"] = 0.7
+    assert next_trial(estimates, measured, cost_s=0.0, batches_left=9) == "split"
 
 
 @pytest.mark.parametrize(
