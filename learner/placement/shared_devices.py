@@ -214,5 +214,5 @@ class SharedDevices:
         machine = self._machine
         self._log.write(turn=machine.turns, phase=machine.phase, reason=reason)
         self._status.placement = PlacementView(
-            self._mode, machine.phase, time.monotonic(), machine.turns, machine.taken_back, machine.swap_share
+            self._mode, machine.phase, time.monotonic(), machine.turns, machine.taken_back
         )
