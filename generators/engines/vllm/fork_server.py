@@ -31,5 +31,5 @@ def use() -> None:
 def pids() -> list[int]:
     """Its process id; empty while none was started. Python starts a new one where it has ended."""
     # Python has no public name for it.
-    pid = vars(forkserver._forkserver)["_forkserver_pid"]  # type: ignore[attr-defined]
+    pid = vars(forkserver._forkserver)["_forkserver_pid"]
     return [] if pid is None else [pid]
