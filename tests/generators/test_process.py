@@ -132,7 +132,7 @@ async def test_one_that_loads_its_model_ends_when_it_is_asked_to(tmp_path: Path)
             return bool(status.waiting_reason == "loads the model")
 
         await eventually(loads)
-        assert not left.exists(), "its generator was killed: nobody holds its lock"
+        assert not left.exists(), "its generator was killed: its lock is free"
         assert len(list(left.parent.glob("rollmesh-model-*"))) == 1
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 15) == 0

@@ -14,6 +14,7 @@ import pytest
 
 from rollmesh.generators.engines.hf.engine import HfEngine
 from rollmesh.generators.engines.types import ServedWeights
+from rollmesh.generators.placement import device_turns
 from rollmesh.generators.rollout.drafts import DraftUploader
 from rollmesh.mesh.errors import ConfigError, FencedError, StoreError, SwapError, WeightsError
 from rollmesh.mesh.rpc.errors import to_rollmesh_error
@@ -62,7 +63,7 @@ async def status_of(control: Control) -> generator_pb2.GeneratorStatusResponse:
     return response
 
 
-async def test_responses_continue_after_a_turn_of_the_learner(tmp_path: Path) -> None:
+async def test_responses_continue_after_a_turn_of_the_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its start, asleep and without an engine, over two turns; every call comes twice, and some at once."""
     options: dict[str, Any] = {"rollout__max_response_tokens": _LONG, "rollout__slots": 8, "buffer__lease_s": 2.0}
     async with mesh(tmp_path, endless=True, weights__kv="recompute", **options) as world:
@@ -102,6 +103,10 @@ async def test_responses_continue_after_a_turn_of_the_learner(tmp_path: Path) ->
         assert (status.groups_held, status.active_sequences) == (2, 0)
         assert status.sleeping == generator_pb2.SLEEP_LEVEL_WITHOUT_WEIGHTS
         assert status.waiting_reason == "asleep while the learner trains"
+        with monkeypatch.context() as patched:
+            patched.setattr(device_turns, "_SILENT_S", 0.0)
+            silent = (await status_of(control)).waiting_reason
+        assert silent == "asleep while the learner trains; it has not called for 0 min"
 
         await learner.seed(1)
         await learner.publish(1)

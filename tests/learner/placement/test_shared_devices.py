@@ -341,13 +341,15 @@ def test_a_learner_that_finds_no_memory_gives_back_what_it_has_taken(make: Calla
     until(lambda: world.turns.take(7))
 
 
-def test_devices_that_are_never_given_up_end_the_run(make: Callable[..., World]) -> None:
+@pytest.mark.parametrize("last", [False, True])
+def test_devices_that_are_never_given_up_end_the_run(make: Callable[..., World], *, last: bool) -> None:
     world = make()
     generator = world.add("generator-0")
     world.generating()
     generator.refusals = {"sleep FROZEN": [WeightsError("never") for _ in range(3)]}
     with pytest.raises(SwapError, match="in 3 attempts; the last failed freezing: generator-0: never"):
-        world.turns.require("a checkpoint")
+        world.turns.require("a checkpoint", last=last)
+    assert "onload" not in world.ranks.moves, "the generator has the memory"
 
 
 def test_the_last_checkpoint_does_not_wait_for_a_generator_that_never_answers(make: Callable[..., World]) -> None:
@@ -359,16 +361,6 @@ def test_the_last_checkpoint_does_not_wait_for_a_generator_that_never_answers(ma
     world.turns.require("the last checkpoint", last=True)
     assert world.machine.phase is Phase.TRAINING
     assert world.ranks.moves[-1] == "onload"
-
-
-def test_the_last_checkpoint_takes_no_devices_from_a_generator_that_refuses(make: Callable[..., World]) -> None:
-    world = make()
-    generator = world.add("generator-0")
-    world.generating()
-    generator.refusals = {"sleep FROZEN": [WeightsError("never") for _ in range(3)]}
-    with pytest.raises(SwapError, match="never"):
-        world.turns.require("the last checkpoint", last=True)
-    assert "onload" not in world.ranks.moves
 
 
 def test_a_generator_that_cannot_wake_sleeps_on_while_others_generate(
