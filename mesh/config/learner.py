@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, NonNegativeInt, model_validator
 
 from rollmesh.mesh.config.base import DeviceName, ModelPath, PositiveFloat, PositiveInt, Section
+from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.config.parallel import MegatronSection, ParallelSection
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -276,6 +277,11 @@ class LearnerSection(Section):
         description="When ranks add up their gradients. `micro_batch`: after each, so that a device keeps "
         "only its shard. `step`: once, which sends less and keeps 4 bytes per parameter on every "
         "device (7B: 28 GB).",
+    )
+    lora: LoraSection | None = Field(
+        None,
+        description="Train a low-rank adapter of the policy instead of all its weights; `{}` for the defaults. The "
+        "reference policy is then the model without the adapter, and takes no memory.",
     )
     memory: MemorySection = Field(default_factory=MemorySection, description="Memory against time.")
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="Optimizer and schedule.")
