@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
-from rollmesh.learner.engines.fsdp2.lora.layers import is_adapter, without_adapters
+from rollmesh.learner.engines.fsdp2.lora.layers import without_adapters
 from rollmesh.learner.engines.fsdp2.lora.merging import gather_factors, merged_tensors
 from rollmesh.learner.engines.fsdp2.memory import EngineMemory
 from rollmesh.learner.engines.fsdp2.optimizer_state import saved_state
@@ -40,6 +40,7 @@ from rollmesh.learner.engines.tensors.export import exported_tensors, full_tenso
 from rollmesh.learner.engines.tensors.state import StateWriter, load_state
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
+from rollmesh.learner.model_files.adapter_names import is_adapter
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.location import local_folder
 from rollmesh.learner.model_files.stored_model import StoredModel

@@ -27,7 +27,7 @@ from rollmesh.learner.engines.fsdp2.exact_attention_limits import describe_dense
 from rollmesh.learner.engines.fsdp2.kernels.choice import EXACT, build_layout_for, choose_kernel
 from rollmesh.learner.engines.fsdp2.kernels.choice import KEY as ATTENTION_KEY
 from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
-from rollmesh.learner.engines.fsdp2.lora.layers import add_adapters, fill_adapters, is_adapter
+from rollmesh.learner.engines.fsdp2.lora.layers import add_adapters, fill_adapters
 from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.learner.engines.fsdp2.packing_choice import choose_packing
 from rollmesh.learner.engines.fsdp2.parallel_requirements import check_parallel
@@ -48,6 +48,7 @@ from rollmesh.learner.engines.layer_kinds import window_of
 from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.engines.model_cost import ModelCost, cost_of
 from rollmesh.learner.engines.world import World
+from rollmesh.learner.model_files.adapter_names import is_adapter
 from rollmesh.learner.model_files.stored_model import StoredModel, quiet_transformers
 from rollmesh.learner.model_files.weight_files import WeightFiles
 from rollmesh.mesh.errors import ConfigError, DataError

@@ -16,12 +16,9 @@ from torch import Tensor, nn
 
 from rollmesh.learner.engines.fsdp2.loading import place_full
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
+from rollmesh.learner.model_files.adapter_names import A_END, B_END, NAME
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import ConfigError
-
-# Name of the one adapter of a model, in the names of its parameters.
-_NAME = "default"
-_A, _B = f".lora_A.{_NAME}.weight", f".lora_B.{_NAME}.weight"
 
 
 def add_adapters(model: nn.Module, section: LoraSection, name: str) -> None:
@@ -48,7 +45,7 @@ def add_adapters(model: nn.Module, section: LoraSection, name: str) -> None:
         lora_dropout=0.0,
         bias="none",
     )
-    inject_adapter_in_model(config, model, _NAME, low_cpu_mem_usage=True)
+    inject_adapter_in_model(config, model, NAME, low_cpu_mem_usage=True)
 
 
 def fill_adapters(parameters: Mapping[str, nn.Parameter], seed: int) -> list[str]:
@@ -62,9 +59,9 @@ def fill_adapters(parameters: Mapping[str, nn.Parameter], seed: int) -> list[str
     """
     others = []
     for name, parameter in parameters.items():
-        if name.endswith(_B):
+        if name.endswith(B_END):
             nn.init.zeros_(parameter)
-        elif name.endswith(_A):
+        elif name.endswith(A_END):
             generator = torch.Generator().manual_seed(seed * (1 << 32) + crc32(name.encode()))
             full = torch.empty(parameter.shape)
             nn.init.kaiming_uniform_(full, a=math.sqrt(5), generator=generator)
@@ -72,19 +69,6 @@ def fill_adapters(parameters: Mapping[str, nn.Parameter], seed: int) -> list[str
         else:
             others.append(name)
     return others
-
-
-def adapted_layer(name: str) -> str | None:
-    """The layer to which a parameter of an adapter belongs, by plain name; None for any other parameter."""
-    for end in (_A, _B):
-        if name.endswith(end):
-            return name.removesuffix(end)
-    return None
-
-
-def is_adapter(name: str) -> bool:
-    """True for a parameter of an adapter."""
-    return adapted_layer(name) is not None
 
 
 @contextmanager
@@ -111,10 +95,10 @@ def pairs(named: Iterator[tuple[str, Tensor]]) -> dict[str, tuple[Tensor, Tensor
     """
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in named:
-        for end in (_A, _B):
+        for end in (A_END, B_END):
             if name.endswith(end):
                 found.setdefault(name.removesuffix(end), {})[end] = tensor
-    return {layer: (matrices[_A], matrices[_B]) for layer, matrices in found.items()}
+    return {layer: (matrices[A_END], matrices[B_END]) for layer, matrices in found.items()}
 
 
 def _targets(model: nn.Module, section: LoraSection, model_name: str) -> list[str]:

@@ -12,9 +12,10 @@ from typing import overload
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rollmesh.learner.engines.fsdp2.lora.layers import is_adapter, pairs
+from rollmesh.learner.engines.fsdp2.lora.layers import pairs
 from rollmesh.learner.engines.fsdp2.shards import divided_tensors
 from rollmesh.learner.engines.tensors.divided_tensor import DividedTensor
+from rollmesh.learner.model_files.adapter_names import is_adapter
 
 _WEIGHT = ".weight"
 
