@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import tempfile
+import shutil
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -35,6 +35,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import RollmeshError, UnauthenticatedError, UnreachableError
 from rollmesh.mesh.runtime.devices import choose_device
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
+from rollmesh.mesh.runtime.scratch_folder import scratch_folder
 from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.mesh.wait import Wait
@@ -89,7 +90,7 @@ class Generator:
         # A waiter that is cancelled cancels the future too.
         self._failed_with: RollmeshError | None = None
         self._components: GeneratorComponents | None = None
-        self._files: tempfile.TemporaryDirectory[str]
+        self._files: Path
         self.engine_name = config.rollout.engine
         self.context = config.rollout.context_tokens
         self.metrics = GeneratorMetrics()
@@ -185,8 +186,7 @@ class Generator:
         libraries = asyncio.create_task(asyncio.to_thread(load_libraries, self._threads))
         # The thread itself cannot be ended: the process ends without it (`generators.service.run`).
         stack.callback(libraries.cancel)
-        files = tempfile.TemporaryDirectory(prefix="rollmesh-model-")
-        folder = Path(stack.enter_context(files))
+        folder = stack.enter_context(scratch_folder("rollmesh-model-"))
         await fetch_model_bundle(directory, folder, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
         if self.turns.asleep:
             await self._enter_stage(self.turns.waiting_reason, directory)
@@ -220,7 +220,7 @@ class Generator:
         if components.endpoint is not None:
             await components.endpoint.start(*self._listen_at)
             agent.set_status(endpoint=components.endpoint.server.url)
-        self._files = files
+        self._files = folder
         return components
 
     async def _enter_stage(self, stage: str, directory: LearnerDirectory) -> None:
@@ -233,7 +233,7 @@ class Generator:
         await components.receiver.has_weights.wait()
         # Engines with processes of their own read them when these come up; an engine with weights has read them.
         if self.turns.release == "memory":
-            self._files.cleanup()
+            await asyncio.to_thread(shutil.rmtree, self._files, ignore_errors=True)
         await components.admission.run()
 
     # ------------------------------------------------------------------------------------------------ failure

@@ -32,7 +32,6 @@ class PlacementView:
         phase: the present one.
         since: monotonic seconds at which it began.
         turns, taken_back: so far.
-        swap_share: of the time since the second turn began, 0 to 1.
     """
 
     mode: str
@@ -40,7 +39,6 @@ class PlacementView:
     since: float
     turns: int
     taken_back: int
-    swap_share: float
 
     @property
     def move(self) -> str:
@@ -61,7 +59,6 @@ class PlacementView:
             reason=reason,
             turns=self.turns,
             taken_back=self.taken_back,
-            swap_share=self.swap_share,
             held_ms=round(1000 * held_s),
         )
 

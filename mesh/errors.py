@@ -184,6 +184,13 @@ class SwapError(RollmeshError):
     exit_code = 16
 
 
+class MemoryHeldError(SwapError):
+    """A learner that cannot give the memory of shared devices back; it ends, and the next one finds them free."""
+
+    code = "memory_held"
+    exit_code = 17
+
+
 class FencedError(RollmeshError):
     """A learner that a newer incarnation has superseded; it must stop and is not restarted."""
 
@@ -223,7 +230,16 @@ class LostStateError(StoreError):
 # Exit codes after which a restart would end the same way.
 PERMANENT = frozenset(
     error.exit_code
-    for error in (ConfigError, DataError, DivergedError, FencedError, MismatchError, StalledError, StarvedError)
+    for error in (
+        ConfigError,
+        DataError,
+        DivergedError,
+        FencedError,
+        MismatchError,
+        StalledError,
+        StarvedError,
+        SwapError,
+    )
 )
 
 

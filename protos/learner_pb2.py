@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from rollmesh.protos import trajectory_pb2 as rollmesh_dot_protos_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1drollmesh/protos/learner.proto\x12\x0brollmesh.v1\x1a rollmesh/protos/trajectory.proto\"\x16\n\x14LearnerStatusRequest\"\xb8\x02\n\x15LearnerStatusResponse\x12-\n\tpublished\x18\x01 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x13\n\x0btotal_steps\x18\x02 \x01(\x04\x12@\n\x07metrics\x18\x03 \x03(\x0b\x32/.rollmesh.v1.LearnerStatusResponse.MetricsEntry\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x19\n\x11\x63ommitted_version\x18\x05 \x01(\x04\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12/\n\tplacement\x18\x07 \x01(\x0b\x32\x1c.rollmesh.v1.PlacementStatus\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x98\x01\n\x0fPlacementStatus\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x10\n\x08phase_ms\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05turns\x18\x05 \x01(\x04\x12\x12\n\ntaken_back\x18\x06 \x01(\x04\x12\x12\n\nswap_share\x18\x07 \x01(\x01\x12\x0f\n\x07held_ms\x18\x08 \x01(\x04\"\x1f\n\x0cYieldRequest\x12\x0f\n\x07hold_ms\x18\x01 \x01(\r\"\x0f\n\rYieldResponse\"\x14\n\x12ResumeTurnsRequest\"\x15\n\x13ResumeTurnsResponse\"\x13\n\x11\x43heckpointRequest\"3\n\x12\x43heckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\"\r\n\x0bStopRequest\"\x0e\n\x0cStopResponse2\xfa\x02\n\x0eLearnerControl\x12O\n\x06Status\x12!.rollmesh.v1.LearnerStatusRequest\x1a\".rollmesh.v1.LearnerStatusResponse\x12M\n\nCheckpoint\x12\x1e.rollmesh.v1.CheckpointRequest\x1a\x1f.rollmesh.v1.CheckpointResponse\x12;\n\x04Stop\x12\x18.rollmesh.v1.StopRequest\x1a\x19.rollmesh.v1.StopResponse\x12>\n\x05Yield\x12\x19.rollmesh.v1.YieldRequest\x1a\x1a.rollmesh.v1.YieldResponse\x12K\n\x06Resume\x12\x1f.rollmesh.v1.ResumeTurnsRequest\x1a .rollmesh.v1.ResumeTurnsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1drollmesh/protos/learner.proto\x12\x0brollmesh.v1\x1a rollmesh/protos/trajectory.proto\"\x16\n\x14LearnerStatusRequest\"\xb8\x02\n\x15LearnerStatusResponse\x12-\n\tpublished\x18\x01 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x13\n\x0btotal_steps\x18\x02 \x01(\x04\x12@\n\x07metrics\x18\x03 \x03(\x0b\x32/.rollmesh.v1.LearnerStatusResponse.MetricsEntry\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x19\n\x11\x63ommitted_version\x18\x05 \x01(\x04\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12/\n\tplacement\x18\x07 \x01(\x0b\x32\x1c.rollmesh.v1.PlacementStatus\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x96\x01\n\x0fPlacementStatus\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x10\n\x08phase_ms\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05turns\x18\x05 \x01(\x04\x12\x12\n\ntaken_back\x18\x06 \x01(\x04\x12\x0f\n\x07held_ms\x18\x08 \x01(\x04J\x04\x08\x07\x10\x08R\nswap_share\"\x1f\n\x0cYieldRequest\x12\x0f\n\x07hold_ms\x18\x01 \x01(\r\"\x0f\n\rYieldResponse\"\x14\n\x12ResumeTurnsRequest\"\x15\n\x13ResumeTurnsResponse\"\x13\n\x11\x43heckpointRequest\"3\n\x12\x43heckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\"\r\n\x0bStopRequest\"\x0e\n\x0cStopResponse2\xfa\x02\n\x0eLearnerControl\x12O\n\x06Status\x12!.rollmesh.v1.LearnerStatusRequest\x1a\".rollmesh.v1.LearnerStatusResponse\x12M\n\nCheckpoint\x12\x1e.rollmesh.v1.CheckpointRequest\x1a\x1f.rollmesh.v1.CheckpointResponse\x12;\n\x04Stop\x12\x18.rollmesh.v1.StopRequest\x1a\x19.rollmesh.v1.StopResponse\x12>\n\x05Yield\x12\x19.rollmesh.v1.YieldRequest\x1a\x1a.rollmesh.v1.YieldResponse\x12K\n\x06Resume\x12\x1f.rollmesh.v1.ResumeTurnsRequest\x1a .rollmesh.v1.ResumeTurnsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,23 +41,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEARNERSTATUSRESPONSE_METRICSENTRY']._serialized_start=371
   _globals['_LEARNERSTATUSRESPONSE_METRICSENTRY']._serialized_end=417
   _globals['_PLACEMENTSTATUS']._serialized_start=420
-  _globals['_PLACEMENTSTATUS']._serialized_end=572
-  _globals['_YIELDREQUEST']._serialized_start=574
-  _globals['_YIELDREQUEST']._serialized_end=605
-  _globals['_YIELDRESPONSE']._serialized_start=607
-  _globals['_YIELDRESPONSE']._serialized_end=622
-  _globals['_RESUMETURNSREQUEST']._serialized_start=624
-  _globals['_RESUMETURNSREQUEST']._serialized_end=644
-  _globals['_RESUMETURNSRESPONSE']._serialized_start=646
-  _globals['_RESUMETURNSRESPONSE']._serialized_end=667
-  _globals['_CHECKPOINTREQUEST']._serialized_start=669
-  _globals['_CHECKPOINTREQUEST']._serialized_end=688
-  _globals['_CHECKPOINTRESPONSE']._serialized_start=690
-  _globals['_CHECKPOINTRESPONSE']._serialized_end=741
-  _globals['_STOPREQUEST']._serialized_start=743
-  _globals['_STOPREQUEST']._serialized_end=756
-  _globals['_STOPRESPONSE']._serialized_start=758
-  _globals['_STOPRESPONSE']._serialized_end=772
-  _globals['_LEARNERCONTROL']._serialized_start=775
-  _globals['_LEARNERCONTROL']._serialized_end=1153
+  _globals['_PLACEMENTSTATUS']._serialized_end=570
+  _globals['_YIELDREQUEST']._serialized_start=572
+  _globals['_YIELDREQUEST']._serialized_end=603
+  _globals['_YIELDRESPONSE']._serialized_start=605
+  _globals['_YIELDRESPONSE']._serialized_end=620
+  _globals['_RESUMETURNSREQUEST']._serialized_start=622
+  _globals['_RESUMETURNSREQUEST']._serialized_end=642
+  _globals['_RESUMETURNSRESPONSE']._serialized_start=644
+  _globals['_RESUMETURNSRESPONSE']._serialized_end=665
+  _globals['_CHECKPOINTREQUEST']._serialized_start=667
+  _globals['_CHECKPOINTREQUEST']._serialized_end=686
+  _globals['_CHECKPOINTRESPONSE']._serialized_start=688
+  _globals['_CHECKPOINTRESPONSE']._serialized_end=739
+  _globals['_STOPREQUEST']._serialized_start=741
+  _globals['_STOPREQUEST']._serialized_end=754
+  _globals['_STOPRESPONSE']._serialized_start=756
+  _globals['_STOPRESPONSE']._serialized_end=770
+  _globals['_LEARNERCONTROL']._serialized_start=773
+  _globals['_LEARNERCONTROL']._serialized_end=1151
 # @@protoc_insertion_point(module_scope)

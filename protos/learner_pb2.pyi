@@ -37,14 +37,13 @@ class LearnerStatusResponse(_message.Message):
     def __init__(self, published: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., total_steps: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., phase: _Optional[str] = ..., committed_version: _Optional[int] = ..., reason: _Optional[str] = ..., placement: _Optional[_Union[PlacementStatus, _Mapping]] = ...) -> None: ...
 
 class PlacementStatus(_message.Message):
-    __slots__ = ("mode", "phase", "phase_ms", "reason", "turns", "taken_back", "swap_share", "held_ms")
+    __slots__ = ("mode", "phase", "phase_ms", "reason", "turns", "taken_back", "held_ms")
     MODE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     PHASE_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
     TAKEN_BACK_FIELD_NUMBER: _ClassVar[int]
-    SWAP_SHARE_FIELD_NUMBER: _ClassVar[int]
     HELD_MS_FIELD_NUMBER: _ClassVar[int]
     mode: str
     phase: str
@@ -52,9 +51,8 @@ class PlacementStatus(_message.Message):
     reason: str
     turns: int
     taken_back: int
-    swap_share: float
     held_ms: int
-    def __init__(self, mode: _Optional[str] = ..., phase: _Optional[str] = ..., phase_ms: _Optional[int] = ..., reason: _Optional[str] = ..., turns: _Optional[int] = ..., taken_back: _Optional[int] = ..., swap_share: _Optional[float] = ..., held_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, mode: _Optional[str] = ..., phase: _Optional[str] = ..., phase_ms: _Optional[int] = ..., reason: _Optional[str] = ..., turns: _Optional[int] = ..., taken_back: _Optional[int] = ..., held_ms: _Optional[int] = ...) -> None: ...
 
 class YieldRequest(_message.Message):
     __slots__ = ("hold_ms",)

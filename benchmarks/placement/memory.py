@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             broken = broken or any(found > allowed for _, found, allowed in kept)
             results[engine] = {"peaks_mib": peaks, "bounds_mib": kept, "swaps": dict(times)}
             if args.plot and engine == args.engines[0]:
-                args.plot.write_text(memory_over_time(samples, phases), encoding="utf-8")
+                args.plot.write_text(memory_over_time(samples, phases, samples[-1].unix_s), encoding="utf-8")
             if args.json:
                 write_json(args.json, {"benchmark": "placement_memory", "machine": machine(), "results": results})
     return int(broken)

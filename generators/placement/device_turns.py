@@ -47,6 +47,8 @@ from rollmesh.protos import generator_pb2
 log = logging.getLogger(__name__)
 # Longest wait for the mesh to say which learner is in force.
 _MESH_S = 5.0
+# A learner that has not called for so long may be gone, or cut off.
+_SILENT_S = 120.0
 _DOING = {
     Action.FREEZE: "stops generating: the learner needs the devices",
     Action.RELEASE_KV_CACHE: "gives memory back to the learner",
@@ -111,6 +113,7 @@ class DeviceTurns:
         self._step: asyncio.Task[None] | None = None
         self._seconds: dict[Action, float] = {}
         self._closed = False
+        self._called_at = self._loop.time()
         self.state = TurnState.at_start(shares_devices=rules.shares_devices)
         self._actions = TurnActions(rules, self.state)
         self.clock, self.wanted = self._actions.clock, self._actions.wanted
@@ -145,7 +148,9 @@ class DeviceTurns:
         if (goal := self._callers.abandoned) is not None:
             awaited = f"version {goal.policy}" if goal.policy else "weights"
             return f"asleep: no call waits for {awaited} any more"
-        return "asleep while the learner trains" if self._actions.wakes else "asleep until the learner's turn is over"
+        reason = "asleep while the learner trains" if self._actions.wakes else "asleep until the learner's turn is over"
+        silent_s = self._loop.time() - self._called_at
+        return f"{reason}; it has not called for {silent_s / 60:.0f} min" if silent_s > _SILENT_S else reason
 
     @property
     def counts(self) -> TurnCounts:
@@ -214,6 +219,7 @@ class DeviceTurns:
                 "this generator has devices of its own",
                 hint="rollmesh generator --shares-devices starts one that takes turns with the learner",
             )
+        self._called_at = self._loop.time()
         self._fence.observe(self._policy_in_force())
         if incarnation > self._fence.seen:
             # It may have taken the run over since the last heartbeat.

@@ -202,7 +202,7 @@ class CheckpointScheduler:
                 self._await(self._writing.files).result()
                 durable = self._writing.policy.version
             if version != durable and at_step_boundary:
-                self._turns.require("a checkpoint")
+                self._turns.require("the last checkpoint", last=True)
                 begun = self._ranks.begin_checkpoint(self._policy(version), self._progress.to_wire())
                 return f"the next start continues from {self._await(begun).result().name}"
         except (RollmeshError, RuntimeError) as error:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from torch import UntypedStorage
 
-from rollmesh.mesh.errors import RollmeshError, SwapError
+from rollmesh.mesh.errors import MemoryHeldError, RollmeshError, SwapError
 
 _CALL_BYTES = 64 << 20
 # File systems that reserve nothing ahead answer so: there the write itself fails.
@@ -32,7 +32,7 @@ class LostTensorsError(RollmeshError):
     """Tensors are neither in memory nor can they be read: only a new process has them again, from a checkpoint."""
 
     code = "lost_tensors"
-    exit_code = SwapError.exit_code
+    exit_code = MemoryHeldError.exit_code
 
 
 class RestFile:

@@ -62,17 +62,24 @@ class GroupAnswer:
 
     Attributes:
         done: answers.
-        failed: refusals, in words.
+        failed: refusals, in words, and those without an answer.
+        silent: those of them without an answer.
         gone: those that do not run any more.
     """
 
     done: dict[str, Any] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
     gone: list[str] = field(default_factory=list)
 
-    def failures(self) -> str:
-        """The failures in one line."""
-        return "; ".join(f"{name}: {why}" for name, why in sorted(self.failed.items()))
+    def failures(self, *, without_silent: bool = False) -> str:
+        """The failures in one line.
+
+        Args:
+            without_silent: those without an answer are left out.
+        """
+        told = {name: why for name, why in self.failed.items() if not (without_silent and name in self.silent)}
+        return "; ".join(f"{name}: {why}" for name, why in sorted(told.items()))
 
 
 class GeneratorGroup:
@@ -236,6 +243,7 @@ class GeneratorGroup:
         waited_s = _now() - began
         for name in self.waiting_for - set(answer.done) - set(answer.failed) - set(answer.gone):
             answer.failed[name] = f"no answer within {waited_s:.0f} s"
+            answer.silent.add(name)
         self.waiting_for = set()
         return answer
 

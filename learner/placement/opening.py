@@ -32,6 +32,9 @@ from rollmesh.mesh.tables import TRAIN
 from rollmesh.protos import generator_pb2, membership_pb2
 
 log = logging.getLogger(__name__)
+# A predecessor's generators get so many times a step's time to sleep, but no more than these seconds because of it. One
+# that is frozen is replaced meanwhile. After that the run ends.
+_ATTEMPTS, _LONGEST_S = 3, 300.0
 
 
 class EvaluatedVersions(Versions, Protocol):
@@ -88,7 +91,7 @@ async def free_devices(config: Config, mesh: str, *, takeover: bool) -> None:
 
     Raises:
         TakeoverRefusedError: another learner has the devices.
-        SwapError: some did not within `placement.step_timeout_s`.
+        SwapError: some did not in time.
         UnreachableError: the mesh does not answer.
     """
     if not config.placement.learner_takes_turns:
@@ -113,7 +116,9 @@ async def free_devices(config: Config, mesh: str, *, takeover: bool) -> None:
                 f"learner {other} has the devices, last heard {silent_s:.0f} s ago",
                 hint="end it, or start with --takeover to replace it",
             )
-        answer = await group.sleep(generator_pb2.SLEEP_LEVEL_WITHOUT_WEIGHTS, config.placement.step_timeout_s)
+        step_s = config.placement.step_timeout_s
+        within_s = max(step_s, min(_ATTEMPTS * step_s, _LONGEST_S))
+        answer = await group.sleep(generator_pb2.SLEEP_LEVEL_WITHOUT_WEIGHTS, within_s)
     finally:
         await group.close()
         await channel.close()

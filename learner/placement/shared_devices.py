@@ -96,7 +96,7 @@ class SharedDevices:
         self._take_devices()
         return self._machine.phase is Phase.TRAINING
 
-    def require(self, why: str) -> None:
+    def require(self, why: str, *, last: bool = False) -> None:
         """See `Turns.require`."""
         while self._machine.phase is not Phase.TRAINING:
             if self._machine.pause_s > 0 and self._controls.stop_reason is not None:
@@ -107,7 +107,7 @@ class SharedDevices:
                 wait_keeping_alive(self._ranks, Future(), pause_s)
             log.info("takes the devices for %s", why)
             self._requests.begin_turn(despite_hold=True)
-            self._take_devices()
+            self._take_devices(last=last)
 
     def give(self) -> None:
         """See `Turns.give`."""
@@ -167,12 +167,15 @@ class SharedDevices:
             return f"tries to take the devices again in {pause_s:.0f} s"
         return self._rules.reason_to_wait(version, table)
 
-    def _take_devices(self) -> None:
+    def _take_devices(self, *, last: bool = False) -> None:
         self._machine.begin_turn()
-        self._swap()
+        self._swap(last=last)
 
-    def _swap(self) -> None:
+    def _swap(self, *, last: bool = False) -> None:
         """Takes the steps of a swap until one side has the devices.
+
+        Args:
+            last: see `SwapSteps.take`.
 
         Raises:
             SwapError: neither can have them.
@@ -187,7 +190,7 @@ class SharedDevices:
                 self._report(reason)
                 if phase is Phase.WAKING and (pause_s := self._machine.pause_s) > 0:
                     wait_keeping_alive(self._ranks, Future(), pause_s)
-                reason = self._steps.take(phase)
+                reason = self._steps.take(phase, last=last)
                 if reason:
                     log.warning("%s failed: %s", phase, reason)
                     self._machine.fail(reason)
@@ -211,5 +214,5 @@ class SharedDevices:
         machine = self._machine
         self._log.write(turn=machine.turns, phase=machine.phase, reason=reason)
         self._status.placement = PlacementView(
-            self._mode, machine.phase, time.monotonic(), machine.turns, machine.taken_back, machine.swap_share
+            self._mode, machine.phase, time.monotonic(), machine.turns, machine.taken_back
         )

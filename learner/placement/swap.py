@@ -9,7 +9,7 @@ generating -> freezing -> releasing -> onloading -> training -> offloading -> wa
 Each phase but `generating` and `training` is a step with a deadline. Its outcome is told by `advance` or `fail`.
 
 - A step towards training that fails is taken back: the generators wake, and the next attempt has to wait.
-- A learner that cannot give its memory back keeps it, and the run ends.
+- A learner that cannot give its memory back keeps it and ends: the next one finds the devices free.
 - Generators that cannot wake are asked again from `waking` on, with the weights in full.
 - After `attempts` failures in a row the run ends, and says why.
 
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rollmesh.mesh.errors import SwapError
+from rollmesh.mesh.errors import MemoryHeldError, SwapError
 
 
 class Phase(StrEnum):
@@ -166,7 +166,8 @@ class SwapMachine:
             why: in words, with the names of those that failed.
 
         Raises:
-            SwapError: there is no way back, or it was the last attempt.
+            MemoryHeldError: there is no way back.
+            SwapError: it was the last attempt.
         """
         if self.phase in _WAY_BACK:
             self._failures.append(f"{self.phase}: {why}")
@@ -175,7 +176,7 @@ class SwapMachine:
             return
         if self.phase is Phase.OFFLOADING:
             self._enter(Phase.TRAINING)
-            raise SwapError(f"the learner could not give its memory back: {why}", hint="see its log")
+            raise MemoryHeldError(f"the learner could not give its memory back: {why}", hint="see its log")
         if not self.in_swap:
             raise RuntimeError(f"{self.phase} has no step that fails")
         self._wake_failures.append(f"{self.phase}: {why}")

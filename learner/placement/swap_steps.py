@@ -98,8 +98,13 @@ class SwapSteps:
         """Stops waking generators that come: all are asked in a swap."""
         self._stop_waking()
 
-    def take(self, phase: Phase) -> str:
+    def take(self, phase: Phase, *, last: bool = False) -> str:
         """Takes one step; returns why it failed, or nothing.
+
+        Args:
+            phase: of the step.
+            last: the run ends, and nothing is generated any more. A generator that does not answer probably sleeps:
+                where it does not, `onloading` finds no memory.
 
         Raises:
             FencedError: another learner has taken over.
@@ -122,8 +127,10 @@ class SwapSteps:
                 answer = self._ask(phase, self._generators.sleep(_SLEEP[phase], self._machine.left_s))
                 freed = sum(response.freed_bytes for response in answer.done.values())
                 self.freed["placement/generators_freed_bytes"] = float(freed)
+                if last and answer.silent:
+                    log.warning("the devices are taken all the same: %s", answer.failures())
                 # One that does not sleep has the memory.
-                return answer.failures()
+                return answer.failures(without_silent=last)
             case _:
                 if phase is Phase.WAKING:
                     # The first step of every attempt: who was late may be in time now.

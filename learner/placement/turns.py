@@ -24,8 +24,12 @@ class Turns(Protocol):
         """
         ...
 
-    def require(self, why: str) -> None:
+    def require(self, why: str, *, last: bool = False) -> None:
         """Has the devices, whatever else: for a checkpoint.
+
+        Args:
+            why: what they are needed for.
+            last: the run ends after it, in an error: generators that do not answer are not waited for again and again.
 
         Raises:
             SwapError: they could not be taken.
@@ -59,7 +63,7 @@ class OwnDevices:
         """They are there."""
         return True
 
-    def require(self, why: str) -> None:
+    def require(self, why: str, *, last: bool = False) -> None:
         """They are there."""
 
     def give(self) -> None:

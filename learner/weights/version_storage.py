@@ -195,23 +195,3 @@ def usable_directory(directory: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def sweep(directory: Path) -> list[Path]:
-    """Removes the files of publishers that are gone; returns their paths."""
-    removed = []
-    for path in directory.glob(f"{FILE_PREFIX}*"):
-        try:
-            # Not waiting: opening a pipe of another program would wait for ever.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            continue  # unlinked meanwhile, or another user's
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-            removed.append(path)
-        except OSError:
-            continue  # its publisher lives, or the file is not ours to remove
-        finally:
-            os.close(descriptor)
-    return removed

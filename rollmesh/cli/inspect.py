@@ -50,7 +50,7 @@ def _status(
     from rollmesh.launcher.trials.record import read_record
     from rollmesh.report.metrics import run_records
     from rollmesh.report.pushes import live_rows, transport_choices
-    from rollmesh.report.turns import read_phases, shares_text, time_shares
+    from rollmesh.report.turns import read_phases, shares_text, time_shares, turns_ended
 
     async def read() -> tuple[Snapshot, list[list[str]], list[str]]:
         async with MeshClient(where.address, where.security) as mesh:
@@ -68,8 +68,11 @@ def _status(
 
     snapshot, rows, notes = asyncio.run(read())
     if where.folder is not None:
-        snapshot.unscored.add(run_records(where.folder))
-        snapshot.turn_time = shares_text(time_shares(read_phases(where.folder), time.time()))
+        records = run_records(where.folder)
+        snapshot.unscored.add(records)
+        # A learner that was replaced, or has left turns, leaves its last phase open.
+        end = time.time() if snapshot.turns is not None else turns_ended(records)
+        snapshot.turn_time = shares_text(time_shares(read_phases(where.folder), end))
     # Piped output is for programs and for grep: no line is cut to the 80 columns that rich would assume.
     console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
     console.print(status_table(snapshot), members_table(snapshot.members))

@@ -39,6 +39,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, RollmeshError
 from rollmesh.mesh.rpc.held_ports import HeldPorts
 from rollmesh.mesh.tables import FAILED_EXAMINED, TABLES, TRAIN
+from rollmesh.mesh.weights.shared_files import SHARED_MEMORY, sweep
 from rollmesh.protos import buffer_pb2
 from rollmesh.report.html import write_report
 from rollmesh.report.metrics import MetricsTail, Record, is_training
@@ -220,6 +221,8 @@ class LocalRun:
                         task.cancel()
                     await asyncio.gather(*watching, return_exceptions=True)
                     folders.remove_mesh(self._folder)
+                    # A learner that was killed has left its last versions in memory.
+                    sweep(SHARED_MEMORY)
                     self._final.peak_memory_bytes = self._memory.peaks
                     self._final.memory_by_phase_mb = self._memory.by_phase.to_mib()
                     self._final.wall_s = time.time() - started

@@ -20,7 +20,7 @@ from rollmesh.report.series import build_curves
 from rollmesh.report.speed import speed_lines
 from rollmesh.report.stalls import read_stalls, stall_grid
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary
-from rollmesh.report.turns import read_phases, share_lines, swap_lines
+from rollmesh.report.turns import read_phases, share_lines, swap_lines, turns_ended
 from rollmesh.run_files import config_path, read_config
 
 _FILE = "report.html"
@@ -62,7 +62,8 @@ def _page(folder: Path, config: Config, summary: Summary) -> str:
 
 
 def _plots(folder: Path, config: Config, summary: Summary) -> str:
-    drawn, memory = build_curves(run_records(folder), read_metrics(folder / "mesh.jsonl")), read_memory(folder)
+    records, memory = run_records(folder), read_memory(folder)
+    drawn = build_curves(records, read_metrics(folder / "mesh.jsonl"))
     if not (drawn.steps or drawn.eval_steps or drawn.snapshot_seconds):
         return "<p>Nothing was generated, trained or evaluated.</p>"
     # Matplotlib takes half a second.
@@ -78,7 +79,8 @@ def _plots(folder: Path, config: Config, summary: Summary) -> str:
     if summary.staleness:
         sections.insert(3, ("Ages of trained tokens", plots.staleness_histogram(summary.staleness)))
     if memory:
-        sections.append(("Memory of all services", plots.memory_over_time(memory, read_phases(folder))))
+        drawing = plots.memory_over_time(memory, read_phases(folder), turns_ended(records))
+        sections.append(("Memory of all services", drawing))
     return "\n".join(f"<figure><figcaption>{escape(title)}</figcaption>{svg}</figure>" for title, svg in sections)
 
 

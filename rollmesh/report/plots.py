@@ -100,12 +100,13 @@ def who_waited(curves: Curves) -> str:
     return _draw(plot, height=3.0)
 
 
-def memory_over_time(samples: Sequence[MemorySample], phases: Sequence[PhaseChange]) -> str:
+def memory_over_time(samples: Sequence[MemorySample], phases: Sequence[PhaseChange], end: float) -> str:
     """Anonymous memory of all services, stacked, and memory of devices in all, with the phases of turns behind them.
 
     Args:
         samples: in the order of time, at least one.
         phases: of turns; empty without shared devices.
+        end: of the last phase, in Unix seconds.
     """
     start = samples[0].unix_s
     seconds = [sample.unix_s - start for sample in samples]
@@ -113,7 +114,7 @@ def memory_over_time(samples: Sequence[MemorySample], phases: Sequence[PhaseChan
 
     def plot(axes: Axes) -> None:
         told: set[str] = set()
-        sides = list(spans(phases, samples[-1].unix_s))
+        sides = list(spans(phases, min(end, samples[-1].unix_s)))
         for began, ended, side in sides if len(sides) <= _MOST_SPANS else ():
             if side in _SIDE_COLOURS and ended > start:
                 label = None if side in told else side

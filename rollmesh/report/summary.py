@@ -25,7 +25,7 @@ from rollmesh.report.restarts import read_restarts
 from rollmesh.report.series import metric_value
 from rollmesh.report.speed import speed_of
 from rollmesh.report.stalls import read_stalls
-from rollmesh.report.turns import read_phases, share_lines, swap_lines, swap_times, time_shares
+from rollmesh.report.turns import read_phases, share_lines, swap_lines, swap_times, time_shares, turns_ended
 from rollmesh.report.unscored import UnscoredMembers
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
         graders=grader_versions(config),
         speed=speed_of(steps),
         memory_by_phase_mb=final.memory_by_phase_mb,
-        swaps=swap_times(steps) | time_shares(read_phases(folder), _last(steps, "time") or 0.0),
+        swaps=swap_times(steps) | time_shares(read_phases(folder), turns_ended(steps)),
         placement=final.placement or {"mode": config.placement.mode},
         not_evaluated=_not_evaluated(config, final.ended, steps, evaluations),
     )

@@ -114,6 +114,15 @@ def time_shares(phases: Sequence[PhaseChange], end: float = 0.0) -> dict[str, fl
     return {name: lasted / total for name, lasted in seconds.items()} if total else {}
 
 
+def turns_ended(steps: Sequence[Record]) -> float:
+    """Unix time of the last step in turns; 0 without one. A run that left turns has trained on without them.
+
+    Args:
+        steps: training records, in the order of time; others are skipped.
+    """
+    return next((float(record["time"]) for record in reversed(steps) if f"{_PREFIX}turns" in record), 0.0)
+
+
 def swap_times(steps: Sequence[Record]) -> dict[str, float]:
     """Medians of the time of swaps by step and direction, and the last share of time, turns and swaps taken back.
 

@@ -7,9 +7,7 @@ the model's own code on this machine's CPU, without a cache.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import grpc
 import torch
@@ -20,6 +18,7 @@ from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import DataError, WeightsError
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.errors import to_rollmesh_error
+from rollmesh.mesh.runtime.scratch_folder import scratch_folder
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import BucketSet, check_manifest
 from rollmesh.mesh.weights.tensors import named_tensors
@@ -60,9 +59,9 @@ class PublishedModel:
             files = await read_parts(self.weights.GetModelBundle(request, timeout=_BUNDLE_TIMEOUT_S))
         except grpc.aio.AioRpcError as error:
             raise to_rollmesh_error(error, f"model files from the learner at {self._address}") from error
-        with tempfile.TemporaryDirectory(prefix="rollmesh-model-") as folder:
-            write_model_files(files, Path(folder))
-            self._loaded = load_model(Path(folder), dtype=dtype, device="cpu")
+        with scratch_folder("rollmesh-verify-") as folder:
+            write_model_files(files, folder)
+            self._loaded = load_model(folder, dtype=dtype, device="cpu")
         return self._loaded
 
     async def reference(

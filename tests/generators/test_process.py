@@ -119,6 +119,8 @@ def check_continuations(
 async def test_one_that_loads_its_model_ends_when_it_is_asked_to(tmp_path: Path) -> None:
     """The thread that loads cannot be ended, and does not keep the process from its end."""
     slow = "import time, rollmesh.generators.generator as its; its.load_engine = lambda *_, **__: time.sleep(99)"
+    left = tmp_path / "tmp" / "rollmesh-model-left"
+    left.mkdir(parents=True)
     async with mesh(tmp_path) as world:
         learner = await world.learner()
         await learner.publish(0)
@@ -130,6 +132,8 @@ async def test_one_that_loads_its_model_ends_when_it_is_asked_to(tmp_path: Path)
             return bool(status.waiting_reason == "loads the model")
 
         await eventually(loads)
+        assert not left.exists(), "its generator was killed: nobody holds its lock"
+        assert len(list(left.parent.glob("rollmesh-model-*"))) == 1
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 15) == 0
         assert "gen-1" not in await world.members()

@@ -181,7 +181,15 @@ class Learner:
         self.client.on_lost_state = lambda: self._say_again(version)
         self.ordinal = response.seeded
         self.agent.set_status(incarnation=self.incarnation)
-        await self.agent.heartbeat()
+
+        async def heard() -> bool:
+            # A mesh that waits for seconds only may wait for less than a busy machine takes.
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await self.agent.heartbeat()
+                return True
+            return False
+
+        await eventually(heard)
 
     async def _say_again(self, resumed_at: int) -> None:
         """Redis may have lost acknowledged writes: tells it what has been used."""

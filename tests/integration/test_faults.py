@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from rollmesh.mesh.liveness.process_ends import survivors
+from rollmesh.mesh.weights.shared_files import FILE_PREFIX, SHARED_MEMORY
 from tests.integration import paced
 from tests.integration.mesh import MeshRun, audit
 
@@ -74,8 +75,12 @@ def test_a_run_outlives_its_services_and_its_launcher_until_a_ctrl_c(start_mesh)
     second.wait_step(first.last_step() + 1)
     assert survivors(family) == set(), "a service outlived its launcher"
     pids = [second.pid(service) for service in SERVICES]
+    # As a killed learner leaves its versions: not locked.
+    left = SHARED_MEMORY / f"{FILE_PREFIX}left-{os.getpid()}"
+    left.touch()
     second.process.send_signal(signal.SIGINT)
     assert second.finish(120) == 130, second.tail()
+    assert not left.exists()
     assert survivors(pids) == set()
     audit(second)
     killed = {"frozen": 1, "exit": 1}

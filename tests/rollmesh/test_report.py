@@ -27,7 +27,7 @@ from rollmesh.report.samples import read_samples, sample_lines
 from rollmesh.report.series import build_curves, smoothed
 from rollmesh.report.speed import speed_lines, speed_of
 from rollmesh.report.summary import FinalState, read_summary, write_summary
-from rollmesh.report.turns import PhaseChange, read_phases, share_lines, shares_text, spans, time_shares
+from rollmesh.report.turns import PhaseChange, read_phases, share_lines, shares_text, spans, time_shares, turns_ended
 from rollmesh.run_files import read_config
 
 START = 1_000_000.0
@@ -313,6 +313,20 @@ def test_the_time_of_each_side_counts_from_the_second_turn_of_each_learner(tmp_p
     expected = "generating 30.0%, training 50.0%, swaps 20.0%"
     assert shares_text(shares) == expected
     assert list(share_lines(shares | {"turns": 3.0})) == [f"{expected} of the time in 3 turns"]
+
+
+def test_the_time_of_turns_ends_with_the_last_step_in_turns(run_folder: Path) -> None:
+    log = [(0, 2, "training"), (2, 2, "generating"), (4, 3, "training")]
+    for second, turn, phase in log:
+        with (run_folder / "turns.jsonl").open("a") as file:
+            file.write(json.dumps({"unix_s": START + second, "turn": turn, "phase": phase, "reason": ""}) + "\n")
+    in_turns = [training(1, 0.5) | {"time": START + 6, "placement/turns": 3.0}]
+    split = [training(step, 0.5) | {"time": START + 100 * step} for step in (2, 3)]
+    (run_folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in (*in_turns, *split)))
+    swaps = write_summary(run_folder, read_config(run_folder), final_state()).swaps
+    assert swaps["generating_share"] == pytest.approx(2 / 6)
+    assert swaps["training_share"] == pytest.approx(4 / 6)
+    assert turns_ended(split) == 0.0
 
 
 def test_the_report_says_what_auto_chose_and_why() -> None:

@@ -18,7 +18,7 @@ from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.sglang import server_args
 from rollmesh.generators.engines.sglang.http_client import HttpClient
-from rollmesh.generators.engines.sglang.server_process import ServerProcess, StartProgress, free_port
+from rollmesh.generators.engines.sglang.server_process import KILLED_BY, ServerProcess, StartProgress, free_port
 from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import ConfigError
@@ -177,10 +177,7 @@ class Server:
             raise ConfigError(
                 self.death, hint="rollout.sglang.options are its arguments, in addition to those that the run sets"
             )
-        hint = "see the log above; rollout.sglang.options are passed to the server as they are"
-        if "No module named" in self.death and "sglang" in self.death:
-            hint = "rollout.sglang.python names the interpreter of an environment with sglang in it (make sglang)"
-        raise EngineError(self.death, hint=hint)
+        raise EngineError(self.death, hint=_hint(self.death))
 
     async def _listens_at(self, port: int) -> bool:
         """True where our server listens at its port; False where no process does.
@@ -207,3 +204,13 @@ class Server:
             with suppress(TimeoutError):
                 return await asyncio.wait_for(self.process.until_dead(), _CAUSE_S)
         return self.death
+
+
+def _hint(death: str) -> str:
+    """The hint for a server that has died in its start."""
+    if f"{KILLED_BY}SIGKILL" in death:
+        return "the kernel's OOM killer ends processes this way where memory is short (dmesg tells)"
+    if "No module named" in death and "sglang" in death:
+        return "rollout.sglang.python names the interpreter of an environment with sglang in it (make sglang)"
+    options = "rollout.sglang.options are passed to the server as they are"
+    return f"see the log above; {options}" if "\n" in death else options

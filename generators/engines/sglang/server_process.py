@@ -24,6 +24,7 @@ import psutil
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.process_log import tail
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
+from rollmesh.mesh.liveness.process_ends import signal_name
 from rollmesh.mesh.liveness.process_state import read_process_trees
 from rollmesh.mesh.runtime.child_processes import Child, start_process
 
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 _WATCHDOG = Path(__file__).with_name("server_watchdog.py")
 _TAIL_BYTES = 4000
 _STOP_S = 60.0
+# Before the name of the signal, in the cause of its end.
+KILLED_BY = "killed by "
 # Below those that Linux gives out (net.ipv4.ip_local_port_range).
 _PORTS = range(20_000, 32_000)
 
@@ -125,11 +128,13 @@ class ServerProcess:
         if self._stopping:
             return "the SGLang server was stopped"
         if report:
-            cause = f"exit code {report.removeprefix('exit ')}"
+            code = int(report.removeprefix("exit "))
+            cause = f"{KILLED_BY}{signal_name(-code)}" if code < 0 else f"exit code {code}"
         else:
             # Its output is closed by its end alone.
             cause = f"its watchdog has ended, with {await self._watchdog.wait()}"
-        return f"the SGLang server has died ({cause}); the end of its log:\n{self.tail()}"
+        tail = self.tail().strip()
+        return f"the SGLang server has died ({cause})" + (f"; the end of its log:\n{tail}" if tail else "")
 
 
 class StartProgress:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+from multiprocessing import forkserver
 
 # Modules of vLLM that start processes, and those that these processes load.
 _STARTERS = ("vllm.v1.engine.coordinator", "vllm.v1.engine.utils")
@@ -25,3 +26,10 @@ def use() -> None:
     context.set_forkserver_preload(_IMPORTED_ONCE)
     for name in _STARTERS:
         vars(importlib.import_module(name))["get_mp_context"] = lambda: context
+
+
+def pids() -> list[int]:
+    """Its process id; empty while none was started. Python starts a new one where it has ended."""
+    # Python has no public name for it.
+    pid = vars(forkserver._forkserver)["_forkserver_pid"]
+    return [] if pid is None else [pid]

@@ -18,12 +18,12 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.process_log import last_error
-from rollmesh.generators.engines.vllm import logs
+from rollmesh.generators.engines.vllm import fork_server, logs
 from rollmesh.generators.engines.vllm.load_metrics import LoadMetricsCollector
 from rollmesh.generators.engines.vllm.process_tree import ProcessTree
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.liveness.freeze_detector import ProcessState
-from rollmesh.mesh.liveness.process_state import read_process_trees
+from rollmesh.mesh.liveness.freeze_detector import ProcessState, ThreadState
+from rollmesh.mesh.liveness.process_state import read_process_trees, read_processes
 
 log = logging.getLogger(__name__)
 _PROGRESS_S = 10.0
@@ -96,10 +96,13 @@ class EngineProcess:
         return last_error(self._log.file)
 
     def process_state(self) -> ProcessState | None:
-        """Reads the state of its processes, from their start on."""
+        """Reads the state of its processes, from their start on; the fork server is one of them until they are up.
+
+        While it is stopped there is no engine core yet whose state would tell.
+        """
         building = self._building
         if building is not None and not building.done():
-            return read_process_trees(self._cores())
+            return read_process_trees([*self._cores(), *fork_server.pids()])
         return self._tree.process_state()
 
     async def stop(self) -> None:
@@ -109,8 +112,8 @@ class EngineProcess:
             return
         tree = self._tree
         if not building.done():
-            # The start fails when its engine core is gone.
-            tree = ProcessTree(self._cores())
+            # The start fails when its engine core is gone, or the fork server that it waits for.
+            tree = ProcessTree([*self._cores(), *filter(_is_stopped, fork_server.pids())])
             tree.kill()
             await asyncio.wait({building}, timeout=_END_S)
         if building.done() and not building.cancelled() and building.exception() is None:
@@ -156,3 +159,8 @@ class EngineProcess:
             for process in multiprocessing.active_children()
             if process.pid is not None and process.pid not in self._others and process.name.startswith(_NAMES)
         ]
+
+
+def _is_stopped(pid: int) -> bool:
+    state = read_processes(pid)
+    return state is not None and state.state is ThreadState.STOPPED

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.learner.weights.transports.interface import SenderTransport
-from rollmesh.learner.weights.version_storage import sweep, usable_directory
+from rollmesh.learner.weights.version_storage import usable_directory
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.mesh.weights.shared_files import sweep
 from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)

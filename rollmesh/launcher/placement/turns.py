@@ -100,8 +100,6 @@ def turns_text(status: learner_pb2.PlacementStatus, *, starting: bool = False) -
     """
     phase = "generators start," if starting and status.phase == Phase.GENERATING else status.phase
     text = f"{phase} for {status.phase_ms / 1000:.0f} s, turn {status.turns}"
-    if status.swap_share:
-        text += f"; swaps take {status.swap_share:.1%} of the time"
     if status.taken_back:
         text += f", {status.taken_back} taken back"
     reason = awaited(status)

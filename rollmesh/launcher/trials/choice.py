@@ -26,15 +26,26 @@ def next_trial(
         cost_s: seconds of a change of the placement.
         batches_left: until the end of the run.
     """
+    # The change pays off before the run ends, if the placement is as fast as it may be at best.
+    found = may_be_faster(estimates, measured, by_s=cost_s / max(1, batches_left))
+    return found[0] if found else None
+
+
+def may_be_faster(estimates: Mapping[str, Bounds], measured: Mapping[str, float], *, by_s: float = 0.0) -> list[str]:
+    """The placements that were not tried and may be faster than the best one so far, the most promising first.
+
+    Args:
+        estimates, measured: as `next_trial` has them.
+        by_s: seconds per batch by which they have to be faster, in addition to `TIE`.
+    """
     best = min(measured.values())
-    worth = {
+    found = {
         name: bounds
         for name, bounds in estimates.items()
-        # The change pays off before the run ends, if the placement is as fast as it may be at best.
-        if name not in measured and bounds.low < best * (1 - TIE) - cost_s / max(1, batches_left)
+        if name not in measured and bounds.low < best * (1 - TIE) - by_s
     }
     # Best first: only a trial of the smallest bound, which all others stay above, can end the search.
-    return min(worth, key=lambda name: (worth[name].low, worth[name].high, name)) if worth else None
+    return sorted(found, key=lambda name: (found[name].low, found[name].high, name))
 
 
 def best_placement(present: str, measured: Mapping[str, float]) -> str:

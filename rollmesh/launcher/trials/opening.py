@@ -7,9 +7,11 @@ import os
 from rollmesh.launcher.placement.nvidia_smi import device_names
 from rollmesh.launcher.placement.visible import VARIABLE, has_driver
 from rollmesh.launcher.trials.candidates import IN_TURNS, in_placement
+from rollmesh.launcher.trials.measuring import least_batches
 from rollmesh.launcher.trials.record import PlacementRecord, digest_of, read_record
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.runtime.threads import available_cores
+from rollmesh.report.metrics import is_training, run_records
 
 
 def opening(asked: Config, *, fresh: bool = False) -> Config:
@@ -28,7 +30,16 @@ def opening(asked: Config, *, fresh: bool = False) -> Config:
 def chosen_before(asked: Config) -> PlacementRecord | None:
     """The choice of an earlier launch, if it holds for this configuration and this machine."""
     record = read_record(asked.run.folder)
-    return record if record is not None and record.decided and record.valid_for == digest_here(asked) else None
+    if record is None or not record.decided or record.valid_for != digest_here(asked):
+        return None
+    prolonged = record.untried and asked.learner.steps > record.steps
+    return None if prolonged and steps_left(asked) >= sum(least_batches(asked)) else record
+
+
+def steps_left(asked: Config) -> int:
+    """Steps of the run that are not trained yet."""
+    trained = (int(record["step"]) for record in run_records(asked.run.folder) if is_training(record))
+    return asked.learner.steps - max(trained, default=0)
 
 
 def digest_here(asked: Config) -> str:

@@ -1,6 +1,7 @@
 """`RUN/placement.json`: what `placement: auto` has measured, and the placement that it has chosen.
 
-A run that continues on the same machine with the same configuration keeps the choice, and measures nothing again.
+A run that continues on the same machine with the same configuration keeps the choice, and measures nothing again. It
+does measure again where too few steps were left for a trial, and `learner.steps` has been raised since.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class PlacementRecord:
         decided: it stays.
         undecided: why no decision will come; empty where one may, or has.
         step: at which it was decided.
+        steps: `learner.steps` of the run that has decided.
+        untried: placements that may be faster, and for whose trials too few steps were left; the most promising first.
         estimates: bounds, as they were printed at first.
         measured: in the order of the trials.
         left_out: placements that are not possible here, and why.
@@ -90,6 +93,8 @@ class PlacementRecord:
     decided: bool = False
     undecided: str = ""
     step: int = 0
+    steps: int = 0
+    untried: tuple[str, ...] = ()
     estimates: tuple[Estimated, ...] = ()
     measured: tuple[Measured, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -109,7 +114,13 @@ class PlacementRecord:
             return f"no decision: {self.undecided}" + (f"; seconds per batch: {times}" if times else "")
         if not self.decided:
             return f"auto, now {self.name}; seconds per batch so far: {times or 'none yet'}"
-        return f"auto chose {self.name} at step {self.step}; seconds per batch: {times}"
+        return f"auto chose {self.name} at step {self.step}; seconds per batch: {times}{self._untried_text()}"
+
+    def _untried_text(self) -> str:
+        if not self.untried:
+            return ""
+        others = f" and {len(self.untried) - 1} more" if len(self.untried) > 1 else ""
+        return f"; too few steps were left to try {self.untried[0]}{others}"
 
     def to_summary(self) -> dict[str, Any]:
         """For `summary.json`."""

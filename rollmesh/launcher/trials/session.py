@@ -21,7 +21,7 @@ from rollmesh.launcher.trials.control import MeshControl
 from rollmesh.launcher.trials.disturbances import MeshState, batches_of_data, disturbance, groups_in_progress
 from rollmesh.launcher.trials.measuring import least_batches
 from rollmesh.launcher.trials.memory import refused_by_plan, refused_together
-from rollmesh.launcher.trials.opening import chosen_before, digest_here
+from rollmesh.launcher.trials.opening import chosen_before, digest_here, steps_left
 from rollmesh.launcher.trials.record import PlacementRecord
 from rollmesh.launcher.trials.trials import Trials
 from rollmesh.mesh.config.generator_places import generator_places
@@ -30,7 +30,6 @@ from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.membership import SHARES_DEVICES
 from rollmesh.mesh.runtime.threads import available_cores
 from rollmesh.mesh.tables import EVAL
-from rollmesh.report.metrics import is_training, run_records
 
 _ASK_EVERY_S = 1.0
 
@@ -75,8 +74,7 @@ class RunPlacement:
 
     def _intention(self) -> str:
         first, trial = least_batches(self._asked)
-        records = run_records(self._asked.run.folder)
-        left = self._asked.learner.steps - max((int(one["step"]) for one in records if is_training(one)), default=0)
+        left = steps_left(self._asked)
         if left < first + trial:
             why = f"{left} steps are left, and a measurement with one trial takes {first + trial} or more"
             self._kept = replace(self._kept, undecided=why)

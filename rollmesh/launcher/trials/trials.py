@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollmesh.launcher.trials.candidates import IN_TURNS, Candidate
-from rollmesh.launcher.trials.choice import best_placement, next_trial
+from rollmesh.launcher.trials.choice import best_placement, may_be_faster, next_trial
 from rollmesh.launcher.trials.control import MeshControl
 from rollmesh.launcher.trials.disturbances import MeshState, Watch
 from rollmesh.launcher.trials.estimates import Bounds, Division, Measurement, estimate
@@ -79,6 +79,7 @@ class Trials:
         self._present = IN_TURNS
         self._seen = _Seen()
         self._estimates: list[Estimated] = []
+        self._untried: list[str] = []
         self._tail = MetricsTail(self._folder / "metrics.jsonl", from_end=True)
         self._phases, self._restarts = PhasesTail(self._folder), RestartsTail(self._folder)
         self._mesh = MeshState()
@@ -119,6 +120,7 @@ class Trials:
         self._report_estimates()
         while (name := self._next()) is not None:
             await self._try(name)
+        self._untried = may_be_faster(self._bounds(), self._seen.seconds)
         while (name := best_placement(self._present, self._seen.seconds)) != self._present:
             self._doing = f"the change to {name}"
             try:
@@ -283,6 +285,8 @@ class Trials:
             decided=decided,
             undecided=undecided,
             step=self._step,
+            steps=self._steps,
+            untried=tuple(self._untried),
             estimates=tuple(self._estimates),
             measured=tuple(self._seen.measured.values()),
             left_out=tuple(self._left_out),

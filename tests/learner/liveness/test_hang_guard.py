@@ -25,7 +25,7 @@ logging.basicConfig()
 phase, judges_steps, fails = sys.argv[1], sys.argv[2] == "steps", sys.argv[3] == "fails"
 status, controls = LearnerStatus(phase=phase), ControlRequests()
 if phase == "swapping":
-    status.placement = PlacementView("collocated", "offloading", 0.0, 1, 0, 0.0)
+    status.placement = PlacementView("collocated", "offloading", 0.0, 1, 0)
 loop = asyncio.new_event_loop()
 threading.Thread(target=loop.run_forever, daemon=True).start()
 
@@ -80,7 +80,7 @@ def test_a_move_of_memory_has_the_time_of_a_step_of_a_swap() -> None:
 
 
 def test_moves_are_those_of_a_swap() -> None:
-    moves = {phase for phase in Phase if PlacementView("collocated", phase, 0.0, 1, 0, 0.0).move}
+    moves = {phase for phase in Phase if PlacementView("collocated", phase, 0.0, 1, 0).move}
     assert moves == {Phase.ONLOADING, Phase.OFFLOADING}
 
 

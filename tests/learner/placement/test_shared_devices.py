@@ -350,6 +350,27 @@ def test_devices_that_are_never_given_up_end_the_run(make: Callable[..., World])
         world.turns.require("a checkpoint")
 
 
+def test_the_last_checkpoint_does_not_wait_for_a_generator_that_never_answers(make: Callable[..., World]) -> None:
+    world = make(step_s=1.0)
+    world.add("generator-0").hangs_at = "sleep FROZEN"
+    world.generating()
+    with pytest.raises(SwapError, match="in 3 attempts; the last failed freezing: generator-0: no answer"):
+        world.turns.require("a checkpoint")
+    world.turns.require("the last checkpoint", last=True)
+    assert world.machine.phase is Phase.TRAINING
+    assert world.ranks.moves[-1] == "onload"
+
+
+def test_the_last_checkpoint_takes_no_devices_from_a_generator_that_refuses(make: Callable[..., World]) -> None:
+    world = make()
+    generator = world.add("generator-0")
+    world.generating()
+    generator.refusals = {"sleep FROZEN": [WeightsError("never") for _ in range(3)]}
+    with pytest.raises(SwapError, match="never"):
+        world.turns.require("the last checkpoint", last=True)
+    assert "onload" not in world.ranks.moves
+
+
 def test_a_generator_that_cannot_wake_sleeps_on_while_others_generate(
     make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,11 +25,12 @@ from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.learner.weights.transports import SenderTransport
 from rollmesh.learner.weights.version_layout import VersionLayout
 from rollmesh.learner.weights.version_part import copy_part, digest_part
-from rollmesh.learner.weights.version_storage import VersionFile, open_version, sweep
+from rollmesh.learner.weights.version_storage import VersionFile, open_version
 from rollmesh.mesh.errors import DataError, WeightsError
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import check_manifest, digest_of
+from rollmesh.mesh.weights.shared_files import sweep
 from rollmesh.mesh.weights.tensors import named_tensors
 from rollmesh.protos import weights_pb2
 from tests.repository import REPOSITORY

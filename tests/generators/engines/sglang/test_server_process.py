@@ -80,7 +80,7 @@ def test_a_server_that_dies_is_told_of_and_takes_its_children_along(shared: Path
         server, child = map(int, process.tail().split()[-2:])
         os.kill(server, signal.SIGKILL)
         told = await asyncio.wait_for(process.until_dead(), _DEADLINE_S)
-        assert "exit code -9" in told
+        assert "killed by SIGKILL" in told
         assert "out of luck" in told
         _gone([server, child])
         assert not shared.exists()
@@ -162,9 +162,28 @@ def test_the_death_of_a_server_is_the_end_of_its_engine(engine: ExternalEngine) 
     server.kill()
     collector = engine._thread._listener
     assert isinstance(collector, Collector)
-    assert "the SGLang server has died (exit code -9)" in str(collector.wait_failure())
+    assert "the SGLang server has died (killed by SIGKILL)" in str(collector.wait_failure())
     engine.stop()
     _gone([watchdog.pid])
+
+
+def test_a_server_that_is_killed_in_its_start_is_told_by_its_signal(
+    contract_model: ContractModel, tmp_path: Path
+) -> None:
+    """It has written no log, and no option is to blame."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n{_IS_WATCHDOG} && exec {sys.executable} "$@"\nkill -KILL $$\n')
+    python.chmod(0o755)
+    collector = Collector(_DEADLINE_S)
+    settings = EngineSettings(context=200, sglang=SglangSection(python=python))
+    engine = create_engine("sglang", contract_model.folder, settings, collector)
+    engine.start()
+    failure = str(collector.wait_failure())
+    engine.stop()
+    assert "the SGLang server has died (killed by SIGKILL) (" in failure
+    assert "OOM killer" in failure
+    assert "log" not in failure
+    assert "options" not in failure
 
 
 def test_a_server_that_is_stopped_is_found_and_nothing_is_left(engine: ExternalEngine) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,27 @@ def test_a_choice_holds_for_what_it_was_measured_with(tmp_path: Path, change: st
     assert digest_of(config, 2, []) != digest_of(config, 4, [])
 
 
+@pytest.mark.parametrize(
+    ("steps", "trained", "kept"),
+    [(120, 61, True), (90, 61, True), (121, 61, False), (400, 120, False), (121, 120, True)],
+)
+def test_a_longer_run_tries_what_too_few_steps_were_left_for(
+    tmp_path: Path, steps: int, trained: int, kept: bool
+) -> None:
+    """Unless the steps that were added are too few for a trial."""
+    config = asked(tmp_path, f"learner.steps={steps}")
+    config.run.folder.mkdir()
+    record = {"step": trained, "time": 1.0, "critic/score/mean": 0.0}
+    (config.run.folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    before = replace(chosen(config), steps=120, untried=("hybrid",))
+    before.write(config.run.folder)
+    assert chosen_before(config) == (before if kept else None)
+    assert opening(config).placement.mode == ("split" if kept else "collocated")
+    tried = replace(before, untried=())
+    tried.write(config.run.folder)
+    assert chosen_before(config) == tried
+
+
 def test_trials_that_were_cut_off_begin_again(tmp_path: Path) -> None:
     config = asked(tmp_path)
     config.run.folder.mkdir()
@@ -74,6 +97,9 @@ def test_the_record_in_words(tmp_path: Path) -> None:
     record = chosen(asked(tmp_path))
     assert record.text == f"auto chose split at step 12; seconds per batch: {times}"
     assert chosen(asked(tmp_path), decided=False).text == f"auto, now split; seconds per batch so far: {times}"
+    few = "; too few steps were left to try"
+    assert replace(record, untried=("hybrid",)).text == f"{record.text}{few} hybrid"
+    assert replace(record, untried=("hybrid", "a", "b")).text == f"{record.text}{few} hybrid and 2 more"
     undecided = PlacementRecord("collocated", "auto", "collocated", undecided="5 steps are left")
     assert undecided.text == "no decision: 5 steps are left"
     assert record.to_summary()["mode"] == "split"

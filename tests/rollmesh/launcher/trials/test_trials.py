@@ -167,11 +167,15 @@ async def test_the_fastest_placement_stays(
     for one in record.measured:
         assert one.batch_s == pytest.approx(batch_s[one.placement], rel=0.1) if one.batch_s else one.failure
     assert f"auto chose {chosen}" in mesh.events[-1]
+    assert record.untried == ()
 
 
 async def test_a_run_that_ends_soon_stays_as_it_is(tried: Tried) -> None:
     mesh, record = await tried({"collocated": 1.0, "split": 0.1}, started_s=1e9)
     assert mesh.places == []
+    assert record.steps == 100000
+    assert set(record.untried) == {"split", "hybrid"}
+    assert f"too few steps were left to try {record.untried[0]} and 1 more" in mesh.events[-1]
     assert record.mode == "collocated"
     assert {one.placement for one in record.estimates} == {"split", "hybrid"}
     assert any("estimates, seconds per batch: split" in event for event in mesh.events)
@@ -182,6 +186,7 @@ async def test_what_does_not_fit_is_not_tried(tried: Tried) -> None:
     mesh, record = await tried({"collocated": 1.0, "split": 0.1}, refused=refused)
     assert mesh.places == []
     assert record.left_out == ("split: too large", "hybrid: too large")
+    assert record.untried == ()
 
 
 async def test_generators_that_were_started_by_hand_are_not_left_asleep(tried: Tried) -> None:
@@ -248,3 +253,4 @@ async def test_a_trial_needs_batches_that_are_left(tried: Tried, steps: int, sta
     )
     assert mesh.places == []
     assert record.name == "collocated"
+    assert "split" in record.untried
