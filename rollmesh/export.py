@@ -44,4 +44,4 @@ def export_checkpoint(config: Config, checkpoint: Path, out: Path) -> None:
             hint="`export_hf` of that engine writes the folder",
         )
     model = Path(resolve_model(config.model).path)
-    write_hf_folder(checkpoint, model, getattr(torch, config.model.dtype), out)
+    write_hf_folder(checkpoint, model, getattr(torch, config.model.dtype), out, config.learner.lora)

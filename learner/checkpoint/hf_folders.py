@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from rollmesh.learner.checkpoint.adapter_weights import read_merged
 from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.checkpoint.digests import check_actor_digests
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, checkpoint_name, newest_version
@@ -19,6 +20,7 @@ from rollmesh.learner.engines.tensors.checkpoint_tensors import read_tensors
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.config import Config
+from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -26,7 +28,9 @@ FOLDER = "hf"
 """Folder in a run's, of the folders that it leaves."""
 
 
-def write_hf_folder(checkpoint: Path, model: Path, dtype: torch.dtype, out: Path) -> None:
+def write_hf_folder(
+    checkpoint: Path, model: Path, dtype: torch.dtype, out: Path, lora: LoraSection | None = None
+) -> None:
     """Writes model and tokenizer with a checkpoint's weights.
 
     Args:
@@ -34,6 +38,7 @@ def write_hf_folder(checkpoint: Path, model: Path, dtype: torch.dtype, out: Path
         model: folder that gives architecture and tokenizer.
         dtype: of floating-point tensors.
         out: folder to write; must not hold files yet.
+        lora: the adapter that the checkpoint holds; it is merged with the model of the folder.
 
     Raises:
         ConfigError: `out` is not empty, is a file, or cannot be a folder.
@@ -45,7 +50,10 @@ def write_hf_folder(checkpoint: Path, model: Path, dtype: torch.dtype, out: Path
     with StoredModel(model) as source:
         check_actor_digests(checkpoint)
         described = source.describe()
-        tensors = read_tensors(checkpoint, described, dtype)
+        if lora is None:
+            tensors = read_tensors(checkpoint, described, dtype)
+        else:
+            tensors = read_merged(checkpoint, source, lora.scale, dtype)
         try:
             write_folder(out, source, described, tensors, dtype)
         except BaseException:
@@ -84,7 +92,9 @@ def leave_hf_folders(config: Config) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
         try:
             checkpoint = checkpoints / _name(checkpoints, best=which == "best")
-            write_hf_folder(checkpoint, Path(config.model.path), getattr(torch, config.model.dtype), unfinished)
+            write_hf_folder(
+                checkpoint, Path(config.model.path), getattr(torch, config.model.dtype), unfinished, config.learner.lora
+            )
             shutil.rmtree(out, ignore_errors=True)
             unfinished.rename(out)
         except (ConfigError, DataError, OSError) as error:

@@ -7,7 +7,7 @@ in are the leader's before they are trained on. One process communicates nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -52,6 +52,7 @@ class RolloutBatch:
             raises, the gradient is given up.
         token_budget: tokens per micro-batch.
         seed: of the run.
+        base_roles: those whose model is the actor's without its adapter.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class RolloutBatch:
         *,
         token_budget: int,
         seed: int,
+        base_roles: Collection[str] = (),
     ) -> None:
         self._plan = plan
+        self._base_roles = base_roles
         self._engines = engines
         self._kinds = kinds
         self._before_update = before_update
@@ -201,7 +204,7 @@ class RolloutBatch:
             for micro in rank_batch.planned_micro_batches(minibatch)
         ]
         with self.meter.timing("infer", role):
-            parts = engine.infer(batches, sum_pi_squared=sum_pi_squared)
+            parts = engine.infer(batches, sum_pi_squared=sum_pi_squared, adapter=role not in self._base_roles)
         order = self._token_order(engine, minibatches)
 
         def gather_values(name: str) -> Tensor:

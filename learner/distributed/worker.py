@@ -75,6 +75,7 @@ class WorkerRules:
         token_budget: tokens per micro-batch.
         seed: of the run.
         profiler: records chosen steps.
+        base_roles: those whose model is the actor's without its adapter.
         optimizers: see `compatibility.optimizer_forms`.
     """
 
@@ -82,6 +83,7 @@ class WorkerRules:
     token_budget: int
     seed: int
     profiler: StepProfiler
+    base_roles: frozenset[str] = frozenset()
     optimizers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
@@ -107,7 +109,7 @@ class Worker:
         store: CheckpointStore,
         rules: WorkerRules,
     ) -> None:
-        self._engines = engines
+        self._engines = dict(engines)
         self._actor = engines[ACTOR]
         self._algorithm = algorithm
         self._payloads = payloads
@@ -129,8 +131,9 @@ class Worker:
     ) -> NDArray[np.float64]:
         """Operations of all models for sequences, see `ModelCost.sequence_flops`; backward passes too."""
         total = np.zeros(len(tokens))
-        for engine in self._engines.values():
-            total += (3 if engine.trained else 1) * engine.cost.sequence_flops(tokens, context, again)
+        times = [(engine, 3 if engine.trained else 1) for engine in self._engines.values()]
+        for engine, passes in (*times, *((self._actor, 1) for _ in self._rules.base_roles)):
+            total += passes * engine.cost.sequence_flops(tokens, context, again)
         return total
 
     @property
@@ -181,11 +184,12 @@ class Worker:
             batch = RolloutBatch(
                 plan,
                 sequences,
-                self._engines,
+                self._engines | dict.fromkeys(self._rules.base_roles, self._actor),
                 self._kinds,
                 before_update,
                 token_budget=self._rules.token_budget,
                 seed=self._rules.seed,
+                base_roles=self._rules.base_roles,
             )
             self._algorithm.batch_stage(batch)
             if (state := agree_on_state(self._actor, self._algorithm.state())) is not None:

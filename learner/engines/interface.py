@@ -29,6 +29,7 @@ from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import AttentionName, MemorySection, OptimizerSection
+from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.config.parallel import MegatronSection, ParallelSection
 
 STATE_NAME = "state.json"
@@ -61,6 +62,7 @@ class EngineSpec:
         memory: switches between memory and time.
         parallel: how the model and its batches are divided over the processes; an engine refuses what it cannot divide.
         megatron: settings of that engine alone; others do not read them.
+        lora: adapters are trained, and the model itself stays as it was loaded; None: the whole model is trained.
         offload: between calls the weights rest in host memory (models that are not trained).
         rest_folder: what rests is written to files in it, where the device is a CPU; None: it stays in memory.
         longest: tokens of the longest sequence, prompt and response, that can come; None: not known.
@@ -83,6 +85,7 @@ class EngineSpec:
     memory: MemorySection = field(default_factory=MemorySection)
     parallel: ParallelSection = field(default_factory=ParallelSection)
     megatron: MegatronSection = field(default_factory=MegatronSection)
+    lora: LoraSection | None = None
     offload: bool = False
     rest_folder: Path | None = None
     longest: int | None = None

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, NonNegativeInt, model_validator
 
 from rollmesh.mesh.config.base import DeviceName, ModelPath, PositiveFloat, PositiveInt, Section
+from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.config.parallel import MegatronSection, ParallelSection
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -277,6 +278,11 @@ class LearnerSection(Section):
         "only its shard. `step`: once, which sends less and keeps 4 bytes per parameter on every "
         "device (7B: 28 GB).",
     )
+    lora: LoraSection | None = Field(
+        None,
+        description="Train a low-rank adapter of the policy instead of all its weights; `{}` for the defaults. The "
+        "reference policy is then the model without the adapter, and takes no memory.",
+    )
     memory: MemorySection = Field(default_factory=MemorySection, description="Memory against time.")
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="Optimizer and schedule.")
     max_skipped: PositiveInt = Field(
@@ -306,6 +312,12 @@ class LearnerSection(Section):
             raise ValueError(f"ranks: {self.ranks} cannot be divided evenly over {self.distributed.nodes} nodes")
         if self.profile.steps and (absent := [rank for rank in self.profile.ranks if rank >= self.ranks]):
             raise ValueError(f"profile.ranks names rank {absent[0]}, and ranks is {self.ranks}: they count from 0")
+        return self
+
+    @model_validator(mode="after")
+    def _trains_adapters(self) -> LearnerSection:
+        if self.lora is not None and self.engine == "megatron":
+            raise ValueError("lora: engine megatron trains whole models: set engine: fsdp2, or leave lora out")
         return self
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
+from rollmesh.learner.engines.fsdp2.lora.layers import without_adapters
+from rollmesh.learner.engines.fsdp2.lora.merging import gather_factors, merged_tensors
 from rollmesh.learner.engines.fsdp2.memory import EngineMemory
 from rollmesh.learner.engines.fsdp2.optimizer_state import saved_state
 from rollmesh.learner.engines.fsdp2.optimizers.build import build_optimizer
@@ -38,6 +40,7 @@ from rollmesh.learner.engines.tensors.export import exported_tensors, full_tenso
 from rollmesh.learner.engines.tensors.state import StateWriter, load_state
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
+from rollmesh.learner.model_files.adapter_names import is_adapter
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.location import local_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
@@ -105,12 +108,13 @@ class Fsdp2Engine(Engine):
     def infer(
         self, batches: Sequence[PackedBatch], *, sum_pi_squared: bool = False, adapter: bool = True
     ) -> list[ModelOutput]:
-        if not adapter:
+        if not adapter and self._spec.lora is None:
             raise ConfigError(
                 f"model {self._spec.model.path!r} has no adapter that could be left out",
                 hint="give the reference a role of its own",
             )
-        with self._using(PARAMS):
+        base = nullcontext() if adapter else without_adapters(self._runner.module)
+        with self._using(PARAMS), base:
             real, filling = self._runner.fill_up(batches)
             outputs = iter([self._runner.forward(batch, sum_pi_squared=sum_pi_squared)[0] for batch in real])
             for batch in filling:
@@ -131,28 +135,28 @@ class Fsdp2Engine(Engine):
     def exported_shards(self, dtype: torch.dtype | None = None) -> Iterator[WeightShard]:
         dtype = dtype or getattr(torch, self._spec.model.dtype)
         with self._using(PARAMS):
-            yield from own_shards(self._divided_tensors(), self.world, dtype)
+            yield from own_shards(self._divided_tensors(self._gather_factors()), self.world, dtype)
 
     def export_weights(
         self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)
     ) -> Iterator[tuple[str, Tensor]]:
         dtype = dtype or getattr(torch, self._spec.model.dtype)
         with self._using(PARAMS):
-            yield from full_tensors(self._divided_tensors(), self.world, dtype, holders)
+            yield from full_tensors(self._divided_tensors(self._gather_factors()), self.world, dtype, holders)
 
     def begin_checkpoint(self, folder: Path, extra: dict[str, object]) -> Future[None]:
         step, optimizer, writer = self._training()
         if step.pending is not None:
             raise RuntimeError("a checkpoint is of the state between two steps")
         with self._using(PARAMS, OPTIMIZER):
-            return writer.begin(folder, saved_state(self._runner.named_tensors(), optimizer), step.steps, extra)
+            return writer.begin(folder, saved_state(self._runner.saved_tensors(), optimizer), step.steps, extra)
 
     def load_checkpoint(self, folder: Path) -> dict[str, object]:
         step, optimizer, _ = self._training()
         if step.pending is not None:
             raise RuntimeError("a checkpoint is loaded between two steps")
         with self._using(PARAMS, OPTIMIZER):
-            state = saved_state(self._runner.named_tensors(), optimizer)
+            state = saved_state(self._runner.saved_tensors(), optimizer)
             step.steps, extra = load_state(folder, self.world, state)
         return extra
 
@@ -180,6 +184,7 @@ class Fsdp2Engine(Engine):
         described = {
             name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
             for name, tensor in self._runner.named_tensors()
+            if not is_adapter(name)
         }
         dtype = getattr(torch, self._spec.model.dtype)
         with StoredModel(local_folder(self._spec.model), backbone_only=self._runner.backbone_only) as source:
@@ -224,8 +229,15 @@ class Fsdp2Engine(Engine):
             free_gathered(self._runner.module)
             self._memory.offload(resting)
 
-    def _divided_tensors(self) -> Iterator[DividedTensor]:
-        return divided_tensors(self._runner.named_tensors(), self.world.processes)
+    def _divided_tensors(self, factors: Mapping[str, tuple[Tensor, Tensor]] | None = None) -> Iterator[DividedTensor]:
+        """The tensors that leave the engine, adapters merged; without factors only their shapes and places hold."""
+        named, processes = self._runner.named_tensors(), self.world.processes
+        if self._spec.lora is None:
+            return divided_tensors(named, processes)
+        return merged_tensors(named, processes, self._spec.lora.scale, factors or {})
+
+    def _gather_factors(self) -> dict[str, tuple[Tensor, Tensor]]:
+        return gather_factors(self._runner.named_tensors()) if self._spec.lora is not None else {}
 
     def _update(self) -> None:
         """Takes the optimizer's step."""

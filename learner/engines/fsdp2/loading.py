@@ -86,6 +86,12 @@ def fill(target: Tensor, files: WeightFiles, source: str) -> None:
         _place(target, part).copy_(values)
 
 
+def place_full(target: Tensor, values: Tensor) -> None:
+    """Gives a parameter this rank's part of a full tensor of its shape."""
+    part = _own_part(target)
+    _place(target, part).copy_(values[tuple(part)])
+
+
 def _allocate(model: nn.Module, device: torch.device) -> None:
     """Gives memory to the parameters, tied ones once."""
     made: dict[nn.Parameter, nn.Parameter] = {}

@@ -27,6 +27,7 @@ from rollmesh.learner.engines.fsdp2.exact_attention_limits import describe_dense
 from rollmesh.learner.engines.fsdp2.kernels.choice import EXACT, build_layout_for, choose_kernel
 from rollmesh.learner.engines.fsdp2.kernels.choice import KEY as ATTENTION_KEY
 from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
+from rollmesh.learner.engines.fsdp2.lora.layers import add_adapters, fill_adapters
 from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.learner.engines.fsdp2.packing_choice import choose_packing
 from rollmesh.learner.engines.fsdp2.parallel_requirements import check_parallel
@@ -47,6 +48,7 @@ from rollmesh.learner.engines.layer_kinds import window_of
 from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.engines.model_cost import ModelCost, cost_of
 from rollmesh.learner.engines.world import World
+from rollmesh.learner.model_files.adapter_names import is_adapter
 from rollmesh.learner.model_files.stored_model import StoredModel, quiet_transformers
 from rollmesh.learner.model_files.weight_files import WeightFiles
 from rollmesh.mesh.errors import ConfigError, DataError
@@ -110,6 +112,8 @@ class ModelRunner(ABC):
                 refuse_long_masks(self.packing, self.device, self._param_dtype, spec.longest, capped=capped)
             self.vocab_size = len(cast(Tensor, stored.model.get_input_embeddings().weight))
             self.module = self._build(stored.model)
+            if spec.lora is not None:
+                add_adapters(self.module, spec.lora, spec.model.path)
             self._shard_and_load(stored)
         self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self._warn()
@@ -164,6 +168,11 @@ class ModelRunner(ABC):
         saved = self.module.state_dict().keys()
         yield from ((plain_name(name), tensor) for name, tensor in self.module.named_parameters())
         yield from ((plain_name(name), tensor) for name, tensor in self.module.named_buffers() if name in saved)
+
+    def saved_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Those of `named_tensors` that a checkpoint holds: of a model with adapters these alone."""
+        adapters_only = self._spec.lora is not None
+        yield from ((name, tensor) for name, tensor in self.named_tensors() if not adapters_only or is_adapter(name))
 
     def read(self, batches: Sequence[PackedBatch]) -> ComputedValues:
         """Computes the engine's outputs and gradients as it is now, for the probe."""
@@ -286,7 +295,9 @@ class ModelRunner(ABC):
         new = load_weights(self.module, stored, self.device)
         if new:
             parameters = {plain_name(name): parameter for name, parameter in self.module.named_parameters()}
-            self._fill_new({name: parameters[name] for name in new}, stored.files)
+            others = fill_adapters({name: parameters[name] for name in new}, spec.seed)
+            if others:
+                self._fill_new({name: parameters[name] for name in others}, stored.files)
 
     def _divide(self, config: PreTrainedConfig) -> None:
         """Takes this process's place among those that share a micro-batch."""

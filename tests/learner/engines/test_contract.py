@@ -12,6 +12,7 @@ from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.config.parallel import ParallelSection
 from rollmesh.testing.contract import EngineContract
+from rollmesh.testing.contract_adapters import AdapterContract
 from rollmesh.testing.engine_cases import assert_same
 from rollmesh.testing.worlds import EngineLayout
 from tests.learner.engines import compiled, two_ranks
@@ -25,6 +26,10 @@ SEQUENCES = EngineLayout("divided_sequences", processes=2, changes={"parallel": 
 
 
 class TestFsdp2(EngineContract):
+    layouts = (ONE, TWO)
+
+
+class TestAdapters(AdapterContract):
     layouts = (ONE, TWO)
 
 

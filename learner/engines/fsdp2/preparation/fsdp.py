@@ -30,7 +30,7 @@ class Preparation:
         shard: apply FSDP2; master weights stay float32, computation is in `param_dtype`, gradients reduce in float32.
         param_dtype: compute dtype.
         mesh: to shard over, see `shard_mesh`.
-        trained: False: no gradients, and no master weights in addition to those in `param_dtype`.
+        trained: False: no gradients. Parameters without gradient have no master weights beside those in `param_dtype`.
         recompute: compute each block's activations again in the backward pass: all, or `selective`: all but the outputs
             of products and of attention.
         offload_activations: the inputs of blocks that are computed again wait in (pinned) host memory.
@@ -59,8 +59,8 @@ def prepare(model: nn.Module, how: Preparation) -> None:
     exact = [module for name, module in model.named_children() if name in _FLOAT32]
     if not how.trained:
         model.requires_grad_(False)
-        _cast_parameters(model, how.param_dtype, apart=exact)
-    elif how.recompute:
+    _cast_frozen(model, how.param_dtype, apart=exact)
+    if how.trained and how.recompute:
         recompute_blocks(model, how.recompute, offload=how.offload_activations)
     if not how.shard:
         return
@@ -96,11 +96,11 @@ def recover(model: nn.Module) -> bool:
     return True
 
 
-def _cast_parameters(model: nn.Module, dtype: torch.dtype, apart: list[nn.Module]) -> None:
+def _cast_frozen(model: nn.Module, dtype: torch.dtype, apart: list[nn.Module]) -> None:
     # Buffers (rotary frequencies) stay as they are: the sharded model does not cast them either.
     kept = {id(parameter) for module in apart for parameter in module.parameters()}
     for parameter in model.parameters():
-        if id(parameter) not in kept:
+        if id(parameter) not in kept and not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
 
 

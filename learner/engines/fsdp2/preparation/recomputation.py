@@ -13,6 +13,8 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 
 _WRAPPED = "_checkpoint_wrapped_module."
+# A layer with an adapter holds the one without as a part.
+_ADAPTED = "base_layer."
 # Names of the operations that multiply matrices.
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"})
 
@@ -41,8 +43,8 @@ def is_product(operation: torch._ops.OpOverload) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name as the model has it without wrappers."""
-    return name.replace(_WRAPPED, "")
+    """A parameter's name as the model has it without wrappers and adapters."""
+    return name.replace(_WRAPPED, "").replace(_ADAPTED, "")
 
 
 def _keep(_context: Any, operation: Any, *_args: Any, **_keywords: Any) -> CheckpointPolicy:

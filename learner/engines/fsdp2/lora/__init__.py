@@ -1,0 +1,1 @@
+"""Low-rank adapters: which layers get one, the values that it begins with, and its product with the base."""
