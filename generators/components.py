@@ -148,7 +148,7 @@ class GeneratorComponents:
             on_report=metrics.record_swap,
             suspended=asleep,
         )
-        self.probes = Probes(self.engine, self.receiver.manifest)
+        self.probes = Probes(self.engine, self.receiver.announced)
         self.manual = ManualRequests(self.engine, text)
         loaded.events.connect(self._route_results, self.endpoint.accept_tokens if self.endpoint is not None else None)
 

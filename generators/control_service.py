@@ -13,10 +13,11 @@ from rollmesh.generators.placement.device_turns import DeviceTurns
 from rollmesh.generators.rollout.active_group import sampling_of
 from rollmesh.generators.rollout.encoding import FINISH_REASONS
 from rollmesh.generators.tokenizer import TokenizerCodec
+from rollmesh.generators.weights.announced_weights import AnnouncedWeights
 from rollmesh.mesh.errors import PayloadError, UnreachableError
 from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.protos import generator_pb2, generator_pb2_grpc, trajectory_pb2, weights_pb2
+from rollmesh.protos import generator_pb2, generator_pb2_grpc, trajectory_pb2
 
 SERVICE_NAME = generator_pb2.DESCRIPTOR.services_by_name["GeneratorControl"].full_name
 _PREFIX = "manual-"
@@ -70,14 +71,12 @@ class Probes:
 
     Args:
         engine: to be probed.
-        manifest: gives the announced manifest of a version in service.
+        announced: gives the announced weights of a version in service.
     """
 
-    def __init__(
-        self, engine: InferenceEngine, manifest: Callable[[PolicyVersion], weights_pb2.Manifest | None]
-    ) -> None:
+    def __init__(self, engine: InferenceEngine, announced: Callable[[PolicyVersion], AnnouncedWeights | None]) -> None:
         self._engine = engine
-        self._manifest = manifest
+        self._announced = announced
 
     async def probe(self, token_ids: Sequence[int]) -> generator_pb2.ProbeResponse:
         """Log-probs of the tokens, and the digest of the tensors that gave them.
@@ -92,11 +91,11 @@ class Probes:
         response = generator_pb2.ProbeResponse(
             serving=probe.version.to_proto(), announced_digest=probe.digest, log_probs=probe.log_probs.tolist()
         )
-        manifest = self._manifest(probe.version)
-        if manifest is None:
+        announced = self._announced(probe.version)
+        if announced is None:
             response.not_comparable = "the version changed during the probe"
             return response
-        inspection = await asyncio.to_thread(inspect, manifest, probe.tensors)
+        inspection = await asyncio.to_thread(inspect, announced, probe.tensors)
         response.found_digest, response.not_comparable = inspection.digest, inspection.not_comparable
         response.differing.extend(inspection.differing[:_DIFFERING])
         return response

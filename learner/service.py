@@ -30,7 +30,7 @@ from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.distributed.rank_group import RankGroup, run_follower
 from rollmesh.learner.distributed.trajectories import FetchedTrajectories, InlineTrajectories, TrajectorySource
 from rollmesh.learner.distributed.weight_export import WeightExport
-from rollmesh.learner.engines.interface import ACTOR
+from rollmesh.learner.engines.interface import ACTOR, WeightPart
 from rollmesh.learner.liveness.rank_watch import log_lost
 from rollmesh.learner.liveness.start_notice import note_every_minute
 from rollmesh.learner.model_files.location import resolve_model
@@ -167,7 +167,8 @@ def _run(
         with watch.phase("lay the weights out"), note_every_minute("lays the weights out"):
             background = None if alone else RankChannel(config.learner.distributed)
             ahead = not config.placement.learner_takes_turns
-            export = WeightExport(engines[ACTOR], background, config.weights.bucket_bytes, ahead=ahead)
+            part: WeightPart = "policy" if config.learner.pushed_adapter is None else "adapter"
+            export = WeightExport(engines[ACTOR], background, config.weights.bucket_bytes, ahead=ahead, part=part)
         freeze_heap()
         if record is not None:
             ranks = RankGroup(worker, channel, watch, export)

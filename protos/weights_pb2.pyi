@@ -28,7 +28,7 @@ class WatchRequest(_message.Message):
     def __init__(self, member_id: _Optional[str] = ..., host_id: _Optional[str] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("run", "policy", "tensors", "buckets", "digest", "offers", "deltas", "announced_unix_ns")
+    __slots__ = ("run", "policy", "tensors", "buckets", "digest", "offers", "deltas", "announced_unix_ns", "base", "scale")
     RUN_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,8 @@ class Manifest(_message.Message):
     OFFERS_FIELD_NUMBER: _ClassVar[int]
     DELTAS_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
     run: str
     policy: _trajectory_pb2.PolicyVersion
     tensors: _containers.RepeatedCompositeFieldContainer[TensorEntry]
@@ -45,7 +47,9 @@ class Manifest(_message.Message):
     offers: _containers.RepeatedCompositeFieldContainer[Offer]
     deltas: _containers.RepeatedCompositeFieldContainer[Delta]
     announced_unix_ns: int
-    def __init__(self, run: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., buckets: _Optional[_Iterable[_Union[BucketEntry, _Mapping]]] = ..., digest: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., deltas: _Optional[_Iterable[_Union[Delta, _Mapping]]] = ..., announced_unix_ns: _Optional[int] = ...) -> None: ...
+    base: Manifest
+    scale: float
+    def __init__(self, run: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., buckets: _Optional[_Iterable[_Union[BucketEntry, _Mapping]]] = ..., digest: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., deltas: _Optional[_Iterable[_Union[Delta, _Mapping]]] = ..., announced_unix_ns: _Optional[int] = ..., base: _Optional[_Union[Manifest, _Mapping]] = ..., scale: _Optional[float] = ...) -> None: ...
 
 class Offer(_message.Message):
     __slots__ = ("transport", "address", "host_id")

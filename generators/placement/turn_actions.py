@@ -216,7 +216,7 @@ class TurnActions:
     async def _verify(self, parts: TurnParts) -> None:
         served = await _engine(parts.engine.weights())
         try:
-            same = await check_tensors(served, parts.receiver.manifest(served.version))
+            same = await check_tensors(served, parts.receiver.announced(served.version))
         except WeightsError:
             await self._drop_wrong_weights(parts)
             raise

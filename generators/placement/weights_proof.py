@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollmesh.generators.engines.types import ServedWeights
+from rollmesh.generators.weights.announced_weights import AnnouncedWeights
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.protos import generator_pb2, weights_pb2
+from rollmesh.protos import generator_pb2
 
 BY_DIGEST = "digest"
 BY_LOG_PROBS = "log_probs"
@@ -47,12 +48,12 @@ class ProbeTokens:
         return cls(policy, list(request.probe_ids), list(request.probe_log_probs))
 
 
-async def check_tensors(served: ServedWeights, manifest: weights_pb2.Manifest | None) -> bool:
-    """Compares the tensors of an engine with a manifest, in a thread.
+async def check_tensors(served: ServedWeights, announced: AnnouncedWeights | None) -> bool:
+    """Compares the tensors of an engine with those announced, in a thread.
 
     Args:
         served: as they are in the engine.
-        manifest: of the version in service, as announced; None where it has changed meanwhile.
+        announced: of the version in service; None where it has changed meanwhile.
 
     Returns:
         False where they cannot be compared.
@@ -60,15 +61,15 @@ async def check_tensors(served: ServedWeights, manifest: weights_pb2.Manifest | 
     Raises:
         WeightsError: they differ.
     """
-    if manifest is None or served.tensors is None:
+    if announced is None or served.tensors is None:
         return False
     # Imported late: torch takes a second.
     from rollmesh.generators.weights.served_digest import inspect
 
-    found = await asyncio.to_thread(inspect, manifest, served.tensors)
+    found = await asyncio.to_thread(inspect, announced, served.tensors)
     if found.not_comparable:
         return False
-    if found.differing or found.digest != manifest.digest:
+    if found.differing or found.digest != announced.manifest.digest:
         names = ", ".join(found.differing[:_NAMED]) or "their digest"
         raise WeightsError(
             f"version {served.version} in the engine is not the one published: {len(found.differing)} tensors "

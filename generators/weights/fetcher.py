@@ -1,12 +1,16 @@
-"""Fetches the bytes of a version: by deltas where these are fewer, over the first transport that brings them."""
+"""Fetches the bytes of a version: by deltas where these are fewer, over the first transport that brings them.
+
+A version that is an adapter brings its own few bytes. Its base is fetched before the first one, and kept.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollmesh.generators.weights.delta_base import DeltaBase
+from rollmesh.generators.weights.frozen_base import FrozenBase
 from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.relay import Relay
 from rollmesh.generators.weights.transport_log import TransportLog
@@ -70,6 +74,7 @@ class WeightFetcher:
         self._timeout_s = timeout_s
         self._member_id = member_id
         self._base = DeltaBase()
+        self._frozen = FrozenBase()
         self.chosen = TransportLog()
 
     async def close(self) -> None:
@@ -79,11 +84,16 @@ class WeightFetcher:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes kept as the base of the next deltas."""
-        return self._base.nbytes
+        """Bytes kept: the base of the next deltas, and the base of adapters."""
+        return self._base.nbytes + self._frozen.nbytes
+
+    @property
+    def frozen_base(self) -> memoryview | None:
+        """The bytes of the base to which fetched adapters belong; None before the first."""
+        return self._frozen.data
 
     async def fetch(self, announcement: Announcement) -> VerifiedWeights:
-        """All bytes of the version.
+        """All bytes of the version; of an adapter also its base, unless that is here.
 
         Raises:
             WeightsError: no transport brings them; the error of the last one.
@@ -93,13 +103,14 @@ class WeightFetcher:
         async def receive(part: BucketSet) -> VerifiedWeights:
             return await self._receive(announcement, part)
 
-        applied = (
-            await self._base.apply_deltas(announcement.manifest, receive) if self._prefers_deltas(bucket_set) else None
-        )
-        return applied or await receive(bucket_set)
+        manifest = announcement.manifest
+        of_base = await self._frozen.fetch(manifest.base, receive) if manifest.HasField("base") else 0
+        applied = await self._base.apply_deltas(manifest, receive) if self._prefers_deltas(bucket_set) else None
+        received = applied or await receive(bucket_set)
+        return replace(received, nbytes=received.nbytes + of_base)
 
     async def drop(self) -> None:
-        """Keeps nothing, be it for deltas, for others or for a broadcast. The next version comes in full."""
+        """Keeps nothing but the base of adapters. The next version comes in full."""
         self._base.drop()
         self._relay.close()
         await self.close()

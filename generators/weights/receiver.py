@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ import grpc
 
 from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.engines.types import SwapTimings
+from rollmesh.generators.weights.announced_weights import AnnouncedWeights
 from rollmesh.generators.weights.fetcher import Announcement, WeightFetcher
 from rollmesh.generators.weights.learner_connection import LearnerConnection, LearnerDirectory
 from rollmesh.generators.weights.pinned_groups import PinnedGroups
@@ -151,9 +152,8 @@ class WeightReceiver:
         self._pinned = pinned if pinned is not None else PinnedGroups()
         self._pinned.set_cancel_swap(self._hold_swap)
         self._on_serving = on_serving
-        # Manifests of the version in service, and of the one that is about to be: the engine changes a moment before
-        # `serving`.
-        self._manifests: dict[PolicyVersion, weights_pb2.Manifest] = {}
+        # Of the version in service, and of the one that is about to be: the engine changes a moment before `serving`.
+        self._announced_weights: dict[PolicyVersion, AnnouncedWeights] = {}
         self._incarnation = 0
         self._swapping: Future[SwapTimings] | None = None
         self._swap_held = False
@@ -199,7 +199,7 @@ class WeightReceiver:
 
         After `suspend`.
         """
-        self.serving, self.digest, self._manifests = None, "", {}
+        self.serving, self.digest, self._announced_weights = None, "", {}
         await self._fetcher.drop()
         self._pend_newest()
 
@@ -214,9 +214,9 @@ class WeightReceiver:
         """The transport that brings the weights, and the reasons against cheaper ones."""
         return self._fetcher.chosen
 
-    def manifest(self, policy: PolicyVersion) -> weights_pb2.Manifest | None:
-        """The announced manifest of a version that the engine serves; None for any other."""
-        return self._manifests.get(policy)
+    def announced(self, policy: PolicyVersion) -> AnnouncedWeights | None:
+        """The announced weights of a version that the engine serves; None for any other."""
+        return self._announced_weights.get(policy)
 
     # ------------------------------------------------------------------------------------------- announcements
 
@@ -388,22 +388,34 @@ class WeightReceiver:
             raise over
         self._set_reason(f"waits for the engine to swap to version {policy} (pinned evaluation requests finish first)")
         # Imported late: torch takes a second, and the learner is waited for meanwhile.
-        from rollmesh.mesh.weights.tensors import named_tensors
+        from rollmesh.mesh.weights.merging import effective_tensors
 
-        self._manifests[policy] = manifest
+        self._announced_weights[policy] = weights = self._announced_of(announcement, received)
         try:
             timings = None
             while timings is None:
                 if self._swap_held:
                     await self._pinned.finished()
                 self._swap_held = False
-                tensors = named_tensors(manifest, received.data) if received is not None else None
+                tensors = None
+                if received is not None:
+                    tensors = effective_tensors(manifest, received.data, weights.base)
                 self._swapping = await self._request_swap(policy, tensors, manifest.digest)
                 timings = await self._await_swap(policy)
         except BaseException:
-            del self._manifests[policy]
+            del self._announced_weights[policy]
             raise
         return timings
+
+    def _announced_of(self, announcement: Announcement, received: VerifiedWeights | None) -> AnnouncedWeights:
+        """The weights of a version; those without bytes of their own have the bytes of the version in service."""
+        manifest, serving = announcement.manifest, self.serving
+        if not manifest.HasField("base"):
+            return AnnouncedWeights(manifest)
+        if received is not None:
+            return AnnouncedWeights(manifest, received.data, self._fetcher.frozen_base)
+        assert serving is not None, "they are in service"
+        return replace(self._announced_weights[serving], manifest=manifest)
 
     async def _request_swap(
         self, policy: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]] | None, digest: str
@@ -422,7 +434,7 @@ class WeightReceiver:
     def _enter_service(self, announcement: Announcement, received: VerifiedWeights, timings: SwapTimings) -> None:
         policy = announcement.policy
         self.serving, self.digest = policy, announcement.manifest.digest
-        self._manifests = {policy: announcement.manifest}
+        self._announced_weights = {policy: self._announced_weights[policy]}
         self._set_reason("")
         self.has_weights.set()
         self._swapped.set()

@@ -4,7 +4,8 @@ Invariants:
 
 - Only verified buckets are served, each as soon as it is verified. A caller that waits for one gets a message at least
   every `HEARTBEAT_S`: a relay that waits itself differs from a dead one.
-- A version's full bytes are kept until those of the next one are complete. The oldest one that is being fetched is kept
+- A version's full bytes are kept until those of the next one are complete, those of a base of adapters for as
+  long as they are requested. The oldest one that is being fetched is kept
   too, so that a slow link brings a version in the end.
 - A few deltas are kept as well. Bytes that were not requested for a while are released.
 - Without an address nothing is kept.
@@ -25,6 +26,7 @@ from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import BucketSet
 from rollmesh.mesh.weights.active_readers import ActiveReaders
+from rollmesh.mesh.weights.adapter import FROZEN_BASE
 from rollmesh.mesh.weights.chunk_framing import frame, frames
 from rollmesh.mesh.weights.contract import SERVICE_NAME
 from rollmesh.protos import weights_pb2
@@ -130,7 +132,9 @@ class Relay:
         if buckets not in self._kept:
             return
         deltas = [other for other in self._kept if other.bucket_set.base is not None]
-        full = [other for other in self._kept if other.bucket_set.base is None]
+        full = [
+            other for other in self._kept if other.bucket_set.base is None and other.bucket_set.policy != FROZEN_BASE
+        ]
         older = full[:-1] if buckets in full else []
         fetched = next((other for other in older if self._readers.active(other.bucket_set.policy)), None)
         for other in [*deltas[:-_DELTAS], *(other for other in older if other is not fetched)]:

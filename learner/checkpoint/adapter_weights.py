@@ -20,6 +20,7 @@ from rollmesh.learner.model_files.reading import read_parts
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.learner.model_files.weight_files import full_part
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.weights.merging import merge
 
 _WEIGHT = ".weight"
 
@@ -59,7 +60,7 @@ def read_merged(
                 values
                 for _, values in read_tensors(checkpoint, {f"{layer}{e}": t for e, t in wanted.items()}, torch.float32)
             )
-            full.addmm_(b, a, alpha=scale)
+            full = merge(full, a, b, scale)
         yield name, full.to(dtype) if full.is_floating_point() else full
 
 

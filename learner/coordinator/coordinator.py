@@ -97,7 +97,7 @@ class Coordinator:
             PublishRules.of(config),
             offers=configured_transports(config),
         )
-        self._publisher.reckon_memory(runtime.ranks.version_bytes)
+        self._publisher.reckon_memory(runtime.ranks.version_bytes, base=runtime.ranks.base_bytes)
         self._session = MeshSession(config, mesh, self._publisher, runtime.status, runtime.controls, port=port)
 
     def run(
@@ -239,6 +239,7 @@ class Coordinator:
         loop = TrainingLoop(runtime, claimer, announcer, checkpoints, turns, recorder, self._algorithm, rules)
         self._controls.wake = partial(self._bridge.loop.call_soon_threadsafe, table.groups.interrupt)
         try:
+            runtime.ranks.export_base(self._publisher)
             reason = loop.run()
             log.info("the run ends after version %d: %s", loop.version, reason)
             announcer.wait_in_force()

@@ -22,10 +22,10 @@ from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.distributed.turn_memory import TurnMemory
-from rollmesh.learner.distributed.weight_export import VersionSink, WeightExport
+from rollmesh.learner.distributed.weight_export import PUBLICATION_S, VersionSink, WeightExport
 from rollmesh.learner.distributed.worker import TrainResult, UpdateRefused, Worker
 from rollmesh.learner.liveness.rank_watch import RankWatch
-from rollmesh.mesh.errors import StoreError, SwapError, UnreachableError
+from rollmesh.mesh.errors import StoreError, SwapError, UnreachableError, WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2
 
@@ -136,6 +136,32 @@ class RankGroup:
         assert self._export is not None, "weights are published"
         return self._export.layout.nbytes
 
+    @property
+    def base_bytes(self) -> int:
+        """Bytes of the base to which versions of the weights belong; 0 where they are whole."""
+        assert self._export is not None, "weights are published"
+        return self._export.base_bytes
+
+    def export_base(self, sink: VersionSink) -> None:
+        """Publishes the base to which versions belong, before the first of them; nothing where they are whole.
+
+        Raises:
+            WeightsError: it could not be stored.
+        """
+        if not self.base_bytes:
+            return
+        assert self._export is not None, "weights are published"
+        self._worker.memory.require()
+        with self._watch.phase("export base"):
+            self._send_order("export base")
+            published = self._export.export_base(sink)
+        if not wait_keeping_alive(self, published, PUBLICATION_S):
+            raise WeightsError(
+                f"the base of the adapter was not published within {PUBLICATION_S:.0f} s",
+                hint="look whether another rank hangs, or weights.dir is slow",
+            )
+        published.result()
+
     def export(self, sink: VersionSink, policy: PolicyVersion) -> Future[weights_pb2.Manifest | None]:
         """Has every rank copy its part of the weights, and publishes them in the background (`WeightExport`)."""
         assert self._export is not None, "weights are published"
@@ -245,6 +271,9 @@ def _follow(worker: Worker, channel: RankChannel, message: Mapping[str, Any], ex
                 worker.prepare(TrainPlan.from_bytes(message["plan"]))
         case "train":
             _train_if_allowed(worker, channel)
+        case "export base":
+            assert export is not None, "rank 0 publishes"
+            export.export_base(None)
         case "export":
             assert export is not None, "rank 0 publishes"
             export.export(None, PolicyVersion.parse(message["version"]))

@@ -23,12 +23,13 @@ from typing import Protocol
 import msgpack
 
 from rollmesh.learner.distributed.rank_channel import RankChannel
-from rollmesh.learner.engines.interface import Engine
+from rollmesh.learner.engines.interface import Engine, WeightPart
 from rollmesh.learner.weights.version_layout import PartDigests, VersionLayout
 from rollmesh.learner.weights.version_part import copy_part, copy_shards, digest_part
 from rollmesh.learner.weights.version_storage import VersionFile, open_version, touch_pages
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.mesh.weights.adapter import FROZEN_BASE
 from rollmesh.protos import weights_pb2
 
 PUBLICATION_S = 1800.0
@@ -58,24 +59,36 @@ class WeightExport:
         channel: to the other ranks, for this alone; None for a single rank.
         bucket_bytes: `weights.bucket_bytes`.
         ahead: the next version's file is made while the next batch trains; the same on every rank.
+        part: tensors of a version. With `adapter` the base is published once, before (`export_base`).
 
     Attributes:
         layout: of every version.
     """
 
-    def __init__(self, engine: Engine, channel: RankChannel | None, bucket_bytes: int, *, ahead: bool = True) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        channel: RankChannel | None,
+        bucket_bytes: int,
+        *,
+        ahead: bool = True,
+        part: WeightPart = "policy",
+    ) -> None:
         self._engine = engine
         self._ahead = ahead
+        self._bucket_bytes = bucket_bytes
+        self._weights: WeightPart = part
         self._process = engine.layout.process
         self._channel = channel
         self._holders = _processes_of_this_host(engine)
-        self.layout = VersionLayout(engine.exported_tensors(holders=self._holders), bucket_bytes)
+        self.layout = VersionLayout(engine.exported_tensors(holders=self._holders, part=part), bucket_bytes)
         self._part = self.layout.part(self._process)
         # Ranges of bytes that this rank writes; known from the first version on.
         self._written: list[tuple[int, int]] = []
         self._background = ThreadPoolExecutor(1, thread_name_prefix="publish")
         self._file: VersionFile | None = None
         self._prepared: Future[memoryview] | None = None
+        self._base: Future[weights_pb2.Manifest | None] | None = None
 
     def export(self, sink: VersionSink | None, policy: PolicyVersion) -> Future[weights_pb2.Manifest | None]:
         """Copies the weights as they are now, and has them published; collective, in the thread that trains.
@@ -88,8 +101,13 @@ class WeightExport:
             Done when the version can be fetched, on rank 0 with its manifest. It fails with WeightsError.
 
         Raises:
-            WeightsError: there is no memory for a version.
+            WeightsError: there is no memory for a version, or its base did not become fetchable.
         """
+        if self._base is not None and not wait([self._base], PUBLICATION_S).done:
+            raise WeightsError(
+                f"the base of the adapter was not published within {PUBLICATION_S:.0f} s",
+                hint="look whether another rank hangs, or weights.dir is slow",
+            )
         if self._prepared is None:
             self._prepared = self._background.submit(self._prepare, sink)
         if not wait([self._prepared], PUBLICATION_S).done:
@@ -99,12 +117,38 @@ class WeightExport:
             )
         target = self._prepared.result()
         if len(self._holders) == self._engine.layout.processes:
-            self._written = copy_shards(self.layout, self._engine.exported_shards(), target)
+            self._written = copy_shards(self.layout, self._engine.exported_shards(part=self._weights), target)
         else:
-            copy_part(self._part, self._engine.export_weights(holders=self._holders), target)
+            exported = self._engine.export_weights(holders=self._holders, part=self._weights)
+            copy_part(self._part, exported, target)
             self._written = [(tensor.place.start, tensor.place.start + tensor.nbytes) for tensor in self._part]
         published = self._background.submit(self._publish, sink, policy, target)
         self._prepared = self._background.submit(self._prepare, sink) if self._ahead else None
+        return published
+
+    @property
+    def base_bytes(self) -> int:
+        """Bytes of the base to which versions belong; 0 where they are whole."""
+        if self._weights != "adapter":
+            return 0
+        return VersionLayout(self._engine.exported_tensors(part="base"), self._bucket_bytes).nbytes
+
+    def export_base(self, sink: VersionSink | None) -> Future[weights_pb2.Manifest | None]:
+        """Copies the base to which versions belong, and has it published; collective, before the first of them.
+
+        Args:
+            sink: on rank 0.
+
+        Returns:
+            Done when it can be fetched; the first `export` waits for it.
+
+        Raises:
+            WeightsError: there is no memory for it.
+        """
+        assert self._weights == "adapter", "other versions are whole"
+        base = WeightExport(self._engine, self._channel, self._bucket_bytes, ahead=False, part="base")
+        self._base = published = base.export(sink, FROZEN_BASE)
+        published.add_done_callback(lambda _: base._background.shutdown(wait=False))
         return published
 
     def close(self) -> None:

@@ -123,6 +123,9 @@ class ExportedTensor:
     holder: int = 0
 
 
+WeightPart = Literal["policy", "base", "adapter"]
+"""The tensors that leave an engine: those of the policy, an adapter merged in; those of the base to which an adapter
+belongs; or those of the adapter, under peft's names. Without an adapter the first two are the same."""
 WeightShard: TypeAlias = tuple[str, tuple[slice, ...], Tensor]
 """A tensor's name, a place in the full tensor (as an index; empty: all of it), and the part that belongs there."""
 
@@ -233,7 +236,7 @@ class Engine(ABC):
 
     @abstractmethod
     def exported_tensors(
-        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)
+        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,), part: WeightPart = "policy"
     ) -> Sequence[ExportedTensor]:
         """The tensors that `export_weights` gives for these arguments, those of all holders, in the order of the model.
 
@@ -241,13 +244,16 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def exported_shards(self, dtype: torch.dtype | None = None) -> Iterator[WeightShard]:
+    def exported_shards(
+        self, dtype: torch.dtype | None = None, *, part: WeightPart = "policy"
+    ) -> Iterator[WeightShard]:
         """This process's parts of the full tensors, for processes that fill the tensors together.
 
         The parts of all processes fill each tensor of `exported_tensors` once. No process waits for another.
 
         Args:
             dtype: dtype of floating-point tensors; none: the model section's.
+            part: which tensors.
 
         Yields:
             Shards on the CPU. Memory is used again once the next is asked for.
@@ -255,7 +261,7 @@ class Engine(ABC):
 
     @abstractmethod
     def export_weights(
-        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)
+        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,), part: WeightPart = "policy"
     ) -> Iterator[tuple[str, Tensor]]:
         """Full tensors under their Hugging Face names, on the CPU, tied ones once; each in one of the holders.
 
@@ -271,6 +277,7 @@ class Engine(ABC):
         Args:
             dtype: dtype of floating-point tensors; none: the model section's.
             holders: processes that receive tensors (`Layout.process`), the same everywhere.
+            part: which tensors, the same everywhere.
         """
 
     @abstractmethod

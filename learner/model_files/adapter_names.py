@@ -4,11 +4,12 @@ them.
 
 from __future__ import annotations
 
+from rollmesh.mesh.weights.adapter import PEFT_PREFIX
+
 NAME = "default"
 """The one adapter of a model."""
 A_END, B_END = f".lora_A.{NAME}.weight", f".lora_B.{NAME}.weight"
 """Ends of the names of A, [rank, in], and B, [out, rank]."""
-_PEFT_PREFIX = "base_model.model."
 
 
 def adapted_layer(name: str) -> str | None:
@@ -26,4 +27,4 @@ def is_adapter(name: str) -> bool:
 
 def peft_name(name: str) -> str:
     """The name in a folder that peft writes: without that of the adapter, which is its folder's."""
-    return _PEFT_PREFIX + name.replace(f".{NAME}.weight", ".weight")
+    return PEFT_PREFIX + name.replace(f".{NAME}.weight", ".weight")

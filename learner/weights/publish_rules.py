@@ -23,6 +23,7 @@ class PublishRules:
         transport: `shm`: shared memory must work; `auto`: it is used where possible; others: not.
         encoding: `full`: no deltas are made; `delta`: of every version; `auto`: on request.
         chain: deltas kept.
+        adapter_scale: of the products of an adapter, where versions are adapters of a base; None: they are whole.
     """
 
     keep_versions: int = 2
@@ -30,9 +31,17 @@ class PublishRules:
     transport: TransportName = "auto"
     encoding: EncodingName = "full"
     chain: int = 4
+    adapter_scale: float | None = None
 
     @classmethod
     def of(cls, config: Config) -> PublishRules:
         """The rules of a configuration."""
         weights = config.weights
-        return cls(config.kept_versions, weights.bucket_bytes, weights.transport, weights.encoding, weights.chain)
+        return cls(
+            config.kept_versions,
+            weights.bucket_bytes,
+            weights.transport,
+            weights.encoding,
+            weights.chain,
+            config.learner.pushed_adapter.scale if config.learner.pushed_adapter is not None else None,
+        )

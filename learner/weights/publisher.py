@@ -1,12 +1,13 @@
 """Versions of the policy, kept fetchable.
 
 `allocate` takes the memory of a version. The learner's processes write and digest their parts of it
-(`learner.weights.version_part`). `complete` makes a manifest of their digests and announces it.
+(`learner.weights.version_part`). `complete` makes a manifest of their digests and announces it. Where versions are
+adapters, the base to which they belong comes first, as version `FROZEN_BASE`. It is announced with each of them.
 
 Invariants: a version is announced only when it can be fetched. The last `keep_versions` stay fetchable, and so does
 the oldest one that is being fetched. A slow connection receives a version in the end, however fast they come. The
-others are unlinked. Versions of one publisher only go up. Nothing of it is left in shared memory after `close`, nor
-after `kill -9` once another publisher starts on the machine.
+others are unlinked; a base stays to the end. Versions of one publisher only go up. Nothing of it is left in shared
+memory after `close`, nor after `kill -9` once another publisher starts on the machine.
 
 One thread at a time calls `complete`, `republish` and `publish`; everything else may be called from any.
 """
@@ -35,6 +36,7 @@ from rollmesh.mesh.runtime.host_memory import free_host_bytes
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import bucket_starts
 from rollmesh.mesh.weights.active_readers import ActiveReaders
+from rollmesh.mesh.weights.adapter import FROZEN_BASE, attach_base
 from rollmesh.mesh.weights.shared_files import SHARED_MEMORY
 from rollmesh.mesh.weights.tensors import dtype_of
 from rollmesh.protos import weights_pb2
@@ -87,6 +89,8 @@ class WeightPublisher:
         self.offers: tuple[SenderTransport, ...] = (*([self._shared] if self._shared else []), *offers)
         self._lock = threading.Lock()
         self._versions: dict[PolicyVersion, PublishedVersion] = {}
+        self._adapter_scale = rules.adapter_scale
+        self._base: PublishedVersion | None = None
         self._newest: PublishedVersion | None = None
         self._closed = False
         self._listeners: list[Callable[[], None]] = []
@@ -104,7 +108,7 @@ class WeightPublisher:
             VersionGoneError: it is not kept.
         """
         with self._lock:
-            found = self._versions.get(policy)
+            found = self._base if policy == FROZEN_BASE else self._versions.get(policy)
             tip = self.chain.tip if self.chain else None
             if found is None and tip is not None and tip.policy == policy:
                 return tip
@@ -155,21 +159,24 @@ class WeightPublisher:
 
         return unsubscribe
 
-    def reckon_memory(self, nbytes: int) -> None:
+    def reckon_memory(self, nbytes: int, *, base: int = 0) -> None:
         """Reckons before the first version if all that are kept will fit; gives shared memory up where they will not.
 
         Args:
             nbytes: of a version.
+            base: bytes of the base to which versions belong; 0 where they are whole.
 
         Raises:
             WeightsError: they do not fit into shared memory, and `weights.transport` is `shm`.
         """
         count = self._keep_versions + VERSIONS_IN_FLIGHT
-        total = count * nbytes
+        total = count * nbytes + base
         what = (
             f"{count} versions of the weights (weights.keep_versions, one that is still fetched, and the next), "
             f"{nbytes / 1e9:.2f} GB each"
         )
+        if base:
+            what += f", and their base, {base / 1e9:.2f} GB"
         lacks = self._shared.shortage(total) if self._shared is not None else ""
         if lacks and self._required:
             raise WeightsError(
@@ -206,7 +213,7 @@ class WeightPublisher:
         """Announces a version after its parts are written, and releases the oldest.
 
         Args:
-            policy: above every version published before.
+            policy: above every version published before; or `FROZEN_BASE`, which is announced with the next.
             layout: of its bytes.
             file: has them; given up where this fails.
             parts: digests by process.
@@ -218,13 +225,16 @@ class WeightPublisher:
             WeightsError: a version that does not go up, or the publisher was closed meanwhile.
         """
         try:
-            self._check_goes_up(policy)
             manifest = layout.manifest(self.run, policy, parts)
+            if policy != FROZEN_BASE:
+                self._check_goes_up(policy)
+                self._attach_base(manifest)
             data = file.seal(f"{self.run}-{policy.incarnation}-{policy.version}")
         except BaseException:
             file.close()
             raise
-        return self._announce(PublishedVersion(manifest, data, bucket_starts(manifest.buckets)))
+        published = PublishedVersion(manifest, data, bucket_starts(manifest.buckets))
+        return self._keep_base(published) if policy == FROZEN_BASE else self._announce(published)
 
     def republish(self, policy: PolicyVersion) -> weights_pb2.Manifest:
         """Announces the newest weights under another version: they have not changed, and nothing is written.
@@ -290,6 +300,8 @@ class WeightPublisher:
             self._closed = True
             retired = list(self._versions.values())
             self._versions.clear()
+            if self._base is not None:
+                retired.append(self._base)
         self._retire(retired)
         for offer in self.offers:
             offer.close()
@@ -309,11 +321,27 @@ class WeightPublisher:
         if self._newest is not None and policy <= self._newest.policy:
             raise WeightsError(f"version {policy} was published already, or is older than what was")
 
+    def _attach_base(self, manifest: weights_pb2.Manifest) -> None:
+        """Makes the manifest of an adapter's tensors that of a version."""
+        if self._adapter_scale is not None:
+            assert self._base is not None, "the base comes before its adapters"
+            attach_base(manifest, self._base.manifest, self._adapter_scale)
+
+    def _keep_base(self, published: PublishedVersion) -> weights_pb2.Manifest:
+        """Makes the base of all adapters fetchable; receivers hear of it with the first of them."""
+        published.manifest.offers.extend(self._offers_of(published))
+        with self._lock:
+            self._base = published
+        return published.manifest
+
+    def _offers_of(self, published: PublishedVersion) -> list[weights_pb2.Offer]:
+        return [found for found in (offer.offer(published) for offer in self.offers) if found]
+
     def _announce(self, published: PublishedVersion) -> weights_pb2.Manifest:
         """Makes a version the newest, and releases the oldest."""
         manifest, policy = published.manifest, published.policy
         try:
-            manifest.offers.extend(found for found in (offer.offer(published) for offer in self.offers) if found)
+            manifest.offers.extend(self._offers_of(published))
             manifest.announced_unix_ns = time.time_ns()
             with self._lock:
                 if self._closed:

@@ -335,6 +335,11 @@ class LearnerSection(Section):
         return self
 
     @property
+    def pushed_adapter(self) -> LoraSection | None:
+        """The adapter where versions of the policy are adapters alone; None where they are whole."""
+        return self.lora if self.lora is not None and self.lora.push != "full" else None
+
+    @property
     def engines(self) -> set[str]:
         """Backends of all roles, the actor's among them."""
         return {self.engine, *map(self.engine_of, self.roles)}

@@ -21,6 +21,14 @@ class LoraSection(Section):
         False, description="Products are multiplied by alpha / sqrt(rank) instead (rsLoRA, arXiv:2312.03732)."
     )
 
+    push: Literal["full", "merged", "served"] = Field(
+        "merged",
+        description="Bytes that a version of the policy is, and what generators do with them. `merged`: the adapter "
+        "alone, which each generator merges into the base that it got once. `served`: the same bytes, and the engine "
+        "(`vllm`, `sglang`) computes with the adapter next to its base, so that several versions live at once. `full`: "
+        "all weights, merged by the learner; generators know of no adapter.",
+    )
+
     @property
     def scale(self) -> float:
         """The factor of the products."""

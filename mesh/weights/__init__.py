@@ -1,5 +1,5 @@
-"""Versioned weights as bytes: layout in buckets, digests, manifests. No RPC; torch in `tensors` and `broadcast` alone,
-I/O in `broadcast` alone."""
+"""Versioned weights as bytes: layout in buckets, digests, manifests. No RPC; torch in `tensors`, `merging` and
+`broadcast` alone, I/O in `broadcast` alone."""
 
 from rollmesh.mesh.weights.bucket_set import BucketSet, Encoding
 from rollmesh.mesh.weights.digest import Digest, digest_of, manifest_digest

@@ -1,7 +1,8 @@
 """Checks of a manifest.
 
 Invariant: a manifest that `check_manifest` accepts can be read without further checks of bounds. Every tensor lies
-inside its bucket and has the length that its dtype and shape ask for. The manifest's digest is that of its entries.
+inside its bucket and has the length that its dtype and shape ask for. The manifest's digest is that of its entries. The
+base of an adapter keeps the same rules, and has the weights that the adapter changes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from itertools import accumulate
 
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.mesh.weights.adapter import adapter_digest, check_factors
 from rollmesh.mesh.weights.digest import manifest_digest
 from rollmesh.mesh.weights.layout import ALIGNMENT, aligned, tensor_bytes
 from rollmesh.protos import weights_pb2
@@ -53,5 +55,9 @@ def check_manifest(manifest: weights_pb2.Manifest) -> None:
         if tensor.offset + tensor.nbytes > manifest.buckets[tensor.bucket].nbytes or tensor.offset % ALIGNMENT:
             raise WeightsError(f"manifest {policy}: {tensor.name} lies outside its bucket, or is not aligned")
     found = manifest_digest(manifest.tensors)
+    if manifest.HasField("base"):
+        check_manifest(manifest.base)
+        check_factors(manifest)
+        found = adapter_digest(found, manifest.base.digest, manifest.scale)
     if found != manifest.digest:
         raise WeightsError(f"manifest {policy}: its digest is {found}, {manifest.digest} was announced")

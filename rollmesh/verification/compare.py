@@ -254,7 +254,7 @@ class _GeneratorComparison:
 def _widest_dtype(manifest: weights_pb2.Manifest) -> str:
     """Dtype of the reference: that of most weights, or float32 for narrower ones."""
     by_dtype: dict[str, int] = {}
-    for entry in manifest.tensors:
+    for entry in (manifest.base if manifest.HasField("base") else manifest).tensors:
         by_dtype[entry.dtype] = by_dtype.get(entry.dtype, 0) + entry.nbytes
     dtype = max(by_dtype, key=lambda name: by_dtype[name])
     return dtype if dtype in ("float32", "bfloat16", "float16") else "float32"

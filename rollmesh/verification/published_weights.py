@@ -1,5 +1,8 @@
 """A published version as the learner serves it, and its log-probs by a plain forward pass.
 
+A version that is an adapter is merged into its base, whose own log-probs are computed too: an engine that has lost the
+adapter gives those.
+
 Invariant: no part of an inference engine is used. The bytes come from the learner itself, are verified, and run through
 the model's own code on this machine's CPU, without a cache.
 """
@@ -21,7 +24,7 @@ from rollmesh.mesh.rpc.errors import to_rollmesh_error
 from rollmesh.mesh.runtime.scratch_folder import scratch_folder
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import BucketSet, check_manifest
-from rollmesh.mesh.weights.tensors import named_tensors
+from rollmesh.mesh.weights.merging import effective_tensors
 from rollmesh.protos import weights_pb2, weights_pb2_grpc
 from rollmesh.verification.verdict import LearnerReference, tolerance_for
 
@@ -43,6 +46,9 @@ class PublishedModel:
         self.weights = weights_pb2_grpc.WeightsStub(self._channel)
         self._timeout_s = timeout_s
         self._loaded: LoadedModel | None = None
+        # By digest: bytes of the base, and its log-probs.
+        self._bases: dict[str, memoryview] = {}
+        self._base_log_probs: dict[str, list[float]] = {}
 
     async def close(self) -> None:
         """Ends every call."""
@@ -81,13 +87,29 @@ class PublishedModel:
 
         Raises:
             DataError: the model is not the one that the manifest describes.
+            WeightsError: its base did not come whole.
         """
-        if self._loaded is None:
+        loaded, base, of_base = self._loaded, None, None
+        if loaded is None:
             raise WeightsError("the model has not been loaded")
-        log_probs = await asyncio.to_thread(_log_probs, self._loaded, manifest, data, token_ids)
+        if manifest.HasField("base"):
+            base = await self._base_of(manifest)
+            of_base = self._base_log_probs.get(manifest.base.digest)
+            if of_base is None:
+                of_base = await asyncio.to_thread(_log_probs, loaded, manifest.base, base, None, token_ids)
+                self._base_log_probs[manifest.base.digest] = of_base
+        log_probs = await asyncio.to_thread(_log_probs, loaded, manifest, data, base, token_ids)
         dtypes = {entry.dtype for entry in manifest.tensors if entry.dtype.startswith(("float", "bfloat"))}
         allowed = tolerance_for(sorted(dtypes)) if tolerance is None else tolerance
-        return LearnerReference(PolicyVersion.from_proto(manifest.policy), manifest.digest, log_probs, allowed)
+        policy = PolicyVersion.from_proto(manifest.policy)
+        return LearnerReference(policy, manifest.digest, log_probs, allowed, of_base)
+
+    async def _base_of(self, manifest: weights_pb2.Manifest) -> memoryview:
+        """The bytes of a version's base, fetched once."""
+        digest = manifest.base.digest
+        if digest not in self._bases:
+            self._bases = {digest: await self.fetch(manifest.base)}
+        return self._bases[digest]
 
     async def fetch(self, manifest: weights_pb2.Manifest) -> memoryview:
         """The learner's bytes of a version, verified.
@@ -114,12 +136,16 @@ class PublishedModel:
 
 @torch.inference_mode()
 def _log_probs(
-    loaded: LoadedModel, manifest: weights_pb2.Manifest, data: memoryview, token_ids: Sequence[int]
+    loaded: LoadedModel,
+    manifest: weights_pb2.Manifest,
+    data: memoryview,
+    base: memoryview | None,
+    token_ids: Sequence[int],
 ) -> list[float]:
     """Log-probs of each token from the second on, in nats."""
     targets = loaded.model.state_dict(keep_vars=True)
     missing = set(targets)
-    for name, tensor in named_tensors(manifest, data):
+    for name, tensor in effective_tensors(manifest, data, base):
         target = targets.get(name)
         if target is None or target.shape != tensor.shape:
             raise DataError(f"the learner's model files do not describe its tensor {name}")

@@ -14,6 +14,8 @@ Outcome = Literal["agrees", "differs", "not compared"]
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
 # For dtypes narrower than these.
 _WIDEST_TOLERANCE = 0.5
+# Share of the distance to the policy below which the distance to its base says that the adapter is missing.
+_MUCH_NEARER = 0.5
 # Tensors named in a verdict.
 _NAMED = 2
 
@@ -50,12 +52,14 @@ class LearnerReference:
         digest: of its manifest.
         log_probs: of the probe prompt, from the bytes that the learner serves.
         tolerance: largest difference of a log-prob that counts as equal, in nats.
+        base_log_probs: of the base alone, where the version is an adapter.
     """
 
     policy: PolicyVersion
     digest: str
     log_probs: Sequence[float]
     tolerance: float
+    base_log_probs: Sequence[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +99,27 @@ def judge(answer: GeneratorAnswer, reference: LearnerReference) -> Verdict:
         wrong.append(f"{len(answer.log_probs)} log-probs, {len(reference.log_probs)} were asked for")
     if not largest <= reference.tolerance:
         wrong.append(f"log-probs differ by up to {largest:.3g} nats, at most {reference.tolerance:g} is expected")
+    if _is_of_base(answer.log_probs, reference):
+        wrong.append("its log-probs are those of the base: the adapter is lost")
     if wrong:
         return Verdict(answer.member_id, "differs", "; ".join(wrong), answer.policy, digest, largest)
     why = f"only by log-probs: {answer.not_comparable}" if answer.not_comparable else ""
     return Verdict(answer.member_id, "agrees", why, answer.policy, digest, largest)
+
+
+def _is_of_base(found: Sequence[float], reference: LearnerReference) -> bool:
+    """True where log-probs are much nearer to those of the base than to those of the adapted policy.
+
+    It finds a lost adapter whose effect is smaller than the tolerance. Rounding alone moves an answer away from both.
+    """
+    base = reference.base_log_probs
+    if base is None or len(found) != len(base):
+        return False
+    return _distance(found, base) < _MUCH_NEARER * _distance(found, reference.log_probs)
+
+
+def _distance(mine: Sequence[float], theirs: Sequence[float]) -> float:
+    return sum(abs(one - other) for one, other in zip(mine, theirs, strict=False))
 
 
 def tolerance_for(dtypes: Sequence[str]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,29 @@ def test_what_differs(changes: dict[str, object], said: str) -> None:
     verdict = judge(answer(**changes), REFERENCE)
     assert verdict.outcome == "differs"
     assert said in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("log_probs", "outcome"),
+    [
+        ([-1.0, -2.0001], "agrees"),
+        # Rounding, in any direction.
+        ([-1.0004, -1.9996], "agrees"),
+        ([-0.9997, -2.0003], "agrees"),
+        # Within the tolerance, and yet those of the base.
+        ([-1.0009, -2.0008], "differs"),
+        ([-1.0008, -2.0009], "differs"),
+    ],
+)
+def test_log_probs_of_the_base_are_a_lost_adapter(log_probs: list[float], outcome: str) -> None:
+    reference = replace(REFERENCE, base_log_probs=[-1.0009, -2.0009])
+    verdict = judge(answer(found="", not_comparable="other form", log_probs=log_probs), reference)
+    assert verdict.outcome == outcome
+    assert ("the adapter is lost" in verdict.why) == (outcome == "differs")
+
+
+def test_an_adapter_that_changes_nothing_yet_is_not_missed() -> None:
+    assert judge(answer(), replace(REFERENCE, base_log_probs=REFERENCE.log_probs)).outcome == "agrees"
 
 
 def test_the_narrowest_dtype_decides_the_tolerance() -> None:

@@ -27,7 +27,14 @@ from rollmesh.learner.engines.fsdp2.probe import run_probe
 from rollmesh.learner.engines.fsdp2.runner import ModelRunner
 from rollmesh.learner.engines.fsdp2.shards import divided_tensors
 from rollmesh.learner.engines.fsdp2.step import TrainingStep
-from rollmesh.learner.engines.interface import Engine, EngineSpec, ExportedTensor, StepResult, WeightShard
+from rollmesh.learner.engines.interface import (
+    Engine,
+    EngineSpec,
+    ExportedTensor,
+    StepResult,
+    WeightPart,
+    WeightShard,
+)
 from rollmesh.learner.engines.resting_parts import (
     GRADIENTS,
     OPTIMIZER,
@@ -40,7 +47,7 @@ from rollmesh.learner.engines.tensors.export import exported_tensors, full_tenso
 from rollmesh.learner.engines.tensors.state import StateWriter, load_state
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
-from rollmesh.learner.model_files.adapter_names import is_adapter
+from rollmesh.learner.model_files.adapter_names import is_adapter, peft_name
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.location import local_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
@@ -127,22 +134,24 @@ class Fsdp2Engine(Engine):
         ]
 
     def exported_tensors(
-        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)
+        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,), part: WeightPart = "policy"
     ) -> Sequence[ExportedTensor]:
         dtype = dtype or getattr(torch, self._spec.model.dtype)
-        return exported_tensors(self._divided_tensors(), dtype, holders)
+        return exported_tensors(self._divided_tensors(part), dtype, holders)
 
-    def exported_shards(self, dtype: torch.dtype | None = None) -> Iterator[WeightShard]:
+    def exported_shards(
+        self, dtype: torch.dtype | None = None, *, part: WeightPart = "policy"
+    ) -> Iterator[WeightShard]:
         dtype = dtype or getattr(torch, self._spec.model.dtype)
         with self._using(PARAMS):
-            yield from own_shards(self._divided_tensors(self._gather_factors()), self.world, dtype)
+            yield from own_shards(self._divided_tensors(part, self._gather_factors(part)), self.world, dtype)
 
     def export_weights(
-        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)
+        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,), part: WeightPart = "policy"
     ) -> Iterator[tuple[str, Tensor]]:
         dtype = dtype or getattr(torch, self._spec.model.dtype)
         with self._using(PARAMS):
-            yield from full_tensors(self._divided_tensors(self._gather_factors()), self.world, dtype, holders)
+            yield from full_tensors(self._divided_tensors(part, self._gather_factors(part)), self.world, dtype, holders)
 
     def begin_checkpoint(self, folder: Path, extra: dict[str, object]) -> Future[None]:
         step, optimizer, writer = self._training()
@@ -229,15 +238,22 @@ class Fsdp2Engine(Engine):
             free_gathered(self._runner.module)
             self._memory.offload(resting)
 
-    def _divided_tensors(self, factors: Mapping[str, tuple[Tensor, Tensor]] | None = None) -> Iterator[DividedTensor]:
-        """The tensors that leave the engine, adapters merged; without factors only their shapes and places hold."""
+    def _divided_tensors(
+        self, part: WeightPart = "policy", factors: Mapping[str, tuple[Tensor, Tensor]] | None = None
+    ) -> Iterator[DividedTensor]:
+        """The tensors that leave the engine; without factors only shapes and places of merged ones hold."""
         named, processes = self._runner.named_tensors(), self.world.processes
+        if part == "adapter":
+            return divided_tensors(((peft_name(name), found) for name, found in named if is_adapter(name)), processes)
         if self._spec.lora is None:
             return divided_tensors(named, processes)
+        if part == "base":
+            return divided_tensors(((name, found) for name, found in named if not is_adapter(name)), processes)
         return merged_tensors(named, processes, self._spec.lora.scale, factors or {})
 
-    def _gather_factors(self) -> dict[str, tuple[Tensor, Tensor]]:
-        return gather_factors(self._runner.named_tensors()) if self._spec.lora is not None else {}
+    def _gather_factors(self, part: WeightPart) -> dict[str, tuple[Tensor, Tensor]]:
+        merges = part == "policy" and self._spec.lora is not None
+        return gather_factors(self._runner.named_tensors()) if merges else {}
 
     def _update(self) -> None:
         """Takes the optimizer's step."""

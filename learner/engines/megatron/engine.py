@@ -15,7 +15,14 @@ from torch import Tensor
 from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
 from rollmesh.learner.batching.types import PackedBatch, Packing
-from rollmesh.learner.engines.interface import Engine, EngineSpec, ExportedTensor, StepResult, WeightShard
+from rollmesh.learner.engines.interface import (
+    Engine,
+    EngineSpec,
+    ExportedTensor,
+    StepResult,
+    WeightPart,
+    WeightShard,
+)
 from rollmesh.learner.engines.megatron.computing.model import padded_vocabulary
 from rollmesh.learner.engines.megatron.computing.runner import MegatronRunner
 from rollmesh.learner.engines.megatron.families.registry import family_of
@@ -166,18 +173,23 @@ class MegatronEngine(Engine):
         ]
 
     def exported_tensors(
-        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)
+        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,), part: WeightPart = "policy"
     ) -> Sequence[ExportedTensor]:
+        _require_whole(part)
         return exported_tensors(self._divided(), dtype or getattr(torch, self._spec.model.dtype), holders)
 
-    def exported_shards(self, dtype: torch.dtype | None = None) -> Iterator[WeightShard]:
+    def exported_shards(
+        self, dtype: torch.dtype | None = None, *, part: WeightPart = "policy"
+    ) -> Iterator[WeightShard]:
+        _require_whole(part)
         with self._using(PARAMS):
             self._wait_for_parameters()
             yield from own_shards(self._divided(), self.world, dtype or getattr(torch, self._spec.model.dtype))
 
     def export_weights(
-        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)
+        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,), part: WeightPart = "policy"
     ) -> Iterator[tuple[str, Tensor]]:
+        _require_whole(part)
         with self._using(PARAMS):
             dtype = dtype or getattr(torch, self._spec.model.dtype)
             self._wait_for_parameters()
@@ -315,3 +327,7 @@ class MegatronEngine(Engine):
             part, name = key = self._keys[own.parameter]
             if not saved or self._weights.contributes(self._runner.place, part, name):
                 yield own, self._pieces[key]
+
+
+def _require_whole(part: WeightPart) -> None:
+    assert part != "adapter", "learner.lora is refused with this engine"

@@ -9,6 +9,7 @@ import pytest
 
 from rollmesh.generators.engines.types import ServedWeights
 from rollmesh.generators.placement.weights_proof import ProbeTokens, check_log_probs, check_tensors
+from rollmesh.generators.weights.announced_weights import AnnouncedWeights
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import generator_pb2
@@ -19,12 +20,12 @@ V1 = PolicyVersion(1, 1)
 
 async def test_tensors_are_compared_byte_by_byte_where_they_can_be(tmp_path: Path) -> None:
     manifest, tensors = published(tmp_path, "float32")
-    assert await check_tensors(ServedWeights(V1, "", tensors), manifest)
-    assert not await check_tensors(ServedWeights(V1, "", None), manifest), "in a form of its own"
+    assert await check_tensors(ServedWeights(V1, "", tensors), AnnouncedWeights(manifest))
+    assert not await check_tensors(ServedWeights(V1, "", None), AnnouncedWeights(manifest)), "in a form of its own"
     assert not await check_tensors(ServedWeights(V1, "", tensors), None), "changed meanwhile"
     tensors["norm"] = tensors["norm"] + 1e-6
     with pytest.raises(WeightsError, match=r"1 tensors differ \(norm\)"):
-        await check_tensors(ServedWeights(V1, "", tensors), manifest)
+        await check_tensors(ServedWeights(V1, "", tensors), AnnouncedWeights(manifest))
 
 
 @pytest.mark.parametrize(("dtype", "well", "wrong"), [("float32", 1e-4, 0.02), ("bfloat16", 0.05, 0.5)])

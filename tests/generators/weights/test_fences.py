@@ -65,7 +65,7 @@ async def test_a_swap_that_waits_when_another_learner_comes_is_called_off(tmp_pa
             await world.receiver.has_weights.wait()
         assert world.engine.served == [PolicyVersion(2, 3)]
         assert same(world.engine, weights(3))
-        assert world.receiver.manifest(PolicyVersion(1, 7)) is None
+        assert world.receiver.announced(PolicyVersion(1, 7)) is None
 
 
 async def test_news_at_the_end_of_a_pause_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from rollmesh.generators.engines.types import SwapTimings
 from rollmesh.generators.weights import WeightReceiver
+from rollmesh.generators.weights.announced_weights import AnnouncedWeights
 from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.generators.weights.receiver import ReceiverSettings
 from rollmesh.learner.engines.interface import ExportedTensor
@@ -255,7 +256,7 @@ async def test_weights_that_have_not_changed_are_not_transferred(tmp_path: Path,
             report = await learner.report()
             assert (report.error, report.policy.version, report.bytes, report.transport) == ("", version, 0, "")
             assert world.receiver.serving == PolicyVersion(1, version)
-            assert world.receiver.manifest(PolicyVersion(1, version)) == again
+            assert world.receiver.announced(PolicyVersion(1, version)) == AnnouncedWeights(again)
         assert not learner.service.offsets
         # An engine that has given its weights up is brought them again, from the one file that there is.
         world.engine.dropped = True

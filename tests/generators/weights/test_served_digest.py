@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rollmesh.generators.weights.announced_weights import AnnouncedWeights
 from rollmesh.generators.weights.served_digest import inspect
 from rollmesh.learner.weights import WeightPublisher
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -27,7 +28,7 @@ def published(tmp_path: Path, dtype: str) -> tuple[weights_pb2.Manifest, dict[st
 
 def test_what_was_announced_is_found(tmp_path: Path) -> None:
     manifest, tensors = published(tmp_path, "float32")
-    found = inspect(manifest, tensors)
+    found = inspect(AnnouncedWeights(manifest), tensors)
     assert (found.digest, found.not_comparable, found.differing) == (manifest.digest, "", [])
 
 
@@ -51,7 +52,7 @@ def test_an_engine_of_a_wider_dtype_holds_the_same_weights(
     manifest, tensors = published(tmp_path, wire)
     dtype = getattr(torch, engine)
     held = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    found = inspect(manifest, held)
+    found = inspect(AnnouncedWeights(manifest), held)
     assert found.digest == (manifest.digest if comparable else "")
     assert bool(found.not_comparable) != comparable
 
@@ -62,15 +63,15 @@ def test_a_single_bit_is_found_by_name(tmp_path: Path) -> None:
         wrong = dict(tensors)
         wrong[name] = tensors[name].clone()
         wrong[name].view(torch.int32).view(-1)[3] ^= 1
-        found = inspect(manifest, wrong)
+        found = inspect(AnnouncedWeights(manifest), wrong)
         assert found.differing == [name]
         assert found.digest not in ("", manifest.digest)
 
 
 def test_what_cannot_be_compared_says_why(tmp_path: Path) -> None:
     manifest, tensors = published(tmp_path, "float32")
-    assert "a form of its own" in inspect(manifest, None).not_comparable
+    assert "a form of its own" in inspect(AnnouncedWeights(manifest), None).not_comparable
     rounded = {**tensors, "norm": tensors["norm"].to(torch.bfloat16)}
-    assert "holds norm as torch.bfloat16" in inspect(manifest, rounded).not_comparable
+    assert "holds norm as torch.bfloat16" in inspect(AnnouncedWeights(manifest), rounded).not_comparable
     del rounded["embed"]
-    assert "no tensor embed" in inspect(manifest, rounded).not_comparable
+    assert "no tensor embed" in inspect(AnnouncedWeights(manifest), rounded).not_comparable

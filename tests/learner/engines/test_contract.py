@@ -67,6 +67,18 @@ def test_two_ranks_publish_what_one_publishes_while_they_train_on(engine_worlds,
     assert not list(tmp_path.iterdir())
 
 
+def test_ranks_publish_the_base_once_and_then_adapters_alone(engine_worlds, engine_models, tmp_path):
+    for layout in (ONE, TWO):
+        (names, found, expected), *_ = engine_worlds(layout).run(
+            two_ranks.publish_adapter, engine_models["tied"], tmp_path
+        )
+        assert names
+        assert all(name.startswith("base_model.model.model.layers.") and ".lora_" in name for name in names)
+        assert list(found) == list(expected)
+        assert_same(found, expected, 1e-6)
+    assert not list(tmp_path.iterdir())
+
+
 def test_ranks_say_that_there_is_no_memory_for_a_version(engine_worlds, engine_models):
     first, second = engine_worlds(TWO).run(two_ranks.publish_without_memory, engine_models["tied"])
     assert first.startswith("no memory for ")

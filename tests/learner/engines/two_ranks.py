@@ -17,12 +17,14 @@ from rollmesh.learner.distributed.weight_export import WeightExport
 from rollmesh.learner.engines.fsdp2 import attention_calls
 from rollmesh.learner.engines.resting_parts import chosen_parts
 from rollmesh.learner.engines.tensors.export import full_tensors
-from rollmesh.learner.weights import WeightPublisher
+from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.learner.weights.version_storage import VersionFile
 from rollmesh.mesh.config.learner import DistributedSection, MemorySection, OptimizerSection
+from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import DataError, WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import BucketSet, check_manifest
+from rollmesh.mesh.weights.merging import effective_tensors
 from rollmesh.mesh.weights.tensors import named_tensors
 from rollmesh.testing.contract_state import Weights, save
 from rollmesh.testing.engine_cases import critic_loss, make_sequences, make_spec, policy_loss, train, weights
@@ -157,6 +159,31 @@ def publish(harness: Harness, model: Path, folder: Path) -> tuple[list[int], lis
     if publisher is not None:
         publisher.close()
     return own, manifests, fetched, expected
+
+
+def publish_adapter(harness: Harness, model: Path, folder: Path) -> tuple[list[str], Weights, Weights]:
+    """Publishes the base and then an adapter; gives the names of the version's tensors, what it amounts to, and the
+    model's own weights.
+    """
+    engine = harness.make(make_spec(model, lora=LoraSection(rank=4, alpha=8.0)))
+    channel = RankChannel(DistributedSection()) if engine.layout.processes > 1 else None
+    export = WeightExport(engine, channel, GATHER_BYTES, part="adapter")
+    leads, names, found = engine.layout.leads, [], {}
+    publisher = WeightPublisher("run", {}, PublishRules(adapter_scale=2.0), directory=folder) if leads else None
+    export.export_base(publisher).result(60)
+    train(engine, make_sequences(1))
+    expected = weights(engine)
+    manifest = export.export(publisher, PolicyVersion(1, 0)).result(60)
+    export.close()
+    if publisher is not None:
+        assert manifest is not None
+        check_manifest(manifest)
+        data, base = (bytearray(Path(part.offers[0].address).read_bytes()) for part in (manifest, manifest.base))
+        names = [entry.name for entry in manifest.tensors]
+        found = {name: tensor.clone() for name, tensor in effective_tensors(manifest, data, base)}
+        assert len(data) < len(base)
+        publisher.close()
+    return names, found, expected
 
 
 def publish_without_memory(harness: Harness, model: Path) -> str:

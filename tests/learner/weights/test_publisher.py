@@ -181,8 +181,8 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 tensors = {"w": torch.zeros(100)}
 engine = SimpleNamespace(
     layout=Layout(),
-    exported_tensors=lambda holders: [ExportedTensor("w", torch.float32, (100,))],
-    exported_shards=lambda: ((name, (), tensor) for name, tensor in tensors.items()),
+    exported_tensors=lambda holders, part: [ExportedTensor("w", torch.float32, (100,))],
+    exported_shards=lambda part: ((name, (), tensor) for name, tensor in tensors.items()),
 )
 export = weight_export.WeightExport(engine, None, 1000)
 publisher = WeightPublisher("run", {}, directory=Path(sys.argv[1]))
@@ -216,8 +216,8 @@ def test_memory_of_the_next_version_is_taken_ahead_or_only_once_it_is_needed(sha
     described = [ExportedTensor(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
     engine: Any = SimpleNamespace(
         layout=Layout(),
-        exported_tensors=lambda holders: described,
-        exported_shards=lambda: ((name, (), tensor) for name, tensor in tensors.items()),
+        exported_tensors=lambda holders, part: described,
+        exported_shards=lambda part: ((name, (), tensor) for name, tensor in tensors.items()),
     )
     publisher = WeightPublisher("run", {}, directory=shared)
     taken: list[int] = []

@@ -16,6 +16,7 @@ from rollmesh.learner.engines.fsdp2.lora.layers import pairs
 from rollmesh.learner.engines.fsdp2.shards import divided_tensors
 from rollmesh.learner.engines.tensors.divided_tensor import DividedTensor
 from rollmesh.learner.model_files.adapter_names import is_adapter
+from rollmesh.mesh.weights.merging import merge
 
 _WEIGHT = ".weight"
 
@@ -63,8 +64,7 @@ class _Merged(Sequence[Tensor]):
     def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
-        # In float32: the sum of a large and a small number loses the small one.
-        return self.parts[index].float().addmm(self.b.float(), self.a.float(), alpha=self.scale)
+        return merge(self.parts[index], self.a, self.b, self.scale)
 
 
 def _whole(tensor: Tensor) -> Tensor:
