@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 python -m benchmarks.learner.equivalence docs/equivalence.md
 
 The reference is transformers' eager forward pass of one sequence at a time, autograd, `clip_grad_norm_` and
-`torch.optim.AdamW`. It shares no line with the engines but the batch: the clipped surrogate, weight decay and clipping
-are written here again. Models are tiny and random, and all is float32. Behaviour log-probs are the model's own with
-noise, so that ratios are near 1 and some are clipped.
+`torch.optim.AdamW`. It shares no line with the engines but the batch, and an adapter's first values. The clipped
+surrogate, weight decay and clipping are written here again, and so is the adapter: W + s B A in each linear layer.
+Models are tiny and random, and all is float32. Behaviour log-probs are the model's own with noise, so that ratios are
+near 1 and some are clipped.
 
 Each of `ROWS` trains on three batches, of which the last has less than one micro-batch for every rank. A cell has four
 largest differences: of the losses, and of the gradient norms before clipping (as a part of the norm). The others are of
@@ -26,6 +27,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.optim import AdamW
 from transformers import AutoModelForCausalLM
 
@@ -39,7 +41,10 @@ from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import Packing, TrainSequence
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.engines.output import layer as output_layer
+from rollmesh.learner.engines.tensors.adapters import first_values
+from rollmesh.learner.model_files.adapter_names import A_END
 from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
+from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.config.parallel import ParallelSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.testing.engine_cases import MEMBERS, make_batches, make_sequences, make_spec, weights
@@ -90,10 +95,17 @@ class Row:
         """The layout of the engines."""
         return EngineLayout(self.name, self.processes, changes=self.changes)
 
+    @property
+    def lora(self) -> LoraSection | None:
+        """The adapter that is trained; None: all weights are."""
+        found: LoraSection | None = self.changes.get("lora")
+        return found
+
 
 _RECOMPUTED = {"memory": MemorySection(logits_mib=0)}
 _ON_HOST = {"activation_checkpointing": True, "memory": MemorySection(offload_activations=True)}
 _GATHERED = {"memory": MemorySection(reshard_after_forward=False)}
+_LORA = {"lora": LoraSection(rank=4, alpha=8.0)}
 ROWS = (
     Row("one rank, prompts shared"),
     Row("one rank, packed, a prompt each", shared=False),
@@ -117,6 +129,10 @@ ROWS = (
     Row("HSDP 2x2", 4, {"parallel": ParallelSection(shards=2)}),
     Row("HSDP 2x2, padded", 4, {"parallel": ParallelSection(shards=2)}, padded=True),
     Row("HSDP 2x2, gradients travel once", 4, {"parallel": ParallelSection(shards=2), "sync_once": True}),
+    Row("LoRA, one rank", changes=_LORA),
+    Row("LoRA, one rank, activations computed again", changes={**_LORA, "activation_checkpointing": True}),
+    Row("LoRA, FSDP2 x2", 2, _LORA),
+    Row("LoRA, Ulysses x2", 2, {**_LORA, "parallel": ParallelSection(sp=2)}),
     Row("Ulysses x2", 2, {"parallel": ParallelSection(sp=2)}),
     Row("Ulysses x2 in FSDP2 x4", 4, {"parallel": ParallelSection(sp=2)}),
     Row("Ulysses x2 in HSDP 2x2", 4, {"parallel": ParallelSection(sp=2, shards=2)}),
@@ -177,13 +193,14 @@ class Case:
     moved: float
 
 
-def make_case(folder: Path, architecture: str, *, shared: bool) -> Case:
+def make_case(folder: Path, architecture: str, *, shared: bool, lora: LoraSection | None = None) -> Case:
     """Writes a model, and trains it with transformers and torch alone.
 
     Args:
         folder: to write.
         architecture: of `tiny_models`.
         shared: responses share their prompts, else each has its own.
+        lora: the adapter that is trained instead.
     """
     save_model(folder, architecture)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
@@ -195,6 +212,8 @@ def make_case(folder: Path, architecture: str, *, shared: bool) -> Case:
         for seed, groups in enumerate(_GROUPS)
     ]
     unseen = make_sequences(len(_GROUPS))
+    if lora is not None:
+        _add_products(model, lora)
     reference = _train_plainly(model, batches, unseen)
     moved = max(float((reference.weights[name] - tensor).abs().max()) for name, tensor in before.items())
     return Case(folder, batches, unseen, reference, moved)
@@ -266,8 +285,9 @@ def surrogate(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> 
 def _train_plainly(
     model: nn.Module, batches: Sequence[Sequence[TrainSequence]], unseen: Sequence[TrainSequence]
 ) -> Training:
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+    trained_parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained_parameters if parameter.dim() > 1]
+    vectors = [parameter for parameter in trained_parameters if parameter.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": OPTIMIZER.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = AdamW(groups, lr=OPTIMIZER.lr, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
     losses, norms = [], []
@@ -282,12 +302,41 @@ def _train_plainly(
         loss = torch.stack(per_sequence).mean()
         optimizer.zero_grad()
         loss.backward()
-        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.max_grad_norm)))
+        norms.append(float(nn.utils.clip_grad_norm_(trained_parameters, OPTIMIZER.max_grad_norm)))
         optimizer.step()
         losses.append(loss.item())
     with torch.no_grad():
         log_probs = torch.cat([_log_probs(model, s)[torch.from_numpy(s.response_mask == 1)] for s in unseen])
+    _merge_products(model)
     return Training(losses, norms, log_probs, {name: p.detach() for name, p in model.named_parameters()})
+
+
+class _Product(nn.Module):
+    """W + s B A, of which A and B are trained."""
+
+    def __init__(self, layer: str, weight: Tensor, lora: LoraSection) -> None:
+        super().__init__()
+        outputs, inputs = weight.shape
+        self.a = nn.Parameter(first_values(layer + A_END, (lora.rank, inputs), 0))
+        self.b = nn.Parameter(torch.zeros(outputs, lora.rank))
+        self._scale = lora.scale
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self._scale * self.b @ self.a
+
+
+def _add_products(model: Any, lora: LoraSection) -> None:
+    model.requires_grad_(False)
+    linear = [(name, found) for name, found in model.named_modules() if isinstance(found, nn.Linear)]
+    for name, layer in linear:
+        if layer is not model.get_output_embeddings():
+            parametrize.register_parametrization(layer, "weight", _Product(name, layer.weight, lora))
+
+
+def _merge_products(model: nn.Module) -> None:
+    for module in list(model.modules()):
+        if parametrize.is_parametrized(module):
+            parametrize.remove_parametrizations(module, "weight")
 
 
 def _log_probs(model: nn.Module, sequence: TrainSequence) -> Tensor:
@@ -319,15 +368,15 @@ def table() -> str:
         for each in processes.values():
             closers.callback(each.close)
         cases = {
-            shared: {
-                name: make_case(Path(folder) / f"{name}-{shared}", architecture, shared=shared)
+            (shared, lora): {
+                name: make_case(Path(folder) / f"{name}-{number}", architecture, shared=shared, lora=lora)
                 for name, architecture in MODELS.items()
             }
-            for shared in (True, False)
+            for number, (shared, lora) in enumerate({(row.shared, row.lora): None for row in ROWS})
         }
         lines = []
         for row in ROWS:
-            found = compare(cases[row.shared], row, processes[row.processes])
+            found = compare(cases[row.shared, row.lora], row, processes[row.processes])
             lines.append((row.name, *(_cell(found[name]) for name in MODELS)))
             print(*lines[-1], sep=" | ", file=sys.stderr)
     return markdown_table(("layout", *MODELS), lines)

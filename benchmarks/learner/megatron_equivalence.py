@@ -28,6 +28,7 @@ from benchmarks.learner.tiny_models import ARCHITECTURES
 from rollmesh.learner.algorithms.docs_reference import markdown_table
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.engines.interface import Engine
+from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.config.parallel import MegatronSection, ParallelSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.testing.contract_inference import infer
@@ -54,9 +55,23 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "experts": ("qwen3_moe", {"tie_word_embeddings": False}),
 }
 """Name in `tiny_models`, and settings, by the columns of the table; two query heads share a key everywhere."""
+_LORA = LoraSection(rank=4, alpha=8.0)
 _GROUPS = (6, 6, 1)
 _BUDGET = 48
 _DEADLINE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is trained, in any layout.
+
+    Attributes:
+        shared: responses share their prompts, else each has its own.
+        lora: the adapter of the policy that is trained; None: all weights are.
+    """
+
+    shared: bool = True
+    lora: LoraSection | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,7 @@ class Row:
         parallel: division of the model.
         changes: further fields of `EngineSpec`.
         shared: responses share their prompts, else each has its own.
+        lora: an adapter of the policy is trained.
     """
 
     name: str
@@ -76,6 +92,12 @@ class Row:
     parallel: ParallelSection = field(default_factory=ParallelSection)
     changes: Mapping[str, Any] = field(default_factory=dict)
     shared: bool = True
+    lora: bool = False
+
+    @property
+    def case(self) -> Case:
+        """The part of it that the reference has too."""
+        return Case(self.shared, _LORA if self.lora else None)
 
     @property
     def layout(self) -> EngineLayout:
@@ -84,7 +106,7 @@ class Row:
 
 
 def _row(name: str, processes: int, changes: Mapping[str, Any] | None = None, **parallel: Any) -> Row:
-    return Row(name, processes, ParallelSection(**parallel), changes or {})
+    return Row(name, processes, ParallelSection(**parallel), changes or {}, lora=name.startswith("LoRA"))
 
 
 _OVERLAP = {"megatron": MegatronSection(overlap_grad_reduce=True, overlap_param_gather=True)}
@@ -118,6 +140,15 @@ ROWS = (
     _row("TP2 x EP2", 2, tp=2, ep=2),
     _row("CP2 x EP2", 2, cp=2, ep=2),
     _row("TP2 x EP2 x PP2", 4, tp=2, ep=2, pp=2),
+    _row("LoRA, one rank, activations computed again", 1, _AGAIN),
+    _row("LoRA, TP2", 2, tp=2),
+    _row("LoRA, TP2 without sequence parallelism", 2, tp=2, sp=1),
+    _row("LoRA, PP2, interleaved, activations computed again", 2, _AGAIN, pp=2, vpp=2),
+    _row("LoRA, CP2", 2, cp=2),
+    _row("LoRA, DP2, gradients and parameters overlap", 2, _OVERLAP),
+    _row("LoRA, TP2 x PP2", 4, tp=2, pp=2),
+    _row("LoRA, EP2", 2, ep=2),
+    _row("LoRA, TP2 x EP2", 2, tp=2, ep=2),
 )
 
 
@@ -163,30 +194,30 @@ def make_model(folder: Path, name: str) -> Path:
     return save_random(AutoConfig.for_model(kind, **(ARCHITECTURES[kind].settings | _SIZES | settings)), folder)
 
 
-def train(harness: Harness, model: Path, shared: bool) -> Training | None:
+def train(harness: Harness, model: Path, case: Case) -> Training | None:
     """Trains policy and critic; collective.
 
     Args:
         harness: of a layout.
         model: folder.
-        shared: see `Row`.
+        case: what is trained.
 
     Returns:
         The numbers; weights in the leading process alone. None: the layout is refused for this model.
     """
     try:
-        policy = harness.make(make_spec(model, optimizer=OPTIMIZER))
+        policy = harness.make(make_spec(model, optimizer=OPTIMIZER, lora=case.lora))
     except ConfigError:
         return None
     critic = harness.make(make_spec(model, optimizer=OPTIMIZER), "value_model")
     metrics = []
     for seed, groups in enumerate(_GROUPS):
-        sequences = _sequences(seed, groups, shared=shared)
+        sequences = _sequences(seed, groups, shared=case.shared)
         for engine, loss in ((policy, surrogate), (critic, critic_loss)):
             batches = make_batches(engine, sequences, _BUDGET)
             engine.accumulate(batches, loss, engine.global_counts(batches))
             metrics.append(engine.apply().metrics)
-    unseen = _sequences(len(_GROUPS), 6, shared=shared)
+    unseen = _sequences(len(_GROUPS), 6, shared=case.shared)
     outputs = infer(policy, unseen, _BUDGET)
     return Training(
         torch.tensor([each["loss"] for each in metrics]),
@@ -210,7 +241,7 @@ def compare(
         processes: as many as the row says.
     """
     world = EngineWorld(row.layout, processes)
-    found = {name: world.run(train, model, row.shared, deadline_s=_DEADLINE_S)[0] for name, model in models.items()}
+    found = {name: world.run(train, model, row.case, deadline_s=_DEADLINE_S)[0] for name, model in models.items()}
     return {name: None if each is None else each.differences(references[name]) for name, each in found.items()}
 
 
@@ -222,9 +253,9 @@ def _named(role: str, engine: Engine) -> dict[str, Tensor]:
     return {f"{role}.{name}": tensor for name, tensor in weights(engine).items()}
 
 
-def reference(model: Path, shared: bool, processes: Processes) -> Training:
+def reference(model: Path, case: Case, processes: Processes) -> Training:
     """The numbers of one rank of FSDP2."""
-    found = EngineWorld(REFERENCE, processes).run(train, model, shared)[0]
+    found = EngineWorld(REFERENCE, processes).run(train, model, case)[0]
     assert found is not None, "one rank divides nothing"
     return found
 
@@ -237,12 +268,12 @@ def table() -> str:
             closers.callback(each.close)
         models = {name: make_model(Path(folder) / kind, name) for name, (kind, _) in MODELS.items()}
         references = {
-            shared: {name: reference(model, shared, processes[1]) for name, model in models.items()}
-            for shared in (True, False)
+            case: {name: reference(model, case, processes[1]) for name, model in models.items()}
+            for case in {row.case: None for row in ROWS}
         }
         lines = []
         for row in ROWS:
-            found = compare(models, row, references[row.shared], processes[row.processes])
+            found = compare(models, row, references[row.case], processes[row.processes])
             lines.append((row.name, *(_cell(found[name]) for name in MODELS)))
             print(*lines[-1], sep=" | ", file=sys.stderr)
     return markdown_table(("layout", *MODELS), lines)

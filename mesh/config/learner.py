@@ -315,12 +315,6 @@ class LearnerSection(Section):
         return self
 
     @model_validator(mode="after")
-    def _trains_adapters(self) -> LearnerSection:
-        if self.lora is not None and self.engine == "megatron":
-            raise ValueError("lora: engine megatron trains whole models: set engine: fsdp2, or leave lora out")
-        return self
-
-    @model_validator(mode="after")
     def _offloads_what_is_kept(self) -> LearnerSection:
         if self.memory.offload_activations and self.activation_checkpointing not in (True, None):
             raise ValueError(

@@ -67,7 +67,7 @@ class RunModels:
         Raises:
             ConfigError: the engine does not know such models.
         """
-        return _sizes(*self._key(role))
+        return _sizes(*self._key(role), self.adapter(role))
 
     def _key(self, role: str) -> tuple[str, str | None]:
         section = self._sections.get(role, self._sections[ACTOR])
@@ -85,10 +85,10 @@ def _shape(path: str, revision: str | None, lora: LoraSection | None) -> ModelSh
 
 
 @cache
-def _sizes(path: str, revision: str | None) -> ModelSizes:
+def _sizes(path: str, revision: str | None, lora: LoraSection | None) -> ModelSizes:
     config = _config(path, revision)
     shapes = {name: tuple(value.shape) for name, value in build_on_meta(config).named_parameters()}
-    return read_sizes(path, config, shapes)
+    return read_sizes(path, config, shapes, lora)
 
 
 @cache

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from rollmesh.learner.engines.interface import (
     WeightPart,
     WeightShard,
 )
+from rollmesh.learner.engines.megatron.adapters.merging import merged_tensors
+from rollmesh.learner.engines.megatron.adapters.rules import adapted_layers, adapter_shapes, is_adapter_parameter
 from rollmesh.learner.engines.megatron.computing.model import padded_vocabulary
 from rollmesh.learner.engines.megatron.computing.runner import MegatronRunner
 from rollmesh.learner.engines.megatron.families.registry import family_of
@@ -38,7 +41,7 @@ from rollmesh.learner.engines.megatron.unsupported import check_optimizer, check
 from rollmesh.learner.engines.megatron.weight_rules import Piece, Pieces
 from rollmesh.learner.engines.megatron.weights.divided import divided_tensors
 from rollmesh.learner.engines.megatron.weights.loading import load_weights
-from rollmesh.learner.engines.megatron.weights.weight_map import ParameterKey, WeightMap
+from rollmesh.learner.engines.megatron.weights.weight_map import FullTensor, ParameterKey, WeightMap
 from rollmesh.learner.engines.probe_batches import make_probe_batches
 from rollmesh.learner.engines.resting_parts import (
     GRADIENTS,
@@ -47,12 +50,14 @@ from rollmesh.learner.engines.resting_parts import (
     chosen_parts,
     resting_parts,
 )
+from rollmesh.learner.engines.tensors.adapters import first_values
 from rollmesh.learner.engines.tensors.divided_tensor import DividedTensor
 from rollmesh.learner.engines.tensors.export import exported_tensors, full_tensors, own_shards
 from rollmesh.learner.engines.tensors.hf_folder import write_weights
 from rollmesh.learner.engines.tensors.state import StateWriter, load_state
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
+from rollmesh.learner.model_files.adapter_names import is_adapter, peft_name
 from rollmesh.learner.model_files.location import local_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.errors import ConfigError, DataError
@@ -87,18 +92,28 @@ class MegatronEngine(Engine):
             )
             family = family_of(stored.model.config)
             settings = family.settings(text, value_model=value_model)
+            described, adapters = stored.describe(), []
+            if spec.lora is not None:
+                adapters = adapted_layers(family.rules, spec.lora, described, spec.model.path)
+                described = described | {
+                    name: torch.empty(shape, device="meta")
+                    for name, shape in adapter_shapes(
+                        adapters, spec.lora.rank, {name: tensor.shape for name, tensor in described.items()}
+                    ).items()
+                }
+                family = replace(family, rules=(*family.rules, *(rule for found in adapters for rule in found.rules())))
             self._weights = WeightMap(
                 family,
                 text,
                 sizes,
-                stored.describe(),
+                described,
                 padded_vocabulary(self.vocab_size, sizes),
                 value_model=value_model,
             )
             self._groups = MegatronGroups(sizes, self.world)
             with self._groups.active():
                 self._runner = runner = MegatronRunner(
-                    spec, self.world, sizes, stored, settings, self._weights, value_model=value_model
+                    spec, self.world, sizes, stored, settings, self._weights, adapters, value_model=value_model
                 )
             self._pieces = {key: self._weights.pieces(runner.place, *key) for key in runner.parameters}
             self._keys = {parameter: key for key, parameter in runner.parameters.items()}
@@ -121,7 +136,7 @@ class MegatronEngine(Engine):
         self._memory.offload(self._resting)
 
     def probe(self) -> Evidence:
-        names = [full.name for full in self._weights.full_tensors()]
+        names = [full.name for full in self._trained_tensors()]
         batches = make_probe_batches(self.vocab_size, self.device)
         with self._using(PARAMS):
             truth = truth_of(self._spec, self.world, batches, names, value_model=self._value_model)
@@ -156,7 +171,7 @@ class MegatronEngine(Engine):
     def infer(
         self, batches: Sequence[PackedBatch], *, sum_pi_squared: bool = False, adapter: bool = True
     ) -> list[ModelOutput]:
-        if not adapter:
+        if not adapter and self._spec.lora is None:
             raise ConfigError(
                 f"model {self._spec.model.path!r} has no adapter that could be left out",
                 hint="give the reference a role of its own",
@@ -164,7 +179,7 @@ class MegatronEngine(Engine):
         runner = self._runner
         with self._using(PARAMS), self._groups.active():
             real, filling = runner.fill_up(batches)
-            outputs = iter(runner.infer([*real, *filling], sum_pi_squared=sum_pi_squared))
+            outputs = iter(runner.infer([*real, *filling], sum_pi_squared=sum_pi_squared, adapter=adapter))
         if not self.layout.has_results:
             return []
         return [
@@ -175,25 +190,22 @@ class MegatronEngine(Engine):
     def exported_tensors(
         self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,), part: WeightPart = "policy"
     ) -> Sequence[ExportedTensor]:
-        _require_whole(part)
-        return exported_tensors(self._divided(), dtype or getattr(torch, self._spec.model.dtype), holders)
+        return exported_tensors(self._divided(part), dtype or getattr(torch, self._spec.model.dtype), holders)
 
     def exported_shards(
         self, dtype: torch.dtype | None = None, *, part: WeightPart = "policy"
     ) -> Iterator[WeightShard]:
-        _require_whole(part)
         with self._using(PARAMS):
             self._wait_for_parameters()
-            yield from own_shards(self._divided(), self.world, dtype or getattr(torch, self._spec.model.dtype))
+            yield from own_shards(self._divided(part), self.world, dtype or getattr(torch, self._spec.model.dtype))
 
     def export_weights(
         self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,), part: WeightPart = "policy"
     ) -> Iterator[tuple[str, Tensor]]:
-        _require_whole(part)
         with self._using(PARAMS):
             dtype = dtype or getattr(torch, self._spec.model.dtype)
             self._wait_for_parameters()
-            yield from full_tensors(self._divided(), self.world, dtype, holders)
+            yield from full_tensors(self._divided(part), self.world, dtype, holders)
 
     def begin_checkpoint(self, folder: Path, extra: dict[str, object]) -> Future[None]:
         step, writer = self._training()
@@ -290,15 +302,34 @@ class MegatronEngine(Engine):
             if key in masters:
                 fill_master(masters[key], self._pieces[key], piece, values)
 
-        load_weights(self._runner.parameters, self._pieces, stored, note)
+        base = {key: value for key, value in self._runner.parameters.items() if not is_adapter_parameter(key[1])}
+        load_weights(base, {key: self._pieces[key] for key in base}, stored, note)
+        shapes = {full.name: full.shape for full in self._weights.full_tensors()}
+        for key in self._runner.parameters.keys() - base.keys():
+            for piece in self._pieces[key].pieces:
+                values = first_values(piece.hf_name, shapes[piece.hf_name], self._spec.seed)[piece.hf_box]
+                piece.view(self._runner.parameters[key]).copy_(values)
+                note(key, piece, values)
 
-    def _divided(self) -> Sequence[DividedTensor]:
-        """The model's full tensors, as all processes hold them."""
-        runner = self._runner
+    def _trained_tensors(self) -> list[FullTensor]:
+        """The full tensors that training changes: of a model with adapters these alone."""
+        full = self._weights.full_tensors()
+        return full if self._spec.lora is None else [tensor for tensor in full if is_adapter(tensor.name)]
+
+    def _divided(self, part: WeightPart) -> Sequence[DividedTensor]:
+        """Full tensors that leave the engine, as all processes hold them."""
+        runner, lora = self._runner, self._spec.lora
         if not self._full:
             dtype = getattr(torch, self._spec.param_dtype)
             self._full = divided_tensors(self._weights, self._sizes, runner.place, runner.parameters, dtype)
-        return self._full
+        if lora is None:
+            return self._full
+        if part == "adapter":
+            return [replace(found, name=peft_name(found.name)) for found in self._full if is_adapter(found.name)]
+        base = [found for found in self._full if not is_adapter(found.name)]
+        if part == "base":
+            return base
+        return merged_tensors(base, self.world.process, runner.parameters, self._pieces, lora.scale)
 
     def _gradient_prints(self, names: list[str]) -> Tensor:
         """Fingerprints of the accumulated gradient, see `probe`; collective."""
@@ -313,7 +344,7 @@ class MegatronEngine(Engine):
 
     def _state(self, steps: int, *, saved: bool) -> dict[str, Any]:
         """The state in boxes, of steps that the moments have seen."""
-        shapes = {full.name: full.shape for full in self._weights.full_tensors()}
+        shapes = {full.name: full.shape for full in self._trained_tensors()}
         self._optimizer.complete(steps)
         return boxed_state(self._owned(saved=saved), shapes, steps)
 
@@ -327,7 +358,3 @@ class MegatronEngine(Engine):
             part, name = key = self._keys[own.parameter]
             if not saved or self._weights.contributes(self._runner.place, part, name):
                 yield own, self._pieces[key]
-
-
-def _require_whole(part: WeightPart) -> None:
-    assert part != "adapter", "learner.lora is refused with this engine"

@@ -30,6 +30,7 @@ class Form(Enum):
 
     WHOLE = "each process of a tensor-parallel group has all of it"
     COLUMNS = "columns are divided"
+    ROWS = "rows are divided"
     QKV = "group by group the rows of the queries, of the key and of the value; groups are divided"
     GATE_UP = "the gate's rows, then the other matrix's; the rows of each are divided"
     VOCABULARY = "rows are divided, after padding"
@@ -215,6 +216,14 @@ def _columns(sources: Sequence[_Source]) -> Pieces:
     return Pieces((rows, width), (Piece(source.name, box, full_box((rows, width))),))
 
 
+def _rows(sources: Sequence[_Source]) -> Pieces:
+    (source,) = sources
+    rows, width = source.shape
+    own = source.part(rows, f"rows of {source.name}")
+    box = (_run(source.rank, own), slice(0, width))
+    return Pieces((own, width), (Piece(source.name, box, full_box((own, width))),))
+
+
 def _qkv(sources: Sequence[_Source]) -> Pieces:
     groups = sources[0].part(sources[0].geometry.groups, "query groups (num_key_value_heads)")
     pieces, row = [], 0
@@ -278,6 +287,7 @@ def _expert_down(sources: Sequence[_Source]) -> Pieces:
 _GEOMETRIES: Mapping[Form, Callable[[Sequence[_Source]], Pieces]] = {
     Form.WHOLE: _whole,
     Form.COLUMNS: _columns,
+    Form.ROWS: _rows,
     Form.QKV: _qkv,
     Form.GATE_UP: _gate_up,
     Form.VOCABULARY: _vocabulary,

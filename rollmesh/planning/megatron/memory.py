@@ -6,8 +6,8 @@ divides float32 masters and two moments over data-parallel and context-parallel 
 of each expert (`optimizer/distrib_optimizer.py`). Float32 parameters are their own masters. A weight's gradient exists
 for a moment in the compute dtype too, before it is added to its buffer.
 
-Not counted are the padding of a vocabulary and of buffers. Where several roles have stages, each counts with the stage
-that needs most.
+With adapters, activations count as if weights had gradients too. Not counted are the padding of a vocabulary and of
+buffers. Where several roles have stages, each counts with the stage that needs most.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Stage:
     Attributes:
         number: pipeline rank.
         layers: of each of its parts.
-        elements: of all processes that divide it.
+        elements: of all processes that divide it, those of adapters too.
+        trained: those of them that training changes.
         parameters: elements of one rank.
         in_flight: passes through a part of its layers that wait for their backward pass, at most.
         phases: of one of its ranks.
@@ -52,6 +53,7 @@ class Stage:
     number: int
     layers: tuple[range, ...]
     elements: Elements
+    trained: Elements
     parameters: int
     in_flight: int
     phases: tuple[Phase, ...]
@@ -80,7 +82,8 @@ class MegatronSetup(RoleSetup):
     def least(self) -> int:
         """Bytes of a rank if all ranks divided everything evenly: no division needs less."""
         masters = 0 if self.compute_bytes == MASTER else MASTER
-        each = self.compute_bytes + (MASTER + masters + self.moments.rest) * self.trained
+        trains = self.trained and not self.model.adapted
+        each = self.compute_bytes + (MASTER + masters + self.moments.rest) * trains
         return each * self.model.elements // self.sizes.processes
 
     @cached_property
@@ -100,18 +103,18 @@ class MegatronSetup(RoleSetup):
 
     @property
     def gradients(self) -> int:
-        """Those of the worst stage: of all its parameters, before and after ranks have summed them."""
-        return MASTER * self.worst.parameters
+        """Those of the worst stage: of all that it trains, before and after ranks have summed them."""
+        return MASTER * local(self.worst.trained, self.sizes)
 
     @property
     def optimizer(self) -> int:
         """That of the worst stage: masters that are not the parameters themselves, and moments."""
-        return self._state(self.worst.elements)
+        return self._state(self.worst.trained)
 
     @property
     def staged(self) -> int:
         """Each rank writes the masters and moments of its own range."""
-        return (MASTER + self.moments.rest) * owned(self.worst.elements, self.sizes) if self.trained else 0
+        return (MASTER + self.moments.rest) * owned(self.worst.trained, self.sizes) if self.trained else 0
 
     @property
     def inputs_on_host(self) -> int:
@@ -173,32 +176,36 @@ class MegatronSetup(RoleSetup):
             elements += self.model.norm
             # One tensor is enough where both ends are on the same stage.
             elements += self.model.output if self.sizes.pp > 1 or not self.model.tied else Elements()
+        adapters = sum(map(self.model.adapters_of, layers), Elements())
+        trained = adapters if self.model.adapted else elements
+        elements += adapters
         in_flight = parts_in_flight(self.sizes, number, self.micro_batches)
         return Stage(
             number,
             layers,
             elements,
+            trained,
             local(elements, self.sizes),
             in_flight,
-            tuple(self._phases(number, layers, elements)),
+            tuple(self._phases(number, layers, elements, trained)),
         )
 
-    def _phases(self, number: int, layers: tuple[range, ...], elements: Elements) -> Iterator[Phase]:
-        state = {} if not self.trained or self.offload_optimizer else {OPTIMIZER: self._state(elements)}
+    def _phases(self, number: int, layers: tuple[range, ...], elements: Elements, trained: Elements) -> Iterator[Phase]:
+        state = {} if not self.trained or self.offload_optimizer else {OPTIMIZER: self._state(trained)}
         states = {PARAMETERS: self.compute_bytes * local(elements, self.sizes)} | state
         numbers = {self.model.layers[layer] for part in layers for layer in part}
         own = [self.model.kinds[number] for number in sorted(numbers)]
         yield self._inference(number, own, states)
         if not self.trained:
             return
-        states |= {GRADIENTS: MASTER * local(elements, self.sizes)}
+        states |= {GRADIENTS: MASTER * local(trained, self.sizes)}
         waiting = self._waiting(number, layers)
         if number == self.sizes.pp - 1:
             yield self._output_layer(states, waiting)
         yield self._largest_layer(own, states, waiting)
-        if number == 0:
+        if number == 0 and not self.model.adapted:
             yield self._last_gradients(states, waiting)
-        yield Phase(UPDATE, states | {OPTIMIZER: self._state(elements)})
+        yield Phase(UPDATE, states | {OPTIMIZER: self._state(trained)})
 
     def _state(self, elements: Elements) -> int:
         masters = 0 if self.compute_bytes == MASTER else MASTER
@@ -229,7 +236,7 @@ class MegatronSetup(RoleSetup):
 
     def _output_layer(self, states: dict[str, int], waiting: int) -> Phase:
         """The backward pass through logits, and the gradient of the layer's weight."""
-        weight = self.compute_bytes * _part(self.model.output, self.sizes)
+        weight = 0 if self.model.adapted else self.compute_bytes * _part(self.model.output, self.sizes)
         logits = self._logits(gradient=True)
         return Phase("output layer", states | {FRESH: weight, ACTIVATIONS: waiting + self._last_states, LOGITS: logits})
 
@@ -240,7 +247,8 @@ class MegatronSetup(RoleSetup):
                 "backward",
                 states
                 | {
-                    FRESH: self.compute_bytes * _part(layer.elements, self.sizes),
+                    FRESH: self.compute_bytes
+                    * _part(layer.adapters if self.model.adapted else layer.elements, self.sizes),
                     ACTIVATIONS: waiting + working(share, layer.widths, self.recompute),
                 },
             )

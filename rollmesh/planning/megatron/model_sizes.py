@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rollmesh.learner.engines.megatron.adapters.rules import adapted_layers, adapter_shapes
 from rollmesh.learner.engines.megatron.families.registry import family_of
 from rollmesh.learner.engines.megatron.requirements import ModelFacts
 from rollmesh.learner.engines.megatron.weight_rules import Form, Rule
+from rollmesh.mesh.config.lora import LoraSection
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
@@ -76,10 +78,11 @@ class Widths:
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    """A layer: its parameters, and the widths of its activations."""
+    """A layer: its parameters, those of adapters in addition, and the widths of its activations."""
 
     elements: Elements
     widths: Widths
+    adapters: Elements = Elements()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class ModelSizes:
         norm: the last one, on the last stage.
         tied: the output layer is the embedding, which both of these stages have.
         value_model: its output are values.
+        adapted: adapters alone are trained.
     """
 
     facts: ModelFacts
@@ -107,10 +111,11 @@ class ModelSizes:
     norm: Elements
     tied: bool
     value_model: bool = False
+    adapted: bool = False
 
     @property
     def elements(self) -> int:
-        """Parameters in all, tied ones once."""
+        """Parameters in all, tied ones once, without adapters."""
         output = 0 if self.tied else self.output.total
         return self.embedding.total + self.elements_of(range(len(self.layers))).total + self.norm.total + output
 
@@ -118,21 +123,28 @@ class ModelSizes:
         """Parameters of some layers."""
         return sum((self.kinds[self.layers[layer]].elements for layer in layers), Elements())
 
+    def adapters_of(self, layers: range) -> Elements:
+        """Parameters of the adapters of some layers."""
+        return sum((self.kinds[self.layers[layer]].adapters for layer in layers), Elements())
+
     def as_value_model(self) -> ModelSizes:
         """The same with a scalar head in place of the output layer."""
         return replace(self, output=Elements(whole=self.hidden + 1), tied=False, value_model=True)
 
 
-def read_sizes(name: str, config: Any, shapes: Mapping[str, Sequence[int]]) -> ModelSizes:
+def read_sizes(
+    name: str, config: Any, shapes: Mapping[str, Sequence[int]], lora: LoraSection | None = None
+) -> ModelSizes:
     """The sizes of a model.
 
     Args:
         name: for messages.
         config: of transformers.
         shapes: of all parameters, by their names in transformers.
+        lora: adapters are trained instead.
 
     Raises:
-        ConfigError: Megatron's engine does not know such models.
+        ConfigError: Megatron's engine does not know such models, or they have no layer for an adapter.
     """
     family = family_of(config)
     settings = family.settings(config)
@@ -151,7 +163,11 @@ def read_sizes(name: str, config: Any, shapes: Mapping[str, Sequence[int]]) -> M
         else:
             ends[parameter] += _elements(rules[False, parameter].form, count, count)
     embedding, norm, output = ends.values()
-    layers = [LayerSizes(elements, _widths(settings.transformer, elements.expert > 0)) for elements in found]
+    adapters = _adapters(name, family.rules, shapes, lora) if lora is not None else {}
+    layers = [
+        LayerSizes(elements, _widths(settings.transformer, elements.expert > 0), adapters.get(number, Elements()))
+        for number, elements in enumerate(found)
+    ]
     kinds = tuple(dict.fromkeys(layers))
     return ModelSizes(
         facts=ModelFacts.read(name, config.to_dict()),
@@ -162,7 +178,23 @@ def read_sizes(name: str, config: Any, shapes: Mapping[str, Sequence[int]]) -> M
         output=embedding if settings.tied else output,
         norm=norm,
         tied=settings.tied,
+        adapted=lora is not None,
     )
+
+
+def _adapters(
+    name: str, rules: Sequence[Rule], shapes: Mapping[str, Sequence[int]], lora: LoraSection
+) -> dict[int, Elements]:
+    """Elements of adapters by the number of their layer."""
+    adapted = adapted_layers(rules, lora, shapes, name)
+    by_source = {rule.sources[0]: rule.form for layer in adapted for rule in layer.rules()}
+    found: dict[int, Elements] = {}
+    for matrix, shape in adapter_shapes(adapted, lora.rank, shapes).items():
+        in_layer = _LAYER.fullmatch(matrix)
+        assert in_layer is not None, "adapters are within layers"
+        number, count = int(in_layer[1]), math.prod(shape)
+        found[number] = found.get(number, Elements()) + _elements(by_source[in_layer[2]], count, count)
+    return found
 
 
 def _elements(form: Form, count: int, whole_tensor: int) -> Elements:

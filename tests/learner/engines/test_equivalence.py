@@ -23,7 +23,9 @@ BY_NAME = {row.name: row for row in ROWS}
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Case]:
     folder = tmp_path_factory.mktemp("equivalence")
-    return {name: make_case(folder / name, architecture, shared=True) for name, architecture in MODELS.items()}
+    made = {name: make_case(folder / name, architecture, shared=True) for name, architecture in MODELS.items()}
+    lora = BY_NAME["LoRA, FSDP2 x2"].lora
+    return made | {"hybrid with adapter": make_case(folder / "adapted", MODELS["hybrid"], shared=True, lora=lora)}
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Case]:
         ("FSDP2 x2, output layer in tiles", "experts"),
         ("FSDP2 x2, log-probs amid each step", "dense"),
         ("HSDP 2x2", "hybrid"),
+        ("LoRA, FSDP2 x2", "hybrid with adapter"),
         ("Ulysses x4", "dense"),
     ],
 )

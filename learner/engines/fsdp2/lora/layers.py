@@ -5,18 +5,16 @@ A layer computes W x + s B A x. B begins with zeros, so that a new adapter chang
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from zlib import crc32
 
-import torch
 from torch import Tensor, nn
 
 from rollmesh.learner.engines.fsdp2.loading import place_full
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
-from rollmesh.learner.model_files.adapter_names import A_END, B_END, NAME
+from rollmesh.learner.engines.tensors.adapters import first_values
+from rollmesh.learner.model_files.adapter_names import A_END, B_END, NAME, is_adapter
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import ConfigError
 
@@ -51,21 +49,14 @@ def add_adapters(model: nn.Module, section: LoraSection, name: str) -> None:
 def fill_adapters(parameters: Mapping[str, nn.Parameter], seed: int) -> list[str]:
     """Gives new adapters their values, the same whatever the number of ranks; returns the names of other parameters.
 
-    A is drawn as peft draws it (Kaiming, uniform, with a = sqrt(5)), B is zero.
-
     Args:
         parameters: by plain name; they have memory.
         seed: of the run.
     """
     others = []
     for name, parameter in parameters.items():
-        if name.endswith(B_END):
-            nn.init.zeros_(parameter)
-        elif name.endswith(A_END):
-            generator = torch.Generator().manual_seed(seed * (1 << 32) + crc32(name.encode()))
-            full = torch.empty(parameter.shape)
-            nn.init.kaiming_uniform_(full, a=math.sqrt(5), generator=generator)
-            place_full(parameter, full)
+        if is_adapter(name):
+            place_full(parameter, first_values(name, parameter.shape, seed))
         else:
             others.append(name)
     return others

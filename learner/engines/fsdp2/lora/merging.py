@@ -5,18 +5,17 @@ Invariant: in addition to the model, a process holds the A matrices of all layer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import overload
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rollmesh.learner.engines.fsdp2.lora.layers import pairs
 from rollmesh.learner.engines.fsdp2.shards import divided_tensors
+from rollmesh.learner.engines.tensors.adapters import MergedParts
 from rollmesh.learner.engines.tensors.divided_tensor import DividedTensor
 from rollmesh.learner.model_files.adapter_names import is_adapter
-from rollmesh.mesh.weights.merging import merge
 
 _WEIGHT = ".weight"
 
@@ -42,29 +41,7 @@ def merged_tensors(
     """
     for tensor in divided_tensors(((name, found) for name, found in named if not is_adapter(name)), processes):
         factor = factors.get(tensor.name.removesuffix(_WEIGHT)) if tensor.name.endswith(_WEIGHT) else None
-        yield tensor if factor is None else replace(tensor, local=_Merged(tensor.local, *factor, scale))
-
-
-@dataclass(frozen=True, slots=True)
-class _Merged(Sequence[Tensor]):
-    """The one part of a weight, merged again for each use."""
-
-    parts: Sequence[Tensor]
-    a: Tensor
-    b: Tensor
-    scale: float
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    @overload
-    def __getitem__(self, index: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
-    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        return merge(self.parts[index], self.a, self.b, self.scale)
+        yield tensor if factor is None else replace(tensor, local=MergedParts(tensor.local, [factor], scale))
 
 
 def _whole(tensor: Tensor) -> Tensor:

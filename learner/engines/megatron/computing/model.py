@@ -104,6 +104,8 @@ def build_chunks(
     make_head: MakeHead,
     device: torch.device,
     padding_id: int | None,
+    *,
+    adapted: bool = False,
 ) -> list[GPTModel]:
     """This process's parts of the model, in the order in which tokens pass them.
 
@@ -115,6 +117,7 @@ def build_chunks(
         make_head: of the last part's output layer.
         device: of the parameters.
         padding_id: a token whose embedding is not trained, as in transformers; None: there is none.
+        adapted: layers get adapters, which read what the layers read.
     """
     groups = ProcessGroupCollection.use_mpu_process_groups()
     chunks = []
@@ -125,6 +128,8 @@ def build_chunks(
         )
         if device.type == "cpu":
             _use_local_layers(block, norms_of_heads=config.qk_layernorm)
+        elif adapted:
+            _separate_norms(block)
         first = place.pp == 0 and part == 0
         last = place.pp == sizes.pp - 1 and part == sizes.vpp - 1
         chunk = GPTModel(
@@ -202,3 +207,20 @@ def _use_local_layers(block: Any, *, norms_of_heads: bool) -> None:
         attention.core_attention = LocalAttention
         if norms_of_heads:
             attention.q_layernorm = attention.k_layernorm = LocalRMSNorm
+
+
+def _separate_norms(block: Any) -> None:
+    """Has norms computed apart from the products that follow them, so that a layer's input can be seen."""
+    from megatron.core.extensions.transformer_engine import (
+        TEColumnParallelLinear,
+        TELayerNormColumnParallelLinear,
+        TENorm,
+    )
+
+    for layer in block.layer_specs:
+        parts = layer.submodules
+        attention, mlp = parts.self_attention.submodules, parts.mlp.submodules
+        if attention.linear_qkv is TELayerNormColumnParallelLinear:
+            attention.linear_qkv, parts.input_layernorm = TEColumnParallelLinear, TENorm
+        if getattr(mlp, "linear_fc1", None) is TELayerNormColumnParallelLinear:
+            mlp.linear_fc1, parts.pre_mlp_layernorm = TEColumnParallelLinear, TENorm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,6 +15,8 @@ from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.empty import empty_batch
 from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.learner.engines.megatron.adapters.layers import add_adapters, without_adapters
+from rollmesh.learner.engines.megatron.adapters.rules import AdaptedLayer
 from rollmesh.learner.engines.megatron.computing.balance import RouterLosses
 from rollmesh.learner.engines.megatron.computing.data_parallel import wrap_chunks
 from rollmesh.learner.engines.megatron.computing.heads import LogProbHead, ResultHead, ValueHead
@@ -39,6 +41,7 @@ class MegatronRunner:
         stored: the model's folder, open.
         settings: of the model for Megatron.
         weights: of the model.
+        adapters: layers that get one, and alone are trained.
         value_model: it has a scalar head.
 
     Attributes:
@@ -58,6 +61,7 @@ class MegatronRunner:
         stored: StoredModel,
         settings: Settings,
         weights: WeightMap,
+        adapters: Sequence[AdaptedLayer] = (),
         *,
         value_model: bool,
     ) -> None:
@@ -79,7 +83,10 @@ class MegatronRunner:
             self._make_head,
             self.device,
             padding_id,
+            adapted=spec.lora is not None,
         )
+        if spec.lora is not None:
+            add_adapters(chunks, adapters, spec.lora)
         self._head = head_of(chunks)
         self.parameters = named_parameters(chunks)
         self.chunks: list[Any] = list(chunks)
@@ -105,8 +112,8 @@ class MegatronRunner:
         missing = most - len(real)
         return real, [empty_batch(self.device)] * missing if missing else []
 
-    def infer(self, batches: Sequence[PackedBatch], *, sum_pi_squared: bool) -> list[ModelOutput]:
-        """Outputs of micro-batches, one after another, where they arise."""
+    def infer(self, batches: Sequence[PackedBatch], *, sum_pi_squared: bool, adapter: bool) -> list[ModelOutput]:
+        """Outputs of micro-batches, one after another, where they arise; without adapter those of the base."""
         found: list[ModelOutput] = []
 
         def consume(_: int, output: ModelOutput) -> Tensor:
@@ -116,7 +123,8 @@ class MegatronRunner:
         if isinstance(self._head, LogProbHead):
             self._head.sum_pi_squared = sum_pi_squared
         try:
-            self.passes.run(batches, consume, backward=False)
+            with nullcontext() if adapter else without_adapters(self.chunks):
+                self.passes.run(batches, consume, backward=False)
         finally:
             if isinstance(self._head, LogProbHead):
                 self._head.sum_pi_squared = False

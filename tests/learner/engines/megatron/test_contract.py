@@ -11,6 +11,7 @@ import torch
 
 from rollmesh.mesh.config.parallel import ParallelSection
 from rollmesh.testing.contract import EngineContract
+from rollmesh.testing.contract_adapters import AdapterContract
 from rollmesh.testing.contract_memory import MemoryContract
 from rollmesh.testing.contract_state import StateContract
 from rollmesh.testing.contract_training import TrainingContract
@@ -41,6 +42,16 @@ class TestMemory(MemoryContract):
     layouts = (
         EngineLayout("dp2", 2, "megatron"),
         EngineLayout("tp2", 2, "megatron", {"parallel": ParallelSection(tp=2)}),
+    )
+
+
+class TestAdapters(AdapterContract):
+    """Each rank has rows of some layers and columns of others, and the tokens of both; or layers of its own."""
+
+    layouts = (
+        EngineLayout("fsdp2"),
+        EngineLayout("tp2", 2, "megatron", {"parallel": ParallelSection(tp=2)}),
+        EngineLayout("pp2", 2, "megatron", {"parallel": ParallelSection(pp=2)}),
     )
 
 

@@ -46,18 +46,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         (BIASES, ("PP2, layers 1 and 3", "CP2", "DP2, gradients and parameters overlap")),
         (BIASES, ("CP2, packed, a prompt each",)),
         (EXPERTS, ("EP2", "ETP2 in TP2", "TP2 x EP2")),
+        (BIASES, ("LoRA, TP2 without sequence parallelism", "LoRA, CP2")),
+        (EXPERTS, ("LoRA, TP2 x EP2",)),
     ],
-    ids=["tied", "biases", "packed", "experts"],
+    ids=["tied", "biases", "packed", "experts", "adapter", "adapter of experts"],
 )
 def test_layouts_train_as_one_rank_of_fsdp2_does(
     models: Mapping[str, Path], engine_worlds: GetWorld, model: str, rows: tuple[str, ...]
 ) -> None:
     chosen = [BY_NAME[name] for name in rows]
-    (reference,) = engine_worlds(REFERENCE).run(train, models[model], chosen[0].shared)
+    (reference,) = engine_worlds(REFERENCE).run(train, models[model], chosen[0].case)
     assert reference is not None
     assert min(reference.grad_norms) > 0
     for row in chosen:
-        found = engine_worlds(row.layout).run(train, models[model], row.shared)[0]
+        found = engine_worlds(row.layout).run(train, models[model], row.case)[0]
         assert found is not None
         differences = found.differences(reference)
         assert max(differences.values()) < BOUND, f"{row.name}: {differences}"
