@@ -76,6 +76,7 @@ def load_engine(
         threads=threads,
         allow_insecure=config.security.allow_insecure,
         release=release,
+        adapter_rank=config.learner.served_adapter.rank if config.learner.served_adapter is not None else None,
         # The learner asks again after this, and is not to wait for the same start.
         restart_timeout_s=config.placement.step_timeout_s,
         hf=rollout.hf,

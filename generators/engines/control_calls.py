@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rollmesh.generators.engines.adapters import WeightSet
 from rollmesh.generators.engines.commands import (
     EngineCommand,
     Inspect,
@@ -34,9 +35,6 @@ from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.images import ImageProcessor
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
-if TYPE_CHECKING:
-    import torch
-
 
 class ControlledEngine(InferenceEngine):
     """The calls that change or probe the engine as a whole; a subclass passes commands to its thread."""
@@ -61,7 +59,7 @@ class ControlledEngine(InferenceEngine):
         """
 
     @abstractmethod
-    def _stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Any:
+    def _stage(self, weights: WeightSet) -> Any:
         """Checks the tensors of an update, and copies those that cannot serve as they are.
 
         Raises:
@@ -82,14 +80,12 @@ class ControlledEngine(InferenceEngine):
             check_request(request, self._limits, self._images if request.images else None)
         return checked
 
-    def update_weights(
-        self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]] | None, digest: str
-    ) -> Future[SwapTimings]:
+    def update_weights(self, version: PolicyVersion, weights: WeightSet | None, digest: str) -> Future[SwapTimings]:
         done: Future[SwapTimings] = Future()
         self._wait_until_ready()
         called_at = time.perf_counter()
         try:
-            staged = None if tensors is None else self._stage(tensors)
+            staged = None if weights is None else self._stage(weights)
         except WeightsError as error:
             done.set_exception(error)
             return done

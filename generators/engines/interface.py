@@ -7,7 +7,8 @@ Invariants every engine keeps (the contract suite in `tests/generators/engines/c
 - The events of a streamed request, concatenated, are its result, and come before it.
 - A sampled token carries the version of the weights whose forward pass produced its logits.
 - Tokens that a request brings with it (`prefix`) stand in its result as they came, and are never sampled again.
-- Weights change between two decode steps only, all tensors at once, and never while a pinned request is running.
+- Weights change between two decode steps only, all tensors at once, and never while a pinned request is running. Where
+  they are adapters that the engine computes with, a response may keep that under which it began.
   A swap that fails, wherever it fails, leaves the former weights in service, whole.
 - A bad request or a bad set of weights is refused by a typed error and changes nothing.
 - A request at which the engine itself fails is tried twice, then ends alone, refused; no other request is disturbed.
@@ -21,6 +22,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from rollmesh.generators.engines.adapters import WeightSet
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.types import (
     EngineSettings,
@@ -40,7 +42,7 @@ from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 class EngineListener(Protocol):
@@ -107,9 +109,7 @@ class InferenceEngine(ABC):
         """
 
     @abstractmethod
-    def update_weights(
-        self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]] | None, digest: str
-    ) -> Future[SwapTimings]:
+    def update_weights(self, version: PolicyVersion, weights: WeightSet | None, digest: str) -> Future[SwapTimings]:
         """Swaps the weights between two decode steps.
 
         The call itself checks the tensors, and copies those with another dtype or device than the engine's. Decoding
@@ -117,10 +117,11 @@ class InferenceEngine(ABC):
 
         Args:
             version: name of the new weights; every token drawn after the swap carries it.
-            tensors: (Hugging Face name, tensor) of all parameters; tied ones at least once. Their
-                memory must never be written to again: an engine may serve from it. None: those in service have this
-                digest, and get another version alone. Keys, values and prefixes stay, and responses that are running
-                may carry either version.
+            weights: (Hugging Face name, tensor) of all parameters; tied ones at least once. Their memory must never be
+                written to again: an engine may serve from it. Or an adapter, where `EngineSettings.adapter_rank` is
+                set: responses that are running may finish under their own, and their tokens carry its version. None:
+                those in service have this digest, and get another version alone. Keys, values and prefixes stay, and
+                responses that are running may carry either version.
             digest: manifest digest, reported back.
 
         Returns:

@@ -285,6 +285,8 @@ class EngineSettings:
         allow_insecure: it may talk unprotected to other machines.
         release: how it gives memory back to a learner, `memory` or `process`: its processes end. Only engines with
             processes of their own can do the latter. None: no learner shares its devices.
+        adapter_rank: weights are adapters of this rank, with which the engine computes next to their base; None: it
+            gets whole weights.
         restart_timeout_s: seconds that processes get to start again after a sleep; None: any time.
         hf, vllm, sglang: settings of these engines; None: their defaults.
     """
@@ -299,6 +301,7 @@ class EngineSettings:
     threads: int = 1
     allow_insecure: bool = False
     release: Release | None = None
+    adapter_rank: int | None = None
     restart_timeout_s: float | None = None
     hf: HfSection | None = None
     vllm: VllmSection | None = None

@@ -13,15 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 
+from rollmesh.generators.engines.adapters import WeightSet
 from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.engines.types import SwapTimings
 from rollmesh.generators.weights.announced_weights import AnnouncedWeights
@@ -45,9 +45,6 @@ from rollmesh.mesh.weights import check_manifest
 from rollmesh.mesh.weights.shared_files import SHARED_MEMORY
 from rollmesh.protos import weights_pb2
 
-if TYPE_CHECKING:
-    import torch
-
 log = logging.getLogger(__name__)
 _FIRST_RETRY_S = 0.2
 _LONGEST_RETRY_S = 5.0
@@ -70,6 +67,7 @@ class ReceiverSettings:
         timeout_s: `weights.timeout_s`.
         streams: `weights.streams`.
         security: token and TLS of the mesh, for connections to other generators.
+        serves_adapters: the engine computes with adapters next to their base; else it gets merged weights.
     """
 
     member_id: str
@@ -82,6 +80,7 @@ class ReceiverSettings:
     timeout_s: float = 120.0
     streams: int = 2
     security: SecuritySection | None = None
+    serves_adapters: bool = False
 
     @classmethod
     def for_member(cls, config: Config, member_id: str, security: SecuritySection) -> ReceiverSettings:
@@ -97,6 +96,7 @@ class ReceiverSettings:
             timeout_s=weights.timeout_s,
             streams=weights.streams,
             security=security,
+            serves_adapters=config.learner.served_adapter is not None,
         )
 
 
@@ -387,9 +387,6 @@ class WeightReceiver:
         if (over := self._fencing_error(policy)) is not None:
             raise over
         self._set_reason(f"waits for the engine to swap to version {policy} (pinned evaluation requests finish first)")
-        # Imported late: torch takes a second, and the learner is waited for meanwhile.
-        from rollmesh.mesh.weights.merging import effective_tensors
-
         self._announced_weights[policy] = weights = self._announced_of(announcement, received)
         try:
             timings = None
@@ -397,10 +394,10 @@ class WeightReceiver:
                 if self._swap_held:
                     await self._pinned.finished()
                 self._swap_held = False
-                tensors = None
+                given = None
                 if received is not None:
-                    tensors = effective_tensors(manifest, received.data, weights.base)
-                self._swapping = await self._request_swap(policy, tensors, manifest.digest)
+                    given = weights.for_engine(received.data, with_adapters=self._settings.serves_adapters)
+                self._swapping = await self._request_swap(policy, given, manifest.digest)
                 timings = await self._await_swap(policy)
         except BaseException:
             del self._announced_weights[policy]
@@ -417,11 +414,9 @@ class WeightReceiver:
         assert serving is not None, "they are in service"
         return replace(self._announced_weights[serving], manifest=manifest)
 
-    async def _request_swap(
-        self, policy: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]] | None, digest: str
-    ) -> Future[SwapTimings]:
+    async def _request_swap(self, policy: PolicyVersion, weights: WeightSet | None, digest: str) -> Future[SwapTimings]:
         """Has the engine stage tensors; where this task is cancelled meanwhile, they never reach it."""
-        staging = asyncio.ensure_future(asyncio.to_thread(self._engine.update_weights, policy, tensors, digest))
+        staging = asyncio.ensure_future(asyncio.to_thread(self._engine.update_weights, policy, weights, digest))
         try:
             return await asyncio.shield(staging)
         except asyncio.CancelledError:

@@ -334,6 +334,11 @@ class LearnerSection(Section):
         return self.lora if self.lora is not None and self.lora.push != "full" else None
 
     @property
+    def served_adapter(self) -> LoraSection | None:
+        """The adapter where inference engines compute with it; None where they get whole weights."""
+        return self.lora if self.lora is not None and self.lora.push == "served" else None
+
+    @property
     def engines(self) -> set[str]:
         """Backends of all roles, the actor's among them."""
         return {self.engine, *map(self.engine_of, self.roles)}

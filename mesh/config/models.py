@@ -120,6 +120,15 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _serves_adapters(self) -> Config:
+        if self.learner.served_adapter is not None and self.rollout.engine != "vllm":
+            raise ValueError(
+                "learner.lora.push: served needs an engine that computes with adapters, and rollout.engine is "
+                f"{self.rollout.engine}: set learner.lora.push=merged, or rollout.engine=vllm"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _folders_are_read_from_checkpoints(self) -> Config:
         if self.checkpoint.hf and not self.learner.has_readable_checkpoints:
             raise ValueError(

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rollmesh.generators.engines.adapters import AdapterWeights
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.types import SamplingParams, SleepLevel, SleepReport, WakeStep
+from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.liveness.freeze_detector import ProcessState, ThreadState
 
 if TYPE_CHECKING:
@@ -133,12 +135,29 @@ class Backend(ABC):
             WeightsError: a tensor is missing, unknown or of another shape, or there is no memory for it.
         """
 
+    def stage_adapter(self, adapter: AdapterWeights) -> Any:  # noqa: ARG002 # most take none
+        """Does the same for an adapter, with its base where the engine has not got it.
+
+        Raises:
+            WeightsError: as `stage`; or this engine computes with no adapters.
+        """
+        raise WeightsError("this engine computes with no adapters", hint="set learner.lora.push: merged")
+
+    def interrupts(self, staged: Any, *, recompute: bool) -> bool:  # noqa: ARG002 # whole weights never do
+        """True where no job can be running during `load`: they end before it, and continue after it as other jobs.
+
+        Args:
+            staged, recompute: as for `load`.
+        """
+        return False
+
     @abstractmethod
     async def load(self, staged: Any, label: str, *, recompute: bool) -> None:
         """Swaps the weights while paused; every token sampled afterwards bears `label`.
 
-        The prefix cache of former weights is never used again. While asleep it takes back the memory of the weights
-        alone (`wake` then takes the rest).
+        Jobs that were running keep an adapter, and with it their label, to their end. The prefix cache of former
+        weights is never used again. While asleep it takes back the memory of the weights alone (`wake` then takes the
+        rest).
 
         Args:
             staged: from `stage`; this call gives it back, also where it fails.

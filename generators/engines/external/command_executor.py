@@ -192,7 +192,7 @@ class CommandExecutor:
                 update.done.set_result(update.timings(begin, time.perf_counter(), self._scheduler.in_flight))
             return
         try:
-            if self._kv == "interrupt":
+            if self._kv == "interrupt" or self._backend.interrupts(update.staged, recompute=self._kv != "keep"):
                 await self._scheduler.interrupt()
             await self._pause_backend()
         except BaseException:

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
+from rollmesh.generators.engines.adapters import AdapterWeights, WeightSet
 from rollmesh.generators.engines.commands import EngineCommand, resolve
 from rollmesh.generators.engines.control_calls import ControlledEngine
 from rollmesh.generators.engines.external.backend import Backend, LoadMetrics, state_of_start
@@ -31,9 +32,6 @@ from rollmesh.generators.engines.types import (
 )
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-
-if TYPE_CHECKING:
-    import torch
 
 
 class ExternalEngine(ControlledEngine):
@@ -108,10 +106,8 @@ class ExternalEngine(ControlledEngine):
             self._thread.post(answer)
         return done
 
-    def update_weights(
-        self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]] | None, digest: str
-    ) -> Future[SwapTimings]:
-        done = super().update_weights(version, tensors, digest)
+    def update_weights(self, version: PolicyVersion, weights: WeightSet | None, digest: str) -> Future[SwapTimings]:
+        done = super().update_weights(version, weights, digest)
         done.add_done_callback(self._on_update_done)
         return done
 
@@ -164,8 +160,10 @@ class ExternalEngine(ControlledEngine):
         # Only a backend that has loaded the model knows the names and shapes of its weights.
         self._inflight.wait_until_up()
 
-    def _stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Any:
-        return self._backend.stage(tensors)
+    def _stage(self, weights: WeightSet) -> Any:
+        if isinstance(weights, AdapterWeights):
+            return self._backend.stage_adapter(weights)
+        return self._backend.stage(weights)
 
     def _discard(self, staged: Any) -> None:
         self._backend.discard(staged)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollmesh.generators.engines.adapters import AdapterWeights
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.backend import (
     Backend,
@@ -44,12 +45,12 @@ class _Staged:
     """Staged weights.
 
     Attributes:
-        tensors: as they came: processes may end before they have loaded them.
+        weights: as they came: processes may end before they have loaded them; None once they are another's.
         backend: that staged them; None while there is none.
         staged: its result.
     """
 
-    tensors: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor] | AdapterWeights | None
     backend: Backend | None = None
     staged: Any = None
 
@@ -98,7 +99,20 @@ class RestartingBackend(Backend):
         await self._backend().resume()
 
     def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> _Staged:
-        staged = _Staged(dict(tensors))
+        return self._stage(dict(tensors))
+
+    def stage_adapter(self, adapter: AdapterWeights) -> _Staged:
+        return self._stage(adapter)
+
+    def interrupts(self, staged: _Staged, *, recompute: bool) -> bool:
+        running = self._running
+        if running is None or staged.backend is not running:
+            # Nothing runs, or all that runs is to be staged again.
+            return running is not None
+        return running.interrupts(staged.staged, recompute=recompute)
+
+    def _stage(self, weights: dict[str, torch.Tensor] | AdapterWeights) -> _Staged:
+        staged = _Staged(weights)
         if self._running is not None:
             self._stage_for(self._running, staged)
         return staged
@@ -108,17 +122,16 @@ class RestartingBackend(Backend):
             await self._start_paused()
         backend = self._backend()
         if staged.backend is not backend:
-            tensors = staged.tensors
+            weights = staged.weights
             self.discard(staged)
-            staged.tensors = tensors
+            staged.weights = weights
             await asyncio.to_thread(self._stage_for, backend, staged)
         # From here on it is the other's to give back.
-        staged.backend = None
-        staged.tensors = {}
+        staged.backend = staged.weights = None
         await backend.load(staged.staged, label, recompute=recompute)
 
     def discard(self, staged: _Staged) -> None:
-        backend, staged.backend, staged.tensors = staged.backend, None, {}
+        backend, staged.backend, staged.weights = staged.backend, None, None
         if backend is not None:
             backend.discard(staged.staged)
 
@@ -171,7 +184,12 @@ class RestartingBackend(Backend):
             await self._inner.stop()
 
     def _stage_for(self, backend: Backend, staged: _Staged) -> None:
-        staged.staged = backend.stage(staged.tensors.items())
+        weights = staged.weights
+        assert weights is not None, "they were given on"
+        if isinstance(weights, AdapterWeights):
+            staged.staged = backend.stage_adapter(weights)
+        else:
+            staged.staged = backend.stage(weights.items())
         staged.backend = backend
 
     async def _start_paused(self) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-import torch
-
+from rollmesh.generators.engines.adapters import AdapterWeights, WeightSet
 from rollmesh.generators.engines.commands import EngineCommand
 from rollmesh.generators.engines.control_calls import ControlledEngine
 from rollmesh.generators.engines.hf.command_queue import CommandQueue, Progress
@@ -20,6 +19,7 @@ from rollmesh.generators.engines.hf.model.loading import LoadedModel, load_model
 from rollmesh.generators.engines.hf.weights import ModelWeights, StagedWeights
 from rollmesh.generators.engines.interface import EngineListener
 from rollmesh.generators.engines.types import EngineSettings, EngineStatus, GenerationRequest, PartialResponse
+from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from rollmesh.mesh.liveness.process_state import read_thread
 
@@ -76,8 +76,10 @@ class HfEngine(ControlledEngine):
     def _wait_until_ready(self) -> None:
         self._commands.check()
 
-    def _stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> StagedWeights:
-        return self._weights.stage(tensors)
+    def _stage(self, weights: WeightSet) -> StagedWeights:
+        if isinstance(weights, AdapterWeights):
+            raise WeightsError("engine hf computes with no adapters", hint="set learner.lora.push: merged")
+        return self._weights.stage(weights)
 
     def status(self) -> EngineStatus:
         loop, active, failure = self._loop, self._decoder.table.active, self._commands.failure

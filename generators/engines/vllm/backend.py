@@ -30,13 +30,16 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from rollmesh.generators.engines.adapters import AdapterWeights
 from rollmesh.generators.engines.checkpoint_names import CheckpointLayout
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
 from rollmesh.generators.engines.external.model_info import ModelInfo
+from rollmesh.generators.engines.external.served_adapters import LiveAdapter, ServedAdapters
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.types import EngineSettings, SamplingParams, SleepLevel, SleepReport, WakeStep
 from rollmesh.generators.engines.vllm import environment, fork_server, logs, private_names, sampling
+from rollmesh.generators.engines.vllm.adapters import StagedAdapter, load_adapter, request_of
 from rollmesh.generators.engines.vllm.engine_args import engine_arguments, on_cpu, section_of, transfer_of, workers
 from rollmesh.generators.engines.vllm.launcher import EngineProcess
 from rollmesh.generators.engines.vllm.load_metrics import LoadMetricsCollector
@@ -66,6 +69,7 @@ class _SubmittedRequest:
     stream: JobStream
     parameters: VllmSampling
     replica: int
+    adapter: LiveAdapter | None
 
 
 class VllmBackend(Backend):
@@ -91,6 +95,7 @@ class VllmBackend(Backend):
         self._sender: WeightSender | None = None
         self._jobs: dict[str, _SubmittedRequest] = {}
         self._label = ""
+        self._adapters = ServedAdapters()
         self._asleep: set[str] = set()
         self._stopping = False
 
@@ -137,6 +142,7 @@ class VllmBackend(Backend):
             self._sender.close()
         if self._process is not None:
             await self._process.stop()
+        self._adapters.close()
 
     async def ping(self) -> None:
         # Each engine core answers between two steps, while its workers wait for it; its death comes another way.
@@ -197,13 +203,15 @@ class VllmBackend(Backend):
     # ----------------------------------------------------------------------------------------------- jobs
 
     async def generate(self, job: DecodeJob, on_chunk: Callable[[DecodeChunk], None]) -> None:
-        stream = JobStream(on_chunk)
+        adapter = self._adapters.newest
+        stream = JobStream(on_chunk, adapter.label if adapter is not None else None)
         try:
             parameters = sampling.to_vllm(job.sampling, self._model.limits.eos)
         except (ValueError, VLLMClientError) as error:
             raise PayloadError("sampling", f"vLLM does not take it: {error}") from error
         prompt = tuple(job.token_ids[: job.prompt_tokens])
-        running = _SubmittedRequest(job, stream, parameters, self._replicas.assign(prompt))
+        self._adapters.begin_job()
+        running = _SubmittedRequest(job, stream, parameters, self._replicas.assign(prompt), adapter)
         self._jobs[job.job_id] = running
         try:
             await self._submit(running)
@@ -213,6 +221,7 @@ class VllmBackend(Backend):
             raise
         finally:
             stream.end()
+            self._adapters.end_job(adapter)
             self._replicas.release(prompt)
             del self._jobs[job.job_id]
             self._outputs.forget(stream)
@@ -235,12 +244,20 @@ class VllmBackend(Backend):
         try:
             if job.images:
                 request = await processor.process_inputs_async(
-                    job.job_id, self._with_images(job), running.parameters, supported_tasks=("generate",)
+                    job.job_id,
+                    self._with_images(job),
+                    running.parameters,
+                    supported_tasks=("generate",),
+                    lora_request=request_of(running.adapter),
                 )
             else:
                 rendered = tokens_input(list(job.token_ids), cache_salt=self._label or _WARM_UP)
                 request = processor.process_inputs(
-                    job.job_id, rendered, running.parameters, supported_tasks=("generate",)
+                    job.job_id,
+                    rendered,
+                    running.parameters,
+                    supported_tasks=("generate",),
+                    lora_request=request_of(running.adapter),
                 )
         except (ValueError, TypeError, OSError, VLLMClientError) as error:
             raise PayloadError("request", f"vLLM does not take it: {error}") from error
@@ -289,11 +306,47 @@ class VllmBackend(Backend):
         arranged = self._checkpoint.to_checkpoint(tensors)
         return self._sender.stage(arranged)
 
+    def stage_adapter(self, adapter: AdapterWeights) -> StagedAdapter:
+        has_base = adapter.base_digest == self._adapters.base_digest
+        return StagedAdapter(adapter, self._adapters.write(adapter), None if has_base else self.stage(adapter.base()))
+
     def discard(self, staged: Any) -> None:
         assert self._sender is not None, "it was staged with it"
-        self._sender.discard(staged)
+        if isinstance(staged, StagedAdapter):
+            self._adapters.discard(staged.folder)
+            staged = staged.base
+        if staged is not None:
+            self._sender.discard(staged)
+
+    def interrupts(self, staged: Any, *, recompute: bool) -> bool:
+        if not isinstance(staged, StagedAdapter):
+            return False
+        return recompute or self._adapters.is_full or staged.base is not None
 
     async def load(self, staged: Any, label: str, *, recompute: bool) -> None:
+        if isinstance(staged, StagedAdapter):
+            await self._load_adapter(staged, label)
+        else:
+            await self._load_whole(staged, label, recompute=recompute)
+
+    async def _load_adapter(self, staged: StagedAdapter, label: str) -> None:
+        """Loads an adapter, and before it the base where the engine has not got it, or has lost it since."""
+        adapters, base, digest = self._adapters, staged.base, staged.adapter.base_digest
+        staged.base = None
+        try:
+            if base is None and adapters.base_digest != digest:
+                base = await asyncio.to_thread(self.stage, staged.adapter.base())
+            if base is not None:
+                adapters.base_digest = ""
+                await self._load_whole(base, label, recompute=True)
+                adapters.base_digest = digest
+            await load_adapter(self._engine, adapters, staged, label, lambda call: self._answer(call, _STEP_S))
+        except BaseException:
+            adapters.discard(staged.folder)
+            raise
+        self._label = label
+
+    async def _load_whole(self, staged: Any, label: str, *, recompute: bool) -> None:
         assert self._sender is not None, "it was staged with it"
         try:
             if "weights" in self._asleep:
@@ -339,7 +392,8 @@ class VllmBackend(Backend):
         rendered = tokens_input(ids[:-1] if full else ids)
 
         async def run() -> list[float]:
-            async for output in self._engine.generate(rendered, parameters, name):
+            lora = request_of(self._adapters.newest)
+            async for output in self._engine.generate(rendered, parameters, name, lora_request=lora):
                 scored = output.prompt_logprobs or []
                 # No entry for the first token, and the given token's own in every other.
                 rows = [row[token].logprob for row, token in zip(scored[1:], ids[1:], strict=False) if row]
@@ -370,8 +424,15 @@ class VllmBackend(Backend):
         await self._answer(self._engine.sleep(level=2 if drops else 1, mode="keep"), _SWAP_S)
         if drops and self._sender is not None:
             self._sender.forget()
+            await self._forget_adapters()
         self._asleep = {"weights", "kv_cache"}
         return SleepReport(before - await self._held_bytes(), time.perf_counter() - begin)
+
+    async def _forget_adapters(self) -> None:
+        """Gives all adapters up: their memory is gone with that of the weights, and no job runs."""
+        for adapter in self._adapters.take_idle(newest=True):
+            await self._answer(self._engine.remove_lora(adapter.number), _STEP_S)
+        self._adapters.newest, self._adapters.base_digest = None, ""
 
     async def _held_bytes(self) -> int:
         """Bytes that all workers hold of their devices and give back asleep."""

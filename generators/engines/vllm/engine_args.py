@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rollmesh.generators.engines.types import EngineSettings
+from rollmesh.generators.engines.vllm.adapters import adapter_arguments
 from rollmesh.mesh.config.rollout import VllmSection
 from rollmesh.mesh.errors import ConfigError
 
@@ -120,7 +121,7 @@ def engine_arguments(
         experts: the model is a mixture of experts.
 
     Raises:
-        ConfigError: see `transfer_of` and `check_features`.
+        ConfigError: see `transfer_of`, `check_features` and `adapter_arguments`.
     """
     check_features(settings, experts=experts)
     section = section_of(settings)
@@ -162,4 +163,6 @@ def engine_arguments(
         if settings.release == "memory" and section.tensor_parallel > 1:
             # The buffers of the workers' communicators are given back too.
             arguments["enable_nccl_comm_suspend"] = True
+    if settings.adapter_rank is not None:
+        arguments |= adapter_arguments(settings.adapter_rank)
     return arguments | section.options

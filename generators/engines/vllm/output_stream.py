@@ -3,7 +3,8 @@
 vLLM's own processing makes three objects per token and wakes a task per request and step. Here the core's outputs of
 our jobs become chunks at once, in the task that receives them; other requests (probes) are processed by vLLM.
 
-Invariant: a token's version is the one that the engine core put on the step that sampled it.
+Invariant: a token's version is the one that the engine core put on the step that sampled it, or that of the adapter
+which its job keeps.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class JobStream:
 
     Args:
         on_chunk: gets its chunks.
+        adapter: label of the adapter that it keeps; None: its tokens bear the label of the engine's weights.
 
     Attributes:
         request_id: under which the core knows it; another one where it is submitted again.
@@ -42,7 +44,8 @@ class JobStream:
         done: resolved when it has ended; fails as `Backend.generate` does.
     """
 
-    def __init__(self, on_chunk: Callable[[DecodeChunk], None]) -> None:
+    def __init__(self, on_chunk: Callable[[DecodeChunk], None], adapter: str | None = None) -> None:
+        self._adapter = adapter
         self.request_id = ""
         self.started = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -75,7 +78,8 @@ class JobStream:
         self.started = self.started or count > 0
         rows = output.new_logprobs
         log_probs = [] if rows is None else rows.logprobs[:count, 0].tolist()
-        chunk = DecodeChunk(tokens, log_probs, ((count, version),) if count else ())
+        label = version if self._adapter is None else self._adapter
+        chunk = DecodeChunk(tokens, log_probs, ((count, label),) if count else ())
         if finish is not None:
             chunk.finish, chunk.routed_experts = finish, self._routed(count - len(output.new_token_ids))
         if count or finish is not None:

@@ -6,6 +6,7 @@ vLLM's layerwise reload, because the linear layers of a CPU repack their weights
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -68,7 +69,7 @@ class SharedMemoryTransfer(WeightTransferEngine[SharedInit, SharedUpdate]):
         except (WeightsError, ValueError) as error:
             raise RuntimeError(f"{REFUSED}: {error}") from error
         # Tied ones once, by their first name.
-        expected = {name for name, _ in self.model.named_parameters()}
+        expected = _loaded_names(name for name, _ in self.model.named_parameters())
         with self._packing():
             initialize_layerwise_reload(self.model)
             try:
@@ -79,7 +80,11 @@ class SharedMemoryTransfer(WeightTransferEngine[SharedInit, SharedUpdate]):
                 raise
             finalize_layerwise_reload(self.model, self.model_config)
         # Layers for which nothing came keep what they had, without a word. Quantized ones have parameters of their own.
-        if loaded is not None and self.model_config.quantization is None and (missing := expected - loaded):
+        if (
+            loaded is not None
+            and self.model_config.quantization is None
+            and (missing := expected - _loaded_names(loaded))
+        ):
             raise RuntimeError(f"{len(missing)} parameters were not loaded, the first is {min(missing)!r}")
 
     def _packing(self) -> AbstractContextManager[None]:
@@ -104,3 +109,8 @@ class SharedMemoryTransfer(WeightTransferEngine[SharedInit, SharedUpdate]):
 
     def shutdown(self) -> None:
         """Does nothing: no state is kept between updates."""
+
+
+def _loaded_names(names: Iterable[str]) -> set[str]:
+    """The names by which vLLM reports parameters as loaded: without those of the layers around them, for adapters."""
+    return {name.replace(".base_layer.", ".") for name in names}

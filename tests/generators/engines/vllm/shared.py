@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rollmesh.generators.engines.adapters import AdapterWeights
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
 from rollmesh.generators.engines.external.model_info import read_folder
 from rollmesh.generators.engines.interface import EngineListener, InferenceEngine
@@ -28,10 +29,12 @@ T = TypeVar("T")
 START_S = 600.0
 
 
-def settings(slots: int, kv: KvPolicy = "keep", device: str = "cpu", **section: Any) -> EngineSettings:
+def settings(
+    slots: int, kv: KvPolicy = "keep", device: str = "cpu", adapter_rank: int | None = None, **section: Any
+) -> EngineSettings:
     """One thread, little memory."""
     chosen = VllmSection(kv_cache_gib=0.125, gpu_memory_utilization=0.3, start_timeout_s=START_S, **section)
-    return EngineSettings(slots=slots, kv=kv, device=device, vllm=chosen)
+    return EngineSettings(slots=slots, kv=kv, device=device, adapter_rank=adapter_rank, vllm=chosen)
 
 
 class SharedVllm:
@@ -108,6 +111,13 @@ class LentVllm(Backend):
 
     def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Any:
         return self._inner.stage(tensors)
+
+    def stage_adapter(self, adapter: AdapterWeights) -> Any:
+        return self._inner.stage_adapter(adapter)
+
+    def interrupts(self, staged: Any, *, recompute: bool) -> bool:
+        found: bool = self._inner.interrupts(staged, recompute=recompute)
+        return found
 
     async def load(self, staged: Any, label: str, *, recompute: bool) -> None:
         await self._shared.reach(self._inner.load(staged, label, recompute=recompute))

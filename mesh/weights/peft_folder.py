@@ -1,0 +1,51 @@
+"""A folder with an adapter as peft writes it: `PeftModel.from_pretrained`, vLLM and SGLang load it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rollmesh.mesh.weights.adapter import PEFT_A, PEFT_PREFIX
+
+CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
+
+
+def write_peft_folder(folder: Path, factors: Mapping[str, Tensor], *, alpha: float, rslora: bool, base: str) -> None:
+    """Writes an adapter.
+
+    Args:
+        folder: exists, and is empty.
+        factors: A and B by peft's names, on the CPU; one rank for all.
+        alpha: products are multiplied by alpha / rank.
+        rslora: they are multiplied by alpha / sqrt(rank) instead.
+        base: folder or hub id of the model to which it belongs; empty: not said.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    adapted = {name.removesuffix(PEFT_A): a for name, a in factors.items() if name.endswith(PEFT_A)}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base or None,
+        "r": rank_of(factors),
+        "lora_alpha": alpha,
+        "use_rslora": rslora,
+        # Whole names: the last part alone might be that of another layer as well.
+        "target_modules": sorted(layer.removeprefix(PEFT_PREFIX) for layer in adapted),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    (folder / CONFIG_NAME).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    save_file({name: tensor.contiguous() for name, tensor in factors.items()}, folder / WEIGHTS_NAME)
+
+
+def rank_of(factors: Mapping[str, Tensor]) -> int:
+    """The rank of an adapter, which is that of all its layers."""
+    (rank,) = {int(tensor.shape[0]) for name, tensor in factors.items() if name.endswith(PEFT_A)}
+    return rank
