@@ -318,6 +318,14 @@ EVALUATION = [
     Metric("eval/skipped", "Rounds left out so far because the previous one was still running: see eval.every_steps."),
 ]
 
+TRAINERS = [
+    Metric("steps", "Optimizer steps of the whole training."),
+    _trl("epoch", "Passes over the data so far."),
+    Metric("skipped_rows", "Rows of the step that were left out: too long, or without a token to train."),
+    Metric("eval/loss", "Loss on held-out rows.", "", ("eval_loss",), "val/loss", "eval_loss"),
+    Metric("eval/entropy", "Entropy of the policy at their trained tokens.", "nats", trl="eval_entropy"),
+]
+
 CATALOGUE: dict[str, list[Metric]] = {
     "Rewards and advantages": REWARDS,
     "Lengths": LENGTHS,
@@ -328,6 +336,7 @@ CATALOGUE: dict[str, list[Metric]] = {
     "Shared devices": PLACEMENT,
     "Mesh": MESH,
     "Evaluation": EVALUATION,
+    "Trainers": TRAINERS,
 }
 """Section of the documentation -> its metrics. Where two describe a name, the first does."""
 

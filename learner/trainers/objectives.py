@@ -1,0 +1,21 @@
+"""The objective of each command."""
+
+from __future__ import annotations
+
+from rollmesh.learner.data.chat_turns import ChatEncoder
+from rollmesh.learner.trainers.objective import Objective
+from rollmesh.learner.trainers.supervised import SupervisedObjective
+from rollmesh.mesh.config.trainers.configs import SftConfig, TrainerConfig
+
+
+def build_objective(config: TrainerConfig, chat: ChatEncoder) -> Objective:
+    """The objective that a configuration asks for.
+
+    Args:
+        config: of a command.
+        chat: encodes conversations.
+    """
+    match config:
+        case SftConfig():
+            return SupervisedObjective(chat, config.data)
+    raise TypeError(f"{type(config).__name__} is no configuration of a trainer")
