@@ -118,7 +118,8 @@ def summarize(
         at += _BINS
     for name in first.averages:
         total, terms = values[at : at + 2]
-        metrics[name] = total / terms if terms else 0.0
+        if terms:
+            metrics[name] = total / terms
         at += 2
     return metrics | dict(zip(first.maxima, values[at:], strict=True))
 

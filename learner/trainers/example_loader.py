@@ -1,7 +1,7 @@
 """Rows on their way into a batch: read and tokenized ahead, by all processes together.
 
-Every process needs a whole batch to plan it. Each encodes its share of the rows and sends it to the others.
-So no one waits for a tokenizer longer because there are more processes. It happens in a thread, while the batch before trains.
+Every process needs a whole batch to plan it. Each encodes its share of the rows and sends it to the others. So the time
+of tokenizers does not grow with the number of processes. It passes in a thread, while the batch before trains.
 
 Invariant: calls line up. Processes begin the same loads in the same order, and where one meets an error all raise it.
 """

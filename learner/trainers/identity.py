@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+
+import xxhash
 
 from rollmesh.learner.recovery.run_identity import fingerprint, model_files
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
@@ -29,6 +32,11 @@ def identity_of(command: str, config: TrainerConfig) -> dict[str, str]:
         "learner.batch.rows": str(config.learner.batch.rows),
         **{f"data.{name}": str(value) for name, value in data.items()},
     }
+
+
+def digest_of(identity: Mapping[str, str]) -> str:
+    """A short name of an identity, for files that are good for it alone."""
+    return xxhash.xxh3_64_hexdigest(json.dumps(identity, sort_keys=True).encode())
 
 
 def check_identity(folder: Path, before: object, now: Mapping[str, str]) -> None:

@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-from rollmesh.learner.algorithms.interface import Loss
-from rollmesh.learner.algorithms.types import GlobalCounts
 from rollmesh.learner.coordinator.skip_limit import SkipLimit
 from rollmesh.learner.distributed.step_meter import StepMeter
 from rollmesh.learner.engines.interface import ACTOR, Engine
@@ -24,7 +22,8 @@ from rollmesh.learner.engines.pending_step import PendingStep
 from rollmesh.learner.trainers.checkpoints import Checkpoints
 from rollmesh.learner.trainers.example_loader import ExampleLoader, Examples
 from rollmesh.learner.trainers.rows import Rows
-from rollmesh.learner.trainers.step_batch import build_batch
+from rollmesh.learner.trainers.step_batch import StepBatch, build_batch
+from rollmesh.learner.trainers.step_loss import StepLoss
 
 Report = Callable[[int, Mapping[str, Any]], object]
 
@@ -48,23 +47,6 @@ class LoopRules:
     eval_every: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MeanLoss:
-    """A loss that is a mean over a batch.
-
-    Attributes:
-        loss: gives a micro-batch's share.
-        per_sequence: the mean is over sequences; else over trained tokens.
-    """
-
-    loss: Loss
-    per_sequence: bool = False
-
-    def terms(self, counts: GlobalCounts) -> int:
-        """The number of terms of the mean."""
-        return counts.sequences if self.per_sequence else counts.tokens
-
-
 class TrainingLoop:
     """Trains one model on rows.
 
@@ -83,7 +65,7 @@ class TrainingLoop:
     def __init__(
         self,
         engine: Engine,
-        loss: MeanLoss,
+        loss: StepLoss,
         loader: ExampleLoader,
         train: Rows,
         rules: LoopRules,
@@ -118,13 +100,17 @@ class TrainingLoop:
     def _load(self, step: int) -> Future[Examples]:
         return self._loader.begin(self._train.source, self._train.of_step(step, self._rules.rows))
 
+    def _batch(self, examples: Examples) -> StepBatch:
+        budget = self._rules.token_budget
+        return build_batch(self._loss.begin(self._engine, examples, budget), self._engine, budget)
+
     def _step(self, step: int, examples: Examples, began: float) -> dict[str, Any]:
         """One optimizer step; gives its record."""
         engine = self._engine
-        batch = build_batch(examples, engine, self._rules.token_budget)
+        batch = self._batch(examples)
         meter = StepMeter({ACTOR: engine})
         with meter.timing("update", ACTOR):
-            engine.accumulate(batch.micro_batches, self._loss.loss, batch.counts)
+            engine.accumulate(batch.micro_batches, self._loss, batch.counts)
             result = engine.apply()
         if result.metrics:
             self._limit.record(step + 1, {ACTOR: result.skipped})
@@ -150,18 +136,17 @@ class TrainingLoop:
     @torch.no_grad()
     def _evaluate(self, rows: Rows) -> dict[str, float]:
         """Loss and metrics on held-out rows, the same in every process; collective."""
-        engine, pending, weight = self._engine, None, 0
+        engine, pending, weight = self._engine, None, 0.0
         for step in range(-(-rows.order.rows // self._rules.rows)):
             chosen = rows.of_step(step, self._rules.rows)
-            examples = self._loader.take(self._loader.begin(rows.source, chosen))
-            batch = build_batch(examples, engine, self._rules.token_budget)
+            batch = self._batch(self._loader.take(self._loader.begin(rows.source, chosen)))
             terms = self._loss.terms(batch.counts)
             weight += terms
             pending = pending or PendingStep(torch.zeros((), device=engine.device))
             outputs = engine.infer(batch.micro_batches)
             # Where results arise there is one for each micro-batch, elsewhere none.
             for output, micro in zip(outputs, batch.micro_batches, strict=False):
-                result = self._loss.loss(output, micro.tokens, batch.counts)
+                result = self._loss(output, micro.tokens, batch.counts)
                 pending.add(result.loss * terms, result.metrics, micro.tokens.num_tokens)
         if pending is None or not weight:
             return {}

@@ -12,7 +12,7 @@ from rollmesh.learner.data.records import RecordSource
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.engines.registry import ModelType
 from rollmesh.learner.trainers.example_loader import ExampleLoader
-from rollmesh.learner.trainers.loop import MeanLoss
+from rollmesh.learner.trainers.step_loss import StepLoss
 
 
 class Objective(ABC):
@@ -30,7 +30,7 @@ class Objective(ABC):
 
     @property
     @abstractmethod
-    def loss(self) -> MeanLoss:
+    def loss(self) -> StepLoss:
         """The loss that is trained."""
 
     def prepare(

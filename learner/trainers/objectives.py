@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.trainers.objective import Objective
+from rollmesh.learner.trainers.preference import PreferenceObjective
 from rollmesh.learner.trainers.supervised import SupervisedObjective
-from rollmesh.mesh.config.trainers.configs import SftConfig, TrainerConfig
+from rollmesh.mesh.config.trainers.configs import DpoConfig, SftConfig, TrainerConfig
 
 
 def build_objective(config: TrainerConfig, chat: ChatEncoder) -> Objective:
@@ -18,4 +19,6 @@ def build_objective(config: TrainerConfig, chat: ChatEncoder) -> Objective:
     match config:
         case SftConfig():
             return SupervisedObjective(chat, config.data)
+        case DpoConfig():
+            return PreferenceObjective(chat, config)
     raise TypeError(f"{type(config).__name__} is no configuration of a trainer")

@@ -32,11 +32,11 @@ from rollmesh.learner.engines.registry import create_engine
 from rollmesh.learner.liveness.start_notice import note_every_minute
 from rollmesh.learner.metrics import MetricsWriter, open_trackers
 from rollmesh.learner.model_files.location import context_length, resolve_model
-from rollmesh.learner.recovery.run_identity import CONFIG
+from rollmesh.learner.recovery.run_identity import CONFIG, fingerprint
 from rollmesh.learner.start_requirements import check_schedule
 from rollmesh.learner.trainers.checkpoints import Checkpoints
 from rollmesh.learner.trainers.example_loader import ExampleLoader
-from rollmesh.learner.trainers.identity import KEY, check_identity, identity_of
+from rollmesh.learner.trainers.identity import KEY, check_identity, digest_of, identity_of
 from rollmesh.learner.trainers.loop import LoopRules, TrainingLoop
 from rollmesh.learner.trainers.objectives import build_objective
 from rollmesh.learner.trainers.rows import FirstRows, Rows, rows_of
@@ -195,7 +195,7 @@ class _Training:
         identity, *last = json.loads(found)
         if last:
             check_identity(self._folder, _said_by(root / last[0][0]).get(KEY), identity)
-        self._prepare(engine, loader)
+        self._prepare(engine, loader, identity)
         start, incarnation = 0, 1
         if last:
             name, incarnation = last[0][0], last[0][1] + 1
@@ -207,16 +207,16 @@ class _Training:
                 log.info("continues after step %d, from %s", start, last[0][0])
         return start, Checkpoints(store, root, incarnation, {KEY: identity}, config.checkpoint)
 
-    def _prepare(self, engine: Engine, loader: ExampleLoader) -> None:
+    def _prepare(self, engine: Engine, loader: ExampleLoader, identity: Mapping[str, str]) -> None:
         """Has the objective prepare the rows that will be used."""
-        prepare, train, held_out = self._objective.prepare, self._train, self._held_out
+        train, held_out, path = self._train, self._held_out, self._config.data.eval
         used = train.used(self._steps, self._config.learner.batch.rows)
-        source = prepare(engine, loader, train.source, used, self._folder / "reference-train.npz")
-        self._train = Rows(source, train.order)
-        if held_out is not None:
+        cache = self._folder / f"prepared-{digest_of(identity)}.npy"
+        self._train = Rows(self._objective.prepare(engine, loader, train.source, used, cache), train.order)
+        if held_out is not None and path is not None:
             rows = range(len(held_out.source))
-            source = prepare(engine, loader, held_out.source, rows, self._folder / "reference-eval.npz")
-            self._held_out = Rows(source, held_out.order)
+            cache = self._folder / f"prepared-{digest_of({**identity, 'data.eval': fingerprint([path])})}.npy"
+            self._held_out = Rows(self._objective.prepare(engine, loader, held_out.source, rows, cache), held_out.order)
 
     def _export(self, engine: Engine, last: Mapping[str, Any]) -> None:
         """Leaves the folder of the trained model."""

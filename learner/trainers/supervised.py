@@ -7,8 +7,8 @@ from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.data.examples import ExampleSource
 from rollmesh.learner.data.records import RecordSource
 from rollmesh.learner.data.supervised_rows import SupervisedRows
-from rollmesh.learner.trainers.loop import MeanLoss
 from rollmesh.learner.trainers.objective import Objective
+from rollmesh.learner.trainers.step_loss import StepLoss
 from rollmesh.mesh.config.trainers.sections import SupervisedRowsSection
 
 
@@ -28,5 +28,5 @@ class SupervisedObjective(Objective):
         return SupervisedRows(records, self._chat, self._section)
 
     @property
-    def loss(self) -> MeanLoss:
-        return MeanLoss(cross_entropy)
+    def loss(self) -> StepLoss:
+        return StepLoss(cross_entropy)

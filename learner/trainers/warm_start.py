@@ -11,8 +11,9 @@ from rollmesh.learner.data.examples import Example, sequence_from
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.learner.trainers.example_loader import ExampleLoader
-from rollmesh.learner.trainers.loop import LoopRules, MeanLoss, TrainingLoop
+from rollmesh.learner.trainers.loop import LoopRules, TrainingLoop
 from rollmesh.learner.trainers.rows import rows_of
+from rollmesh.learner.trainers.step_loss import StepLoss
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.mesh.errors import DataError
@@ -68,7 +69,7 @@ def warm_start(
         rules = LoopRules(steps, min(batch, len(source)), token_budget)
         rows = rows_of(source, seed=seed, shuffle=True)
         try:
-            TrainingLoop(engine, MeanLoss(cross_entropy), loader, rows, rules, report).run()
+            TrainingLoop(engine, StepLoss(cross_entropy), loader, rows, rules, report).run()
         finally:
             loader.close()
         engine.export_hf(out_folder)
