@@ -24,7 +24,7 @@ MakeSequence = Callable[[MaskedTokens], TrainSequence | None]
 
 
 def scored_at_its_end(tokens: MaskedTokens) -> TrainSequence | None:
-    """A sequence with one result, at its last token; None without a response.
+    """A sequence with one result, at the last token of its response; None without one.
 
     The result that stands for a token is read one place before it. So it is that of a further token, which no model
     sees.
@@ -32,7 +32,7 @@ def scored_at_its_end(tokens: MaskedTokens) -> TrainSequence | None:
     places = np.flatnonzero(tokens.trained[1:]) + 1
     if not len(places):
         return None
-    response = np.append(tokens.ids[places[0] :], np.int32(0))
+    response = np.append(tokens.ids[places[0] : places[-1] + 1], np.int32(0))
     mask = np.zeros(len(response), dtype=np.uint8)
     mask[-1] = 1
     return sequence_from(tokens.ids[: places[0]], response, mask)

@@ -126,7 +126,7 @@ class _Training:
             if writer is not None:
                 writer.log(step, {**record, "steps": self._steps})
 
-        if leads:
+        if leads and start < self._steps:
             log.info("%s: steps %d to %d, %d rows", self._command, start + 1, self._steps, len(self._train.source))
         batch = self._config.learner.batch
         rules = LoopRules(
