@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from examples.demo.model import build_tokenizer, write_model
-from rollmesh.learner.sft import Pair, warm_start
+from rollmesh.learner.trainers.warm_start import Pair, warm_start
 
 Messages = Sequence[Mapping[str, Any]]
 _WARM_LR = 2e-3

@@ -20,15 +20,14 @@ from rollmesh.learner.distributed.step_profiler import FOLDER as PROFILE_FOLDER
 from rollmesh.learner.distributed.step_profiler import StepProfiler
 from rollmesh.learner.distributed.trajectories import TrajectorySource
 from rollmesh.learner.distributed.worker import Worker, WorkerRules
-from rollmesh.learner.engines.device_peaks import peak_tflops
+from rollmesh.learner.engine_specs import compute_deterministically, device_of, engine_spec
 from rollmesh.learner.engines.flight_recorder import record_collectives
-from rollmesh.learner.engines.interface import ACTOR, Engine, EngineSpec
+from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.learner.engines.megatron.environment import prepare_environment
 from rollmesh.learner.engines.registry import ModelType, create_engine
 from rollmesh.learner.engines.rendezvous import open_board
 from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
 from rollmesh.learner.model_files.location import resolve_model
-from rollmesh.mesh.config.base import DeviceName
 from rollmesh.mesh.config.derived.memory_release import REST_KEY, rest_folder
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
@@ -36,7 +35,7 @@ from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.files import require_writable
-from rollmesh.mesh.runtime.devices import DeviceType, choose_device
+from rollmesh.mesh.runtime.devices import choose_device
 from rollmesh.mesh.runtime.host_memory import is_in_memory
 from rollmesh.mesh.runtime.memory_tuning import allocate_from_one_heap
 from rollmesh.mesh.runtime.ranks import world_size
@@ -88,7 +87,7 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
         DataError: a model cannot be loaded, or is not computed as transformers computes it.
     """
     if config.learner.deterministic:
-        _compute_deterministically()
+        compute_deterministically()
     if "megatron" in config.learner.engines:
         # Another role's engine may start CUDA.
         prepare_environment()
@@ -121,14 +120,6 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
             engine_name, packing = config.learner.describe_engine(name), engine.packing.value
             log.info("role %s: %s, packing %s; %s", name, engine_name, packing, evidence)
     return engines
-
-
-def _compute_deterministically() -> None:
-    # cuBLAS reads it with the first product: one workspace for each stream, so that sums keep their order.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    # Kernels are not chosen by the clock.
-    torch.backends.cudnn.benchmark = False
 
 
 def build_actor(config: Config, *, entropy_gradient: bool = False) -> Engine:
@@ -166,39 +157,20 @@ def _engine(
     offload: bool = False,
 ) -> Engine:
     batch = config.learner.batch
-    device = device_of(config.learner.device)
-    param_dtype, recompute = config.learner.compute_on(device)
-    spec = EngineSpec(
-        model=model,
-        optimizer=optimizer,
+    spec = engine_spec(
+        config.learner,
+        model,
+        optimizer,
         total_steps=config.learner.steps * batch.minibatches * batch.epochs,
-        device=device,
-        param_dtype=param_dtype,
-        float32_logits=config.learner.float32_logits,
-        activation_checkpointing=recompute,
-        compile=config.learner.compile,
         seed=config.run.seed,
-        entropy_gradient=entropy_gradient,
-        attention=config.learner.attention,
-        sync_once=config.learner.gradient_sync == "step",
-        memory=config.learner.memory,
-        parallel=config.learner.parallel_of(role),
-        megatron=config.learner.megatron,
-        lora=lora,
-        offload=offload,
-        rest_folder=rest_folder(config, on_cpu=device == "cpu"),
         longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
-        timeout_s=config.learner.distributed.timeout_s,
-        peak_tflops=config.learner.device_peak_tflops or _peak_tflops(device, param_dtype),
+        parallel=config.learner.parallel_of(role),
+        lora=lora,
+        entropy_gradient=entropy_gradient,
+        offload=offload,
+        rest_folder=rest_folder(config, on_cpu=device_of(config.learner.device) == "cpu"),
     )
     return create_engine(spec, model_type=model_type, backend=config.learner.engine_of(role))
-
-
-def _peak_tflops(device: DeviceType, param_dtype: str) -> float | None:
-    """The peak of this rank's device; None where it is not known."""
-    if device == "cpu":
-        return None
-    return peak_tflops(torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK", "0"))), param_dtype)
 
 
 def _section(config: Config, role: ModelRole) -> RoleSection:
@@ -223,23 +195,6 @@ def _model_type(role: ModelRole) -> ModelType:
     )
 
 
-def device_of(setting: DeviceName) -> DeviceType:
-    """The device of this rank.
-
-    Raises:
-        ConfigError: CUDA is asked for and absent; there is no device for this rank.
-    """
-    if choose_device(setting, "learner.device") == "cpu":
-        return "cpu"
-    place, visible = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if place >= visible:
-        raise ConfigError(
-            f"LOCAL_RANK is {place}, and this rank sees {visible} CUDA device(s): rank r of a machine takes device r",
-            hint="let each rank see the devices of all ranks of its machine in CUDA_VISIBLE_DEVICES, or start fewer",
-        )
-    return "cuda"
-
-
 def open_watch(config: Config) -> RankWatch:
     """The watch over the other ranks, by which this one is heard from now on.
 
@@ -247,12 +202,25 @@ def open_watch(config: Config) -> RankWatch:
         ConfigError: ranks of several machines do not reach one another.
     """
     limit_s = config.learner.distributed.timeout_s
-    if world_size() > 1:
-        record_collectives(config.run.folder)
     # Where a launcher looks at the processes, it is the first to name one that is frozen.
-    frozen_s = _SILENT_FACTOR * config.resources.frozen_after_s or limit_s
+    return watch_ranks(config.run.folder, limit_s, _SILENT_FACTOR * config.resources.frozen_after_s or limit_s)
+
+
+def watch_ranks(folder: Path, limit_s: float, silent_s: float) -> RankWatch:
+    """The watch over the other ranks of whatever trains.
+
+    Args:
+        folder: of the run.
+        limit_s: deadline of the ranks' collectives.
+        silent_s: a rank that is not heard for longer is lost; `limit_s` at most.
+
+    Raises:
+        ConfigError: ranks of several machines do not reach one another.
+    """
+    if world_size() > 1:
+        record_collectives(folder)
     rank_id = RankId(int(os.environ.get("RANK", "0")), world_size())
-    return RankWatch(open_board(timedelta(seconds=limit_s)), rank_id, silent_s=min(limit_s, frozen_s))
+    return RankWatch(open_board(timedelta(seconds=limit_s)), rank_id, silent_s=min(limit_s, silent_s))
 
 
 def build_worker(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -40,6 +39,7 @@ from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.start_requirements import check_start
 from rollmesh.learner.status import LearnerStatus
+from rollmesh.learner.stop_signals import StopSignals
 from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.config import Config
@@ -87,7 +87,7 @@ def run(
     setup_logging("learner" if rank == 0 else f"learner-{rank}", config.logging.level)
     controls = ControlRequests()
     try:
-        with _Signals(controls, listen=rank == 0):
+        with StopSignals(controls, listen=rank == 0):
             _run(
                 config,
                 mesh,
@@ -220,27 +220,3 @@ def _fetch_client(config: Config, mesh: str, bridge: AsyncBridge, closers: ExitS
     channel = bridge.call(connect(), network.rpc_timeout_s)
     closers.callback(lambda: bridge.call(channel.close(), network.rpc_timeout_s))
     return BufferClient(channel, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
-
-
-class _Signals:
-    """Handles SIGTERM and SIGINT: rank 0 ends in order, at once after a second one; other ranks ignore them."""
-
-    def __init__(self, controls: ControlRequests, *, listen: bool) -> None:
-        self._controls = controls
-        self._listen = listen
-        self._before: dict[signal.Signals, object] = {}
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._on_signal if self._listen else signal.SIG_IGN)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # as signal.signal gave it
-
-    def _on_signal(self, number: int, _frame: object) -> None:
-        name = signal.Signals(number).name
-        if self._controls.stop_reason is not None:
-            os._exit(128 + number)
-        log.info("asked to end by %s", name)
-        self._controls.stop(name)

@@ -43,10 +43,10 @@ def check_start(config: Config, *, elsewhere: bool = False) -> None:
             hint=f"put the address of node 0 in place of {_PLACEHOLDER}",
         )
     steps = learner.steps * learner.batch.minibatches * learner.batch.epochs
-    _check_schedule("learner.optimizer", learner.optimizer, steps)
+    check_schedule("learner.optimizer", learner.optimizer, steps)
     for name, role in learner.roles.items():
         if role.optimizer is not None:
-            _check_schedule(f"learner.roles.{name}.optimizer", role.optimizer, steps)
+            check_schedule(f"learner.roles.{name}.optimizer", role.optimizer, steps)
     if config.checkpoint.copy_to is not None:
         check_file_system(config.checkpoint.copy_to)
 
@@ -70,7 +70,12 @@ def check_device(config: Config, device: DeviceType) -> None:
         choose_kernel(learner.attention, torch.device(device), getattr(torch, dtype))
 
 
-def _check_schedule(key: str, section: OptimizerSection, steps: int) -> None:
+def check_schedule(key: str, section: OptimizerSection, steps: int) -> None:
+    """Refuses a warm-up and a decay that a run has no room for.
+
+    Raises:
+        ConfigError: names the setting.
+    """
     if section.schedule != "wsd":
         return
     warmup = section.warmup_steps or round(section.warmup_ratio * steps)

@@ -1,18 +1,21 @@
 """Loads the reward functions that the configuration names.
 
-A name is a built-in scorer, `package.module:function`, or `path/file.py:function` (mesh.user_code).
+A name is a built-in scorer, `model:FOLDER` (a reward model), `package.module:function`, or `path/file.py:function`
+(mesh.user_code).
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.user_code import load_callable
 from rollmesh.reward_service.functions import RewardFunction, adapt, from_scorer
 from rollmesh.reward_service.scorers import SCORERS
+from rollmesh.reward_service.scorers.reward_model import PREFIX, RewardModel, is_reward_model
 
 FunctionSpec = str | Callable[..., Any]
 
@@ -28,7 +31,7 @@ def with_names(specs: Iterable[FunctionSpec]) -> list[tuple[FunctionSpec, str]]:
 
 
 def is_path(spec: FunctionSpec) -> bool:
-    """True if a function is named by its import path, so that any process can load it."""
+    """True if a function is named by its import path or folder, so that any process can load it."""
     return isinstance(spec, str) and ":" in spec
 
 
@@ -46,11 +49,15 @@ def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunct
         return adapt(name or _label(spec), spec)
     if not is_path(spec):
         return from_scorer(name or spec, _registered(spec))
+    if is_reward_model(spec):
+        return adapt(name or _label(spec), RewardModel(Path(spec.removeprefix(PREFIX)).expanduser()))
     function = load_callable(spec, "reward function", RewardError)
     return adapt(name or _label(spec), function)
 
 
 def _label(spec: FunctionSpec) -> str:
+    if is_reward_model(spec):
+        return "reward_model"
     if isinstance(spec, str):
         return spec.rpartition(":")[2]
     return str(getattr(spec, "__name__", type(spec).__name__))

@@ -1,6 +1,7 @@
 """Rollmesh: asynchronous reinforcement learning for language models as a mesh of small services.
 
-`rollmesh.train(config, reward_fn=...)` runs a whole mesh from a script or notebook. Names are loaded when they are
+`rollmesh.train(config, reward_fn=...)` runs a whole mesh from a script or notebook; `rollmesh.sft(config)`,
+`rollmesh.rm(config)` and `rollmesh.dpo(config)` train on data that are there. Names are loaded when they are
 first used, so that importing the package costs nothing.
 """
 
@@ -13,14 +14,18 @@ if TYPE_CHECKING:
     from rollmesh.mesh.config import Config, load_config
     from rollmesh.mesh.errors import RollmeshError
     from rollmesh.report.summary import Summary
+    from rollmesh.trainers import dpo, rm, sft
 
-__all__ = ["Config", "RollmeshError", "Summary", "load_config", "train"]
+__all__ = ["Config", "RollmeshError", "Summary", "dpo", "load_config", "rm", "sft", "train"]
 
 _HOMES = {
     "Config": "rollmesh.mesh.config",
     "RollmeshError": "rollmesh.mesh.errors",
     "Summary": "rollmesh.report.summary",
+    "dpo": "rollmesh.trainers",
     "load_config": "rollmesh.mesh.config",
+    "rm": "rollmesh.trainers",
+    "sft": "rollmesh.trainers",
     "train": "rollmesh.api",
 }
 

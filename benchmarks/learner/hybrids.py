@@ -21,12 +21,12 @@ from transformers.utils import logging as transformers_logging
 
 from benchmarks.common import HelpFormatter, machine, summarize, table, write_json
 from benchmarks.learner.tiny_models import VOCABULARY, save_model
+from rollmesh.learner.algorithms.losses.supervised import cross_entropy
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.plan import PlanItem, plan_batch
 from rollmesh.learner.batching.types import Packing, TrainSequence
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.registry import create_engine
-from rollmesh.learner.sft import cross_entropy
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection
 

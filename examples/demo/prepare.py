@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from examples.demo.model import build_tokenizer, write_model
 from examples.demo.problems import Problem, Task, split_problems
-from rollmesh.learner.sft import warm_start
+from rollmesh.learner.trainers.warm_start import warm_start
 
 _WARM_STEPS = {"arithmetic": 70, "strings": 70, "both": 100}
 _WARM_LR = 1e-3

@@ -28,12 +28,14 @@ class Metrics:
         weights: name -> [2], sums of w and w^2 over tokens; reported as mean and effective sample size (share).
         log_ratios: name -> [256], counts per log-ratio bin; reported as quantiles of the ratio.
         maxima: name -> 0-d; reported as the maximum.
+        averages: name -> [2], a sum and the number of its terms (sequences, pairs); reported as their quotient.
     """
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
     log_ratios: dict[str, Tensor] = field(default_factory=dict)
     maxima: dict[str, Tensor] = field(default_factory=dict)
+    averages: dict[str, Tensor] = field(default_factory=dict)
 
     def __or__(self, other: Metrics) -> Metrics:
         """Both sets of names (of the same micro-batch)."""
@@ -42,6 +44,7 @@ class Metrics:
             self.weights | other.weights,
             self.log_ratios | other.log_ratios,
             self.maxima | other.maxima,
+            self.averages | other.averages,
         )
 
 
@@ -63,6 +66,11 @@ def distribution(name: str, values: Tensor) -> dict[str, float]:
 def weight_moments(weights: Tensor) -> Tensor:
     """Sums of w and w^2 over [R] weights, for `Metrics.weights`."""
     return torch.stack((weights.sum(), weights.square().sum()))
+
+
+def average_of(values: Tensor) -> Tensor:
+    """Sum and number of values [N], for `Metrics.averages`."""
+    return torch.stack((values.sum(), values.new_tensor(float(values.numel()))))
 
 
 def log_ratio_histogram(log_ratios: Tensor) -> Tensor:
@@ -87,7 +95,7 @@ def summarize(
     first = parts[0]
     added = [
         torch.stack([getattr(part, kind)[name] for part in parts]).sum(0).double().reshape(-1)
-        for kind in ("sums", "weights", "log_ratios")
+        for kind in ("sums", "weights", "log_ratios", "averages")
         for name in getattr(first, kind)
     ]
     tops = [torch.stack([part.maxima[name] for part in parts]).amax(0).double().reshape(-1) for name in first.maxima]
@@ -108,6 +116,11 @@ def summarize(
     for name in first.log_ratios:
         metrics |= {f"{name}/{q}": value for q, value in _quantiles(values[at : at + _BINS]).items()}
         at += _BINS
+    for name in first.averages:
+        total, terms = values[at : at + 2]
+        if terms:
+            metrics[name] = total / terms
+        at += 2
     return metrics | dict(zip(first.maxima, values[at:], strict=True))
 
 

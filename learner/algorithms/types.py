@@ -176,6 +176,7 @@ class TokenBatch:
         returns: float [R], targets of the critic; None without one.
         selected: float or bool [R], the loss's selection for this optimizer step; None without one.
         extra: further values per trained token [R] from `Rollouts.extra`.
+        sequence_extra: further values per sequence [S], of trainers on pairs and single responses.
     """
 
     sequence_ids: Tensor
@@ -191,6 +192,7 @@ class TokenBatch:
     returns: Tensor | None = None
     selected: Tensor | None = None
     extra: dict[str, Tensor] = field(default_factory=dict)
+    sequence_extra: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

@@ -2,8 +2,9 @@
 
 Pure planning on lengths. Invariants: every item appears exactly once. A micro-batch holds at most `token_budget`
 tokens, padding and repeated prompts included, unless it is a single item over it. Minibatches hold whole groups, in
-order. Where prompts are shared, neighbours of one group stay together where budget and balance allow, so that their
-prompt is computed once. In rows, sequences of similar length stand together, so that little is padded.
+order. Groups that are computed as a whole, such as pairs, are each in one micro-batch, over the budget if need be.
+Where prompts are shared, neighbours of one group stay together where budget and balance allow, so that their prompt is
+computed once. In rows, sequences of similar length stand together, so that little is padded.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Members of one group that are computed together: their number of tokens, and their cost."""
+    """Members of one group that are computed together: their tokens, those of the longest with its prompt, the cost."""
 
     indices: tuple[int, ...]
     tokens: int
+    longest: int
     cost: int
 
 
@@ -73,16 +75,20 @@ class _UnitBuilder:
         items: the batch.
         budget: tokens of a unit, unless it is a single item over it.
         repeated: a prompt is computed again for every response.
+        whole: a group is one unit, whatever its tokens.
         costs: of every item's prompt, of its response after that, and of the prompt where it is computed again.
     """
 
     items: Sequence[PlanItem]
     budget: int
     repeated: bool
+    whole: bool
     costs: Sequence[tuple[float, float, float]]
 
     def of_group(self, group: Sequence[int]) -> list[_Unit]:
         """Neighbours of one group together, as far as the budget allows."""
+        if self.whole:
+            return [self.unit(group)]
         units: list[_Unit] = []
         members: list[int] = []
         tokens = 0
@@ -114,7 +120,7 @@ class _UnitBuilder:
         first, _, again = self.costs[members[0]]
         cost = max(shares) * first + sum(parts) + (sum(shares) - max(shares)) * again
         prompts = len(members) if self.repeated else 1
-        return _Unit(tuple(members), prompts * prompt + sum(responses), round(cost))
+        return _Unit(tuple(members), prompts * prompt + sum(responses), prompt + max(responses), round(cost))
 
 
 def plan_batch(
@@ -125,6 +131,7 @@ def plan_batch(
     minibatches: int = 1,
     packing: Packing = Packing.SHARED,
     cost: SequenceCost = sequence_cost,
+    whole_groups: bool = False,
 ) -> BatchPlan:
     """Divides a batch into minibatches, ranks and micro-batches.
 
@@ -135,6 +142,7 @@ def plan_batch(
         minibatches: optimizer steps per pass; at most one per group is made.
         packing: how the models compute a micro-batch.
         cost: by which ranks are balanced, that of the models.
+        whole_groups: each group is computed in one micro-batch.
     """
     groups = [list(members) for _, members in itertools.groupby(range(len(items)), key=lambda i: items[i].group)]
     count = min(minibatches, max(len(groups), 1))
@@ -145,12 +153,13 @@ def plan_batch(
     costs = zip(
         *(part.tolist() for part in (cost(prompts, none, none), cost(responses, prompts, none), again)), strict=True
     )
-    builder = _UnitBuilder(items, token_budget, repeated, list(costs))
+    builder = _UnitBuilder(items, token_budget, repeated, whole_groups, list(costs))
     steps = []
     for m in range(count):
         share = groups[m * len(groups) // count : (m + 1) * len(groups) // count]
         if packing is Packing.ROWS:
-            by_rank = _shared_out([builder.unit([index]) for group in share for index in group], ranks)
+            members = share if whole_groups else [[index] for group in share for index in group]
+            by_rank = _shared_out([builder.unit(together) for together in members], ranks)
         else:
             by_rank = _groups_by_rank(builder, share, ranks)
         divide = _rows if packing is Packing.ROWS else _micro_batches
@@ -163,7 +172,7 @@ def _groups_by_rank(builder: _UnitBuilder, groups: Sequence[Sequence[int]], rank
     units = [unit for group in groups for unit in builder.of_group(group)]
     division = _shared_out(units, ranks)
     mean = sum(unit.cost for unit in units) / ranks
-    if _largest(division) <= _UNEVEN * mean:
+    if builder.whole or _largest(division) <= _UNEVEN * mean:
         return division
     pieces: list[_Unit] = []
     for unit in units:
@@ -196,9 +205,9 @@ def _rows(units: Sequence[_Unit], budget: int) -> tuple[MicroBatchPlan, ...]:
     """The longest first: all rows of a micro-batch are as long as its first."""
     micro_batches: list[list[int]] = []
     longest = 0
-    for unit in sorted(units, key=lambda unit: unit.tokens, reverse=True):
-        if not micro_batches or (len(micro_batches[-1]) + 1) * longest > budget:
+    for unit in sorted(units, key=lambda unit: unit.longest, reverse=True):
+        if not micro_batches or (len(micro_batches[-1]) + len(unit.indices)) * longest > budget:
             micro_batches.append([])
-            longest = unit.tokens
+            longest = unit.longest
         micro_batches[-1].extend(unit.indices)
     return tuple(tuple(members) for members in micro_batches)

@@ -57,6 +57,7 @@ class EngineSpec:
         seed: of weights that the folder does not hold (a new value head); the first engine of a process seeds the
             process with it too.
         entropy_gradient: the loss differentiates the entropy (language models).
+        head_bias: values have a constant term; false: they are linear in the hidden state (value models).
         sync_once: gradients travel between ranks once per `accumulate`; until then they stay on this device, whole and
             in float32. Else they travel after each micro-batch, and each rank keeps its shard of the sum.
         memory: switches between memory and time.
@@ -81,6 +82,7 @@ class EngineSpec:
     compile: bool = False
     seed: int = 0
     entropy_gradient: bool = False
+    head_bias: bool = True
     sync_once: bool = False
     memory: MemorySection = field(default_factory=MemorySection)
     parallel: ParallelSection = field(default_factory=ParallelSection)

@@ -318,6 +318,22 @@ EVALUATION = [
     Metric("eval/skipped", "Rounds left out so far because the previous one was still running: see eval.every_steps."),
 ]
 
+TRAINERS = [
+    Metric("steps", "Optimizer steps of the whole training."),
+    _trl("epoch", "Passes over the data so far."),
+    Metric("skipped_rows", "Rows of the step that were left out: too long, or without a token to train."),
+    Metric("eval/loss", "Loss on held-out rows.", "", ("eval_loss",), "val/loss", "eval_loss"),
+    _trl("rewards/{chosen,rejected}", "Mean reward of these responses: scores, or beta x log-ratio to the reference."),
+    _trl("rewards/margins", "Mean difference of the two."),
+    _trl("rewards/accuracies", "Pairs in which the chosen response has the larger one.", "share"),
+    _trl("logps/{chosen,rejected}", "Mean log-prob of these responses.", "nats"),
+    Metric("actor/kto_divergence", "KTO's estimate of KL(policy || reference), never negative.", "nats"),
+    Metric("eval/kto_divergence", "The same on held-out rows.", "nats"),
+    _trl("eval/rewards/{chosen,rejected,margins,accuracies}", "As without `eval/`, on held-out rows."),
+    _trl("eval/logps/{chosen,rejected}", "As without `eval/`, on held-out rows.", "nats"),
+    Metric("eval/entropy", "Entropy of the policy at their trained tokens.", "nats", trl="eval_entropy"),
+]
+
 CATALOGUE: dict[str, list[Metric]] = {
     "Rewards and advantages": REWARDS,
     "Lengths": LENGTHS,
@@ -328,6 +344,7 @@ CATALOGUE: dict[str, list[Metric]] = {
     "Shared devices": PLACEMENT,
     "Mesh": MESH,
     "Evaluation": EVALUATION,
+    "Trainers": TRAINERS,
 }
 """Section of the documentation -> its metrics. Where two describe a name, the first does."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollmesh.mesh.config import Config
+from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,12 @@ class ConsoleTracker:
                 1e3 * record["timing_s/gen"],
                 1e3 * record["timing_s/step"],
             )
+        elif "steps" in record and (step % self._every == 0 or step in (1, record["steps"])):
+            loss, rate = record.get("actor/loss", math.nan), record.get("actor/lr", math.nan)
+            speed = record["perf/throughput"]
+            log.info("step %d of %d: loss %.4f, lr %.2e, %.0f tokens/s", step, record["steps"], loss, rate, speed)
+        if "eval/loss" in record:
+            log.info("step %d: held-out loss %.4f", step, record["eval/loss"])
 
     def close(self) -> None:
         """Does nothing: the console stays open."""
@@ -137,7 +144,7 @@ class WandbTracker:
         wandb.teardown()
 
 
-def open_trackers(config: Config) -> list[Tracker]:
+def open_trackers(config: Config | TrainerConfig) -> list[Tracker]:
     """The trackers that the configuration asks for; `metrics.jsonl` is always the first.
 
     Raises:

@@ -175,6 +175,16 @@ def to_stored(model: PreTrainedModel, group: Mapping[str, Tensor]) -> dict[str, 
     return stored
 
 
+def store_alike(model: PreTrainedModel, planned: PreTrainedModel) -> None:
+    """Has a model be stored in the form in which another one of its kind was loaded.
+
+    Args:
+        model: with the other's backbone.
+        planned: with the note that `plan_loading` has made.
+    """
+    cast(Any, model)._weight_conversions = _used(planned)
+
+
 def _used(model: PreTrainedModel) -> list[WeightTransform]:
     """The part of the table that `plan_loading` found to apply."""
     used: list[WeightTransform] = cast(Any, model)._weight_conversions

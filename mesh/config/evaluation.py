@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section, Temperature
 
 
-class CheckpointSection(Section):
+class CheckpointPaceSection(Section):
+    """When checkpoints are written, and how many stay."""
+
     every_steps: PositiveInt | None = Field(
         None, description="Steps between checkpoints; training waits if the previous one is still being written."
     )
@@ -19,6 +21,9 @@ class CheckpointSection(Section):
         "one is written.",
     )
     keep: PositiveInt = Field(2, description="Checkpoints kept in addition to the best one and those being evaluated.")
+
+
+class CheckpointSection(CheckpointPaceSection):
     best: bool = Field(
         True,
         description="Write a checkpoint of every version that is evaluated, and keep that of the best one "

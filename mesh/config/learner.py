@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, NonNegativeInt, model_validator
 
@@ -216,7 +216,9 @@ class DistributedSection(Section):
         return self
 
 
-class LearnerSection(Section):
+class EngineSection(Section):
+    """The training of one model, whatever it is trained on: its engine, its ranks and its optimizer."""
+
     engine: str = Field(
         "fsdp2",
         description="Training engine: `fsdp2`, `megatron` (Megatron-Core: the extra `megatron`), or one that another "
@@ -237,8 +239,6 @@ class LearnerSection(Section):
     megatron: MegatronSection = Field(
         default_factory=MegatronSection, description="Settings of `engine: megatron` alone."
     )
-    python: Path | None = Field(None, description="Interpreter of the learner; none: that of `rollmesh`.")
-    steps: PositiveInt = Field(100, description="Batches to train; the run ends after them.")
     param_dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="Compute dtype; masters stay float32. None: bfloat16 on CUDA, float32 on a CPU."
     )
@@ -295,27 +295,15 @@ class LearnerSection(Section):
         description="Dense peak of a device in the compute dtype, TFLOP/s: the denominator of MFU. None: that of the "
         "data sheet for bfloat16 on a known CUDA device; elsewhere no MFU is reported.",
     )
-    profile: ProfileSection = Field(default_factory=ProfileSection, description="Traces of chosen steps.")
-    mismatch: MismatchSection = Field(
-        default_factory=MismatchSection, description="Bounds on the difference of learner and generators."
-    )
-    batch: BatchSection = Field(default_factory=BatchSection, description="Batch sizes.")
-    roles: dict[str, RoleSection] = Field(
-        default_factory=dict,
-        description="Models that the algorithm needs in addition to the actor, by role: `critic`, `reference`, "
-        "`teacher`, ... (`rollmesh config explain` says which).",
-    )
 
     @model_validator(mode="after")
-    def _divides_ranks(self) -> LearnerSection:
+    def _divides_ranks(self) -> Self:
         if self.ranks % self.distributed.nodes:
             raise ValueError(f"ranks: {self.ranks} cannot be divided evenly over {self.distributed.nodes} nodes")
-        if self.profile.steps and (absent := [rank for rank in self.profile.ranks if rank >= self.ranks]):
-            raise ValueError(f"profile.ranks names rank {absent[0]}, and ranks is {self.ranks}: they count from 0")
         return self
 
     @model_validator(mode="after")
-    def _offloads_what_is_kept(self) -> LearnerSection:
+    def _offloads_what_is_kept(self) -> Self:
         if self.memory.offload_activations and self.activation_checkpointing not in (True, None):
             raise ValueError(
                 "memory.offload_activations moves what activation_checkpointing: true keeps, and this is "
@@ -339,14 +327,46 @@ class LearnerSection(Section):
         return self.lora if self.lora is not None and self.lora.push == "served" else None
 
     @property
-    def engines(self) -> set[str]:
-        """Backends of all roles, the actor's among them."""
-        return {self.engine, *map(self.engine_of, self.roles)}
-
-    @property
     def has_readable_checkpoints(self) -> bool:
         """True where the actor's checkpoints are read without their engine."""
         return self.engine in ("fsdp2", "megatron")
+
+    def compute_on(
+        self, device: Literal["cpu", "cuda"]
+    ) -> tuple[Literal["float32", "bfloat16"], bool | Literal["selective"]]:
+        """Compute dtype, and the activations that are recomputed: as configured, else as suits the device.
+
+        On CUDA a model of several billion parameters needs both; on a CPU, bfloat16 is slow and memory plenty.
+        """
+        cuda = device == "cuda"
+        recompute = self.activation_checkpointing
+        return self.param_dtype or ("bfloat16" if cuda else "float32"), cuda if recompute is None else recompute
+
+
+class LearnerSection(EngineSection):
+    steps: PositiveInt = Field(100, description="Batches to train; the run ends after them.")
+    batch: BatchSection = Field(default_factory=BatchSection, description="Batch sizes.")
+    roles: dict[str, RoleSection] = Field(
+        default_factory=dict,
+        description="Models that the algorithm needs in addition to the actor, by role: `critic`, `reference`, "
+        "`teacher`, ... (`rollmesh config explain` says which).",
+    )
+    mismatch: MismatchSection = Field(
+        default_factory=MismatchSection, description="Bounds on the difference of learner and generators."
+    )
+    profile: ProfileSection = Field(default_factory=ProfileSection, description="Traces of chosen steps.")
+    python: Path | None = Field(None, description="Interpreter of the learner; none: that of `rollmesh`.")
+
+    @model_validator(mode="after")
+    def _profiles_ranks(self) -> LearnerSection:
+        if self.profile.steps and (absent := [rank for rank in self.profile.ranks if rank >= self.ranks]):
+            raise ValueError(f"profile.ranks names rank {absent[0]}, and ranks is {self.ranks}: they count from 0")
+        return self
+
+    @property
+    def engines(self) -> set[str]:
+        """Backends of all roles, the actor's among them."""
+        return {self.engine, *map(self.engine_of, self.roles)}
 
     def engine_of(self, role: str) -> str:
         """Backend of a role's engine."""
@@ -376,14 +396,3 @@ class LearnerSection(Section):
         """Key of a role's division."""
         own = self.roles.get(role)
         return "learner.parallel" if own is None or own.parallel is None else f"learner.roles.{role}.parallel"
-
-    def compute_on(
-        self, device: Literal["cpu", "cuda"]
-    ) -> tuple[Literal["float32", "bfloat16"], bool | Literal["selective"]]:
-        """Compute dtype, and the activations that are recomputed: as configured, else as suits the device.
-
-        On CUDA a model of several billion parameters needs both; on a CPU, bfloat16 is slow and memory plenty.
-        """
-        cuda = device == "cuda"
-        recompute = self.activation_checkpointing
-        return self.param_dtype or ("bfloat16" if cuda else "float32"), cuda if recompute is None else recompute

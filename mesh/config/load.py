@@ -6,14 +6,14 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, TypeVar, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from rollmesh.mesh.config.base import section_of
+from rollmesh.mesh.config.base import Section, section_of
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.placement import section_from
 from rollmesh.mesh.errors import ConfigError
@@ -41,6 +41,7 @@ _BOUNDS = {
     "less_than": ("a number below", "lt"),
     "less_than_equal": ("a number of at most", "le"),
 }
+AnyConfig = TypeVar("AnyConfig", bound=Section)
 _KINDS = {bool: "true or false", dict: "a mapping", float: "a number", int: "a number", list: "a list", str: "a text"}
 
 
@@ -54,7 +55,7 @@ _Loader.add_implicit_resolver(
 
 
 def load_config(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
-    """Builds the configuration.
+    """Builds the configuration of a run.
 
     Args:
         source: path of a YAML file, or the same as a mapping.
@@ -63,18 +64,35 @@ def load_config(source: Path | Mapping[str, Any], overrides: Iterable[str] = ())
     Raises:
         ConfigError: unreadable file, unknown key (with the nearest name), bad value, contradiction.
     """
+    return load_as(Config, source, overrides)
+
+
+def load_as(
+    model: type[AnyConfig], source: Path | Mapping[str, Any], overrides: Iterable[str] = (), *, command: str = ""
+) -> AnyConfig:
+    """Builds a configuration of another command, as `load_config` does.
+
+    Args:
+        model: of the configuration.
+        source: path of a YAML file, or the same as a mapping.
+        overrides: see `load_config`.
+        command: whose keys `rollmesh config schema COMMAND` lists; empty: those of a run.
+
+    Raises:
+        ConfigError: see `load_config`.
+    """
     values = _read(source) if isinstance(source, Path) else dict(source)
     for dotted, value in parse_overrides(overrides).items():
         values = _with(values, dotted.split("."), value, dotted)
     try:
-        return Config.model_validate(values)
+        return model.model_validate(values)
     except ValidationError as error:
         about_keys = any(item["type"] in ("extra_forbidden", "missing") for item in error.errors())
-        hint = "`rollmesh config schema` lists every key" if about_keys else ""
-        raise ConfigError(_explain(error), hint=hint) from error
+        listed = f"`rollmesh config schema{' ' * bool(command)}{command}` lists every key"
+        raise ConfigError(_explain(error, model), hint=listed if about_keys else "") from error
 
 
-def save_config(config: Config, path: Path) -> None:
+def save_config(config: Section, path: Path) -> None:
     """Writes a configuration, whole or not at all, with every default spelled out.
 
     Raises:
@@ -144,7 +162,7 @@ def _with(values: Mapping[str, Any], path: list[str], value: Any, dotted: str) -
     return {**values, head: _with(inner, rest, value, dotted)}
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, model: type[Section]) -> str:
     """All errors of the user's own, without the values; pydantic's errors that only follow from them are left out."""
     lines = []
     for item in error.errors():
@@ -153,17 +171,17 @@ def _explain(error: ValidationError) -> str:
         location = [str(part) for part in item["loc"]]
         dotted = ".".join(location) or "configuration"
         if item["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(location[-1], _names_at(location[:-1]), n=1, cutoff=0.5)
+            near = difflib.get_close_matches(location[-1], _fields_at(model, location[:-1]), n=1, cutoff=0.5)
             prefix = "".join(f"{part}." for part in location[:-1])
             lines.append(f"unknown key {dotted}" + (f", did you mean {prefix}{near[0]}?" if near else ""))
         elif item["type"] == "missing":
             lines.append(f"missing key {dotted}")
         else:
-            lines.append(f"{dotted}: {_wrong_value(item)}")
+            lines.append(f"{dotted}: {_wrong_value(item, model)}")
     return "; ".join(lines)
 
 
-def _wrong_value(item: ErrorDetails) -> str:
+def _wrong_value(item: ErrorDetails, model: type[Section]) -> str:
     if needed := _NEEDS.get(item["type"]):
         return f"needs {needed}, not {_KINDS.get(type(item['input']), 'nothing')}"
     if item["type"] == "finite_number":
@@ -174,7 +192,7 @@ def _wrong_value(item: ErrorDetails) -> str:
         return f"needs {item['ctx']['expected']}{_near(item)}"
     if bound := _BOUNDS.get(item["type"]):
         words, name = bound
-        return f"needs {words} {item['ctx'][name]:g}{_or_left_out(item)}"
+        return f"needs {words} {item['ctx'][name]:g}{_or_left_out(item, model)}"
     return item["msg"].removeprefix("Value error, ")
 
 
@@ -185,19 +203,15 @@ def _near(item: ErrorDetails) -> str:
     return f", did you mean {near[0]}?" if near else ""
 
 
-def _or_left_out(item: ErrorDetails) -> str:
+def _or_left_out(item: ErrorDetails, model: type[Section]) -> str:
     """The advice to leave a key out whose value is found by default, in words."""
     *path, name = map(str, item["loc"])
-    field = _fields_at(path).get(name)
+    field = _fields_at(model, path).get(name)
     return "; leave the key out for its default" if field is not None and field.default is None else ""
 
 
-def _names_at(path: list[str]) -> list[str]:
-    return list(_fields_at(path))
-
-
-def _fields_at(path: list[str]) -> Mapping[str, FieldInfo]:
-    model: type[BaseModel] | None = Config
+def _fields_at(top: type[Section], path: list[str]) -> Mapping[str, FieldInfo]:
+    model: type[BaseModel] | None = top
     keys_are_free = False
     for part in path:
         if keys_are_free:  # the name of an entry, as a role's: the section is that of all entries

@@ -23,12 +23,17 @@ class RunSection(Section):
         return self.dir / self.name
 
 
-class LoggingSection(Section):
+class TrackingSection(Section):
+    """Logs and trackers of anything that trains."""
+
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="Level of the services' logs.")
     console_every_steps: PositiveInt = Field(10, description="Steps between plain log lines without a terminal.")
     tensorboard: bool = Field(False, description="Write TensorBoard events into the run folder.")
     wandb: bool = Field(False, description="Log to Weights & Biases (WANDB_MODE=offline works).")
     wandb_project: str = Field("rollmesh", description="W&B project.")
+
+
+class LoggingSection(TrackingSection):
     record: bool = Field(
         False, description="Keep every claimed batch with its payloads in RUN/recording, for `rollmesh replay`."
     )

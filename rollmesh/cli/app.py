@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from rollmesh.cli import config, inspect, ledger, plan, replay, results, run, services, token, turns, weights
+from rollmesh.cli import config, inspect, ledger, plan, replay, results, run, services, token, trainers, turns, weights
 from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.mesh.errors import PERMANENT, RollmeshError
@@ -36,6 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 run.register(app)
+trainers.register(app)
 services.register(app)
 inspect.register(app)
 turns.register(app)
@@ -66,6 +67,7 @@ def _rollmesh(
 # The exit code of a service after an error that a restart would not fix. Some supervisors, Docker's among them, only
 # know "restart on failure": 0 keeps them from trying for ever.
 PERMANENT_CODE_VARIABLE = "ROLLMESH_PERMANENT_EXIT_CODE"
+_TRAINERS = ("sft", "rm", "dpo")
 _SERVICES = ("buffer", "reward", "generator", "learner")
 # Longest exit of a learner that has closed everything; trackers may send their last records meanwhile.
 _EXIT_S = 60.0
@@ -109,7 +111,7 @@ def _status(error: RollmeshError) -> int:
 def _exit_code(code: str | int | None, arguments: Sequence[str]) -> str | int | None:
     """The code as a supervisor should see it; a learner has to exit in time while its threads wait for a disk."""
     code = _for_supervisor(code, arguments)
-    if _command(arguments) == "learner":
+    if _command(arguments) in ("learner", *_TRAINERS):
         bound_exit(code if isinstance(code, int) else int(code is not None), _EXIT_S)
     return code
 

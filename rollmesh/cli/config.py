@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
 import typer
 import yaml
 
 from rollmesh.cli.options import OVERRIDES, ConfigPath, read_config
+from rollmesh.mesh.config.base import Section
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import ConfigError
 
 
 def register(app: typer.Typer) -> None:
@@ -30,15 +33,23 @@ def _show(context: typer.Context, config_path: ConfigPath) -> None:
 
 
 def _schema(
+    command: Annotated[
+        str, typer.Argument(metavar="[COMMAND]", help="Of `sft`, `rm` or `dpo`; those of a run if left out.")
+    ] = "",
     as_json: bool = typer.Option(False, "--json", help="Print the JSON schema instead."),
 ) -> None:
     """Print every key with its meaning and default."""
+    from rollmesh.trainers import CONFIGS
+
+    model: type[Section] | None = CONFIGS.get(command) if command else Config
+    if model is None:
+        raise ConfigError(f"no command {command!r} has a configuration of its own", hint=f"known: {', '.join(CONFIGS)}")
     if as_json:
-        typer.echo(json.dumps(Config.model_json_schema(), indent=2))
+        typer.echo(json.dumps(model.model_json_schema(), indent=2))
         return
     from rollmesh.cli.schema import key_lines
 
-    for line in key_lines(Config):
+    for line in key_lines(model):
         typer.echo(line)
 
 

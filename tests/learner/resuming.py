@@ -12,9 +12,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from rollmesh.learner.builders import _compute_deterministically
 from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.distributed.worker import Worker
+from rollmesh.learner.engine_specs import compute_deterministically
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.testing.worlds import Harness
@@ -31,7 +31,7 @@ def resume(harness: Harness, model: Path, folder: Path) -> tuple[Outcome, Outcom
     """
     del harness  # the workers close their engines
     with patch.dict(os.environ):
-        _compute_deterministically()
+        compute_deterministically()
         try:
             train, worker, algorithm, engines = _make(model, folder)
             train(0)

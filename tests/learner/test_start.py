@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from rollmesh.launcher.preflight.trial import try_learner
-from rollmesh.learner.builders import device_of
+from rollmesh.learner.engine_specs import device_of
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.service import run
 from rollmesh.mesh.config.inputs import ModelSection

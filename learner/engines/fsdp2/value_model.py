@@ -29,6 +29,7 @@ class ValueModel(nn.Module):
 
     Args:
         language_model: without its output layer from now on.
+        bias: the head has one.
 
     Raises:
         DataError: the model does not name its backbone.
@@ -36,7 +37,7 @@ class ValueModel(nn.Module):
 
     value_head: nn.Linear
 
-    def __init__(self, language_model: PreTrainedModel) -> None:
+    def __init__(self, language_model: PreTrainedModel, *, bias: bool = True) -> None:
         super().__init__()
         prefix = language_model.base_model_prefix
         if language_model.base_model is language_model or language_model.get_output_embeddings() is None:
@@ -46,7 +47,8 @@ class ValueModel(nn.Module):
             )
         self._backbone_name = prefix
         self.add_module(prefix, language_model.base_model)
-        self.add_module(HEAD, nn.Linear(language_model.config.get_text_config().hidden_size, 1, device="meta"))
+        width = language_model.config.get_text_config().hidden_size
+        self.add_module(HEAD, nn.Linear(width, 1, bias=bias, device="meta"))
 
     def forward(self, predictors: Tensor, **inputs: Any) -> Tensor:
         """Values at the given places.
@@ -72,7 +74,7 @@ class ValueModelRunner(ModelRunner):
     backbone_only = True
 
     def _build(self, language_model: PreTrainedModel) -> nn.Module:
-        return ValueModel(language_model)
+        return ValueModel(language_model, bias=self._spec.head_bias)
 
     def _fill_new(self, parameters: Mapping[str, nn.Parameter], files: WeightFiles) -> None:
         """Fills the head from the folder, where that has one."""

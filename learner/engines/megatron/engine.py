@@ -109,6 +109,7 @@ class MegatronEngine(Engine):
                 described,
                 padded_vocabulary(self.vocab_size, sizes),
                 value_model=value_model,
+                head_bias=spec.head_bias,
             )
             self._groups = MegatronGroups(sizes, self.world)
             with self._groups.active():

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rollmesh.learner.engines.interface import Engine
+from rollmesh.learner.model_files.classifier import classifier_name, classifier_of, set_padding
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.location import local_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
@@ -17,7 +18,9 @@ from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
 
 
-def write_weights(engine: Engine, model: ModelSection, folder: Path, *, backbone_only: bool) -> None:
+def write_weights(
+    engine: Engine, model: ModelSection, folder: Path, *, backbone_only: bool, classifier: bool = False
+) -> None:
     """Writes configuration, tokenizer and weights; collective.
 
     Args:
@@ -25,6 +28,7 @@ def write_weights(engine: Engine, model: ModelSection, folder: Path, *, backbone
         model: gives the rest, and the dtype of the weights.
         folder: see `Engine.export_hf`.
         backbone_only: the model has no output layer.
+        classifier: write it as a sequence classifier, with the head of a value model without a constant term.
 
     Raises:
         DataError: the leader could not write them, in every process.
@@ -34,7 +38,10 @@ def write_weights(engine: Engine, model: ModelSection, folder: Path, *, backbone
     failed: Exception | None = None
     if engine.layout.leads:
         try:
-            _write(engine, model, folder, tensors, dtype, backbone_only)
+            if classifier:
+                _write_classifier(engine, model, folder, tensors, dtype)
+            else:
+                _write(engine, model, folder, tensors, dtype, backbone_only)
         except dist.DistError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the others wait for the rest of the tensors
@@ -58,9 +65,24 @@ def _write(
     dtype: torch.dtype,
     backbone_only: bool,
 ) -> None:
-    described = {
+    with StoredModel(local_folder(model), backbone_only=backbone_only) as source:
+        write_folder(folder, source, _described(engine, dtype), tensors, dtype)
+
+
+def _write_classifier(
+    engine: Engine, model: ModelSection, folder: Path, tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype
+) -> None:
+    described = {classifier_name(name): tensor for name, tensor in _described(engine, dtype).items()}
+    with StoredModel(local_folder(model), backbone_only=True) as source:
+        source.model = classifier_of(source.model, source.folder)
+        renamed = ((classifier_name(name), tensor) for name, tensor in tensors)
+        write_folder(folder, source, described, renamed, dtype)
+    set_padding(folder)
+
+
+def _described(engine: Engine, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors that the engine exports, without memory."""
+    return {
         tensor.name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         for tensor in engine.exported_tensors(dtype)
     }
-    with StoredModel(local_folder(model), backbone_only=backbone_only) as source:
-        write_folder(folder, source, described, tensors, dtype)

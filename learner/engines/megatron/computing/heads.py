@@ -132,19 +132,21 @@ class LogProbHead(ResultHead):
 
 
 class ValueHead(ResultHead):
-    """Values: a scalar in place of the vocabulary, in float32; parameters `weight` [1, H] and `bias` [1].
+    """Values: a scalar in place of the vocabulary, in float32; parameters `weight` [1, H] and perhaps `bias` [1].
 
     Args:
         width: H.
         device: of the parameters.
         groups: Megatron's process groups.
+        bias: there is one.
         rest: of `ResultHead`.
     """
 
-    def __init__(self, width: int, device: torch.device, groups: Any, **rest: bool) -> None:
+    def __init__(self, width: int, device: torch.device, groups: Any, *, bias: bool, **rest: bool) -> None:
         super().__init__(groups, **rest)
         self.weight = nn.Parameter(torch.zeros(1, width, device=device))
-        self.bias = nn.Parameter(torch.zeros(1, device=device))
+        self.bias: nn.Parameter | None
+        self.register_parameter("bias", nn.Parameter(torch.zeros(1, device=device)) if bias else None)
 
     def output(self, results: Tensor) -> ModelOutput:
         return ModelOutput(values=results[0, :, 0])

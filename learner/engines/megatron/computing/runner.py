@@ -67,6 +67,7 @@ class MegatronRunner:
     ) -> None:
         self.world, self.device = world, world.device
         self._sizes, self._value_model = sizes, value_model
+        self._head_bias = spec.head_bias
         self.place = sizes.place_of(world.process)
         self.layout = sizes.layout_of(world.process)
         self._memory = LogitMemory(spec.memory.logits_mib << 20, rounded=not spec.float32_logits)
@@ -149,7 +150,7 @@ class MegatronRunner:
     def _make_head(self, layer: Any, groups: ProcessGroupCollection) -> ResultHead:
         rest = {"sequence_parallel": self._sizes.sequence_parallel, "leads": self.layout.has_results}
         if self._value_model:
-            return ValueHead(self._config.hidden_size, self.device, groups, **rest)
+            return ValueHead(self._config.hidden_size, self.device, groups, bias=self._head_bias, **rest)
         head = LogProbHead(layer, groups, self._vocabulary, self._memory, **rest)
         head.entropy_gradient = self._entropy_gradient
         return head

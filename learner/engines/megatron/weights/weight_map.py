@@ -27,7 +27,9 @@ _OUTPUT = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _HF_LAYER = re.compile(r"(model\.layers\.(\d+)\.)(.+)")
-_VALUE_RULES = tuple(Rule((f"output_layer.{name}",), (f"{HEAD}.{name}",), place="last") for name in ("weight", "bias"))
+_HEAD_WEIGHT, _HEAD_BIAS = (
+    Rule((f"output_layer.{name}",), (f"{HEAD}.{name}",), place="last") for name in ("weight", "bias")
+)
 
 ParameterKey = tuple[int, str]
 """The number of a stage's part, and Megatron's name of a parameter in it."""
@@ -76,6 +78,7 @@ class WeightMap:
         described: a tensor without memory for each of the model's (`StoredModel.describe`), in its order.
         padded_vocab: rows of Megatron's embedding and output layer.
         value_model: a scalar head takes the place of the output layer.
+        head_bias: that has a constant term.
 
     Attributes:
         padded_vocab: as given.
@@ -94,18 +97,20 @@ class WeightMap:
         padded_vocab: int,
         *,
         value_model: bool = False,
+        head_bias: bool = True,
     ) -> None:
         self._sizes, self.padded_vocab = sizes, padded_vocab
         tied = family.settings(hf_config, value_model=value_model).tied
         shapes = {name: tuple(tensor.shape) for name, tensor in described.items()}
         if value_model:
             shapes.pop(_OUTPUT, None)
-            shapes |= {f"{HEAD}.weight": (1, hf_config.hidden_size), f"{HEAD}.bias": (1,)}
+            shapes |= {f"{HEAD}.weight": (1, hf_config.hidden_size)} | ({f"{HEAD}.bias": (1,)} if head_bias else {})
         self._geometry = Geometry(shapes, hf_config.num_key_value_heads, padded_vocab)
         # Without an output layer of its own, the model's last part has a copy of the embedding.
         self._copy = Rule(("output_layer.weight",), (_EMBEDDING,), Form.VOCABULARY, "last") if tied else None
         rules = [rule for rule in family.rules if not (tied or value_model) or rule.sources != (_OUTPUT,)]
-        own = (*rules, *(_VALUE_RULES if value_model else ()))
+        head = () if not value_model else (_HEAD_WEIGHT, _HEAD_BIAS) if head_bias else (_HEAD_WEIGHT,)
+        own = (*rules, *head)
         self._rules = (*own, *([self._copy] if self._copy else ()))
         by_source = {(rule.place == "layer", source): rule for rule in own for source in rule.sources}
         homes = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from rollmesh.learner.sft import warm_start
+from rollmesh.learner.trainers.warm_start import warm_start
 from rollmesh.mesh.errors import DataError
 from tests.learner.engines.models import make_model
 

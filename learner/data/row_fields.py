@@ -1,0 +1,48 @@
+"""Fields of trainers' rows: found by name, and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollmesh.learner.data.chat_turns import Messages
+from rollmesh.learner.data.records import Record
+from rollmesh.mesh.errors import DataError
+
+
+def value_at(record: Record, key: str) -> Any:
+    """The value of a field, or with `a.b` of a field within a field; None without one."""
+    found: Any = record
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def text_or_messages(record: Record, key: str) -> str | Messages:
+    """A field that is a text, or a list of messages with `role` and `content`.
+
+    Raises:
+        DataError: it is neither; names field and part.
+    """
+    value = value_at(record, key)
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise DataError(f"field `{key}` is {_kind(value)}, expected a text or a list of messages")
+    for place, message in enumerate(value):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise DataError(f"field `{key}[{place}]` is no message: it has no `role`")
+        content = message.get("content")
+        # A call of a tool may stand alone.
+        if not isinstance(content, str | list) and not message.get("tool_calls"):
+            raise DataError(f"field `{key}[{place}].content` is {_kind(content)}, expected a text")
+    return value
+
+
+def as_messages(value: str | Messages, role: str) -> Messages:
+    """Messages; a text becomes one of the role."""
+    return [{"role": role, "content": value}] if isinstance(value, str) else value
+
+
+def _kind(value: Any) -> str:
+    return "missing" if value is None else "empty" if value == [] else type(value).__name__

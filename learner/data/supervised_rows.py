@@ -1,0 +1,114 @@
+"""Rows of supervised fine-tuning: conversations, prompts with responses, or texts.
+
+Forms (TRL's, and verl's for SFT): `messages`, with `tools` if there are any; a prompt and a response, each a text or
+messages; `text`. Responses and texts end with the tokenizer's end token, conversations as the chat template ends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from rollmesh.learner.data.chat_turns import ChatEncoder, MaskedTokens, Messages, tokenize_spans
+from rollmesh.learner.data.examples import Example, sequence_of
+from rollmesh.learner.data.records import Record, RecordSource
+from rollmesh.learner.data.row_fields import as_messages, text_or_messages, value_at
+from rollmesh.mesh.config.trainers.sections import SupervisedRowsSection
+from rollmesh.mesh.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_RESPONSES = ("completion", "response")
+_FORMS = "rows need `messages`, a prompt with `completion` or `response`, or `text`: see docs/trainers.md"
+
+
+class SupervisedRows:
+    """The examples of a file.
+
+    Args:
+        source: its records.
+        chat: encodes conversations.
+        section: forms of the rows, and their longest.
+    """
+
+    def __init__(self, source: RecordSource, chat: ChatEncoder, section: SupervisedRowsSection) -> None:
+        self._source = source
+        self._chat = chat
+        self._section = section
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def examples(self, rows: Sequence[int]) -> list[Example | None]:
+        """See `ExampleSource`."""
+        return [self._example(row, record) for row, record in zip(rows, self._source.records(rows), strict=True)]
+
+    def _example(self, row: int, record: Record) -> Example | None:
+        try:
+            tokens = fit(self._encode(record), self._section.max_tokens, self._section.on_long)
+        except DataError as error:
+            raise DataError(f"row {row}: {error.message}", hint=error.hint) from error
+        sequence = None if tokens is None else sequence_of(tokens)
+        return None if sequence is None else Example((sequence,))
+
+    def _encode(self, record: Record) -> MaskedTokens:
+        if record.get("messages") is not None:
+            messages = as_messages(text_or_messages(record, "messages"), "user")
+            return self._conversation(messages, 0, record)
+        if (response_key := self._response_key(record)) is not None:
+            prompt = text_or_messages(record, self._section.prompt_key)
+            response = text_or_messages(record, response_key)
+            if isinstance(prompt, str) and isinstance(response, str) and not self._section.as_chat:
+                return continuation(self._chat.tokenizer, prompt, response)
+            before = as_messages(prompt, "user")
+            return self._conversation([*before, *as_messages(response, "assistant")], len(before), record)
+        if isinstance(text := record.get("text"), str):
+            return continuation(self._chat.tokenizer, "", text)
+        raise DataError(f"its fields are {', '.join(record) or 'none'}", hint=_FORMS)
+
+    def _response_key(self, record: Record) -> str | None:
+        if (key := self._section.response_key) is not None:
+            return key
+        return next((key for key in _RESPONSES if value_at(record, key) is not None), None)
+
+    def _conversation(self, messages: Messages, first: int, record: Record) -> MaskedTokens:
+        turns = [index for index, message in enumerate(messages) if index >= first and message["role"] == "assistant"]
+        if not turns:
+            raise DataError("no message of the assistant is to be trained", hint=_FORMS)
+        chosen = turns[-1:] if self._section.train_on == "last" else turns
+        return self._chat.encode(messages, chosen, record.get("tools"))
+
+
+def continuation(tokenizer: PreTrainedTokenizerBase, prompt: str, response: str) -> MaskedTokens:
+    """A prompt and the response after it, both texts, with the end token; the response is trained.
+
+    Args:
+        tokenizer: of the model.
+        prompt: empty: all of the response is trained but its first token, which nothing predicts.
+        response: without an end token.
+    """
+    text = prompt + response
+    tokens = tokenize_spans(tokenizer, text, [(len(prompt), len(text))], special_tokens=True)
+    end = tokenizer.eos_token_id
+    if end is None or (len(tokens.ids) and tokens.ids[-1] == end):
+        return tokens
+    return MaskedTokens(np.append(tokens.ids, np.int32(end)), np.append(tokens.trained, True))
+
+
+def fit(tokens: MaskedTokens, most: int, on_long: Literal["skip", "truncate", "refuse"]) -> MaskedTokens | None:
+    """Tokens that are not too many; None for a sequence that is left out.
+
+    Raises:
+        DataError: there are too many, and such rows are refused.
+    """
+    if len(tokens.ids) <= most:
+        return tokens
+    if on_long == "refuse":
+        raise DataError(
+            f"it has {len(tokens.ids)} tokens, and data.max_tokens is {most}",
+            hint="raise data.max_tokens, or set data.on_long to skip or truncate",
+        )
+    return MaskedTokens(tokens.ids[:most], tokens.trained[:most]) if on_long == "truncate" else None

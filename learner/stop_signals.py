@@ -1,0 +1,35 @@
+"""Signals that ask a process of the learner to end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+
+from rollmesh.learner.control_requests import ControlRequests
+
+log = logging.getLogger(__name__)
+
+
+class StopSignals:
+    """Handles SIGTERM and SIGINT: rank 0 ends in order, at once after a second one; other ranks ignore them."""
+
+    def __init__(self, controls: ControlRequests, *, listen: bool) -> None:
+        self._controls = controls
+        self._listen = listen
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._on_signal if self._listen else signal.SIG_IGN)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # as signal.signal gave it
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        name = signal.Signals(number).name
+        if self._controls.stop_reason is not None:
+            os._exit(128 + number)
+        log.info("asked to end by %s", name)
+        self._controls.stop(name)

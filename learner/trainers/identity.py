@@ -1,0 +1,58 @@
+"""The identity of a training: a run continues with the same, so that its data come in the same order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import xxhash
+
+from rollmesh.learner.recovery.run_identity import fingerprint, model_files
+from rollmesh.mesh.config.trainers.configs import TrainerConfig
+from rollmesh.mesh.errors import ConfigError
+
+KEY = "trainer"
+"""Its name in a checkpoint's state."""
+
+
+def identity_of(command: str, config: TrainerConfig) -> dict[str, str]:
+    """The identity of a training, by key of the configuration.
+
+    Args:
+        command: `sft`, `rm` or `dpo`.
+        config: of the run; the model's path is a local folder.
+    """
+    data = config.data.model_dump(mode="json", exclude={"train", "eval", "epochs"})
+    return {
+        "command": command,
+        "model.path": fingerprint(model_files(Path(config.model.path))),
+        "data.train": fingerprint([config.data.train]),
+        "run.seed": str(config.run.seed),
+        "learner.batch.rows": str(config.learner.batch.rows),
+        **{f"data.{name}": str(value) for name, value in data.items()},
+    }
+
+
+def digest_of(identity: Mapping[str, str]) -> str:
+    """A short name of an identity, for files that are good for it alone."""
+    return xxhash.xxh3_64_hexdigest(json.dumps(identity, sort_keys=True).encode())
+
+
+def check_identity(folder: Path, before: object, now: Mapping[str, str]) -> None:
+    """Refuses to continue a run as another one.
+
+    Args:
+        folder: of the run.
+        before: what its checkpoint says under `KEY`.
+        now: what it would be.
+
+    Raises:
+        ConfigError: names what differs.
+    """
+    known = before if isinstance(before, Mapping) else {}
+    if changed := [key for key, value in now.items() if known.get(key) != value]:
+        raise ConfigError(
+            f"run {folder} was begun with something else: {', '.join(changed)}",
+            hint="choose a --run.name of its own, or start over with --fresh",
+        )

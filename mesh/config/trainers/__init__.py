@@ -1,0 +1,1 @@
+"""The configuration of the trainers: `rollmesh sft`, `rollmesh rm` and `rollmesh dpo`."""

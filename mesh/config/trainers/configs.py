@@ -1,0 +1,65 @@
+"""The whole configuration of each trainer.
+
+They share the sections of a run wherever they mean the same. So a key of a run has the same name and meaning here.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from rollmesh.mesh.config.base import Section
+from rollmesh.mesh.config.evaluation import CheckpointPaceSection
+from rollmesh.mesh.config.inputs import ModelSection
+from rollmesh.mesh.config.run import RunSection, TrackingSection
+from rollmesh.mesh.config.trainers.sections import (
+    BradleyTerrySection,
+    HeldOutSection,
+    PreferenceSection,
+    RankSecuritySection,
+    RowsSection,
+    SupervisedRowsSection,
+    SupervisedSection,
+    TrainerSection,
+)
+
+
+class TrainerConfig(Section):
+    """The sections that all trainers share."""
+
+    run: RunSection = Field(default_factory=RunSection, description="The run's name, folder and seed.")
+    model: ModelSection = Field(description="The model to train.")
+    checkpoint: CheckpointPaceSection = Field(default_factory=CheckpointPaceSection, description="Checkpoints.")
+    eval: HeldOutSection = Field(default_factory=HeldOutSection, description="Loss and metrics on held-out rows.")
+    logging: TrackingSection = Field(default_factory=TrackingSection, description="Metrics and logs.")
+    security: RankSecuritySection = Field(default_factory=RankSecuritySection, description="Unprotected connections.")
+    data: RowsSection
+    learner: TrainerSection
+
+
+class SftConfig(TrainerConfig):
+    """The whole configuration of `rollmesh sft`."""
+
+    data: SupervisedRowsSection = Field(description="Conversations, prompts with responses, or texts.")
+    learner: SupervisedSection = Field(default_factory=SupervisedSection, description="Training of the model.")
+
+
+class RewardModelConfig(TrainerConfig):
+    """The whole configuration of `rollmesh rm`."""
+
+    data: RowsSection = Field(description="Pairs of a chosen and a rejected response.")
+    learner: SupervisedSection = Field(default_factory=SupervisedSection, description="Training of the model.")
+    loss: BradleyTerrySection = Field(default_factory=BradleyTerrySection, description="The Bradley-Terry loss.")
+
+    @model_validator(mode="after")
+    def _trains_the_head(self) -> RewardModelConfig:
+        if self.learner.lora is not None:
+            raise ValueError("learner.lora would leave the head of the reward model untrained: leave it out")
+        return self
+
+
+class DpoConfig(TrainerConfig):
+    """The whole configuration of `rollmesh dpo`."""
+
+    data: RowsSection = Field(description="Pairs of a chosen and a rejected response; with `kto` single responses.")
+    learner: TrainerSection = Field(default_factory=TrainerSection, description="Training of the model.")
+    loss: PreferenceSection = Field(default_factory=PreferenceSection, description="The loss, and its settings.")

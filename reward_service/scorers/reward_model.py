@@ -1,0 +1,103 @@
+"""A reward model's folder as a reward function: `model:FOLDER`, a sequence classifier with one label.
+
+A group is scored at once, in micro-batches of similar lengths. The score is read at the end token, which every response
+gets. Each worker process that runs it loads the model once: `reward.workers` says how many there are at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollmesh.mesh.errors import RewardError
+from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+PREFIX = "model:"
+# Padding included.
+_TOKENS_PER_PASS = 16384
+
+
+def is_reward_model(spec: object) -> bool:
+    """True if a reward function is the folder of a reward model."""
+    return isinstance(spec, str) and spec.startswith(PREFIX)
+
+
+class RewardModel:
+    """Scores responses with a model.
+
+    Args:
+        folder: of a sequence classifier with one label, with its tokenizer.
+
+    Raises:
+        RewardError: there is none, or it cannot be loaded.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        if not (folder / "config.json").is_file():
+            raise RewardError(f"reward model {folder} does not exist", hint=f"write {PREFIX}FOLDER")
+        try:
+            model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, dtype="auto"
+            )
+            self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        except (OSError, ValueError) as error:
+            raise RewardError(f"reward model {folder} cannot be loaded: {error}") from error
+        if model.config.num_labels != 1:
+            labels = model.config.num_labels
+            raise RewardError(f"reward model {folder} has {labels} labels", hint="a reward is one number: num_labels 1")
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._model: Any = model.eval()
+        self._model.to(self._device)
+        self._longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+    def __call__(self, items: Sequence[RewardItem]) -> list[Outcome]:
+        """Scores of responses; `Failed("too_long")` for one that is longer than the model knows."""
+        sequences = [self._tokens(item) for item in items]
+        outcomes: list[Outcome] = [
+            Failed("too_long", f"{len(ids)} tokens, and the reward model knows {self._longest}") for ids in sequences
+        ]
+        fitting = [place for place, ids in enumerate(sequences) if self._longest is None or len(ids) <= self._longest]
+        fitting.sort(key=lambda place: len(sequences[place]), reverse=True)
+        while fitting:
+            count = max(1, _TOKENS_PER_PASS // len(sequences[fitting[0]]))
+            chosen, fitting = fitting[:count], fitting[count:]
+            for place, score in zip(chosen, self._scores([sequences[place] for place in chosen]), strict=True):
+                outcomes[place] = Scored(score)
+        return outcomes
+
+    def _tokens(self, item: RewardItem) -> list[int]:
+        """Prompt, response and end token. A beginning that the prompt's template has written stands there once."""
+        tokenizer = self._tokenizer
+        ids: list[int] = list(tokenizer(item.prompt + item.response)["input_ids"])
+        begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+        if begin is not None and ids[:2] == [begin, begin]:
+            del ids[0]
+        return ids if end is None or ids[-1:] == [end] else [*ids, end]
+
+    def _scores(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        """Scores of sequences in one pass, padded on the right."""
+        import torch
+
+        longest = max(map(len, sequences))
+        padding = self._model.config.pad_token_id
+        if padding is None:
+            return [score for ids in sequences for score in self._pass(torch.tensor([list(ids)]))]
+        return self._pass(torch.tensor([[*ids, *[padding] * (longest - len(ids))] for ids in sequences]), padding)
+
+    def _pass(self, ids: Any, padding: int | None = None) -> list[float]:
+        import torch
+
+        with torch.inference_mode():
+            ids = ids.to(self._device)
+            mask = torch.ones_like(ids) if padding is None else (ids != padding).long()
+            scores: list[float] = self._model(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
+        return scores

@@ -1,0 +1,121 @@
+"""`rollmesh sft`, `rollmesh rm` and `rollmesh dpo`: their configurations, their run folder, and their Python API.
+
+`rollmesh.sft(config)` and its siblings run the command itself in a process of its own. So its memory, on devices too,
+is free afterwards, and several ranks are no other case than one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rollmesh.launcher.errors import ServiceExitError
+from rollmesh.launcher.folder import locked, set_aside
+from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.learner.recovery.run_identity import CONFIG
+from rollmesh.mesh.config import load_as, save_config
+from rollmesh.mesh.config.trainers.configs import DpoConfig, RewardModelConfig, SftConfig, TrainerConfig
+from rollmesh.mesh.errors import RankLostError, RollmeshError
+from rollmesh.mesh.runtime.log_format import setup_logging
+from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
+
+log = logging.getLogger(__name__)
+CONFIGS: Mapping[str, type[TrainerConfig]] = {"sft": SftConfig, "rm": RewardModelConfig, "dpo": DpoConfig}
+"""The configuration of each command."""
+Source = TrainerConfig | Mapping[str, Any] | Path | str
+
+
+def sft(config: Source, *, overrides: Sequence[str] = (), fresh: bool = False) -> Path:
+    """Fine-tunes a model on conversations or responses, as `rollmesh sft` does.
+
+    Args:
+        config: a configuration, the same as a mapping, or the path of a YAML file.
+        overrides: as on the command line, `"learner.steps=10"`.
+        fresh: start the run over; the folder that it has is kept under another name.
+
+    Returns:
+        The Hugging Face folder of the trained model.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+        ServiceExitError: the training has ended with an error, which its log names.
+    """
+    return _train("sft", config, overrides, fresh=fresh)
+
+
+def rm(config: Source, *, overrides: Sequence[str] = (), fresh: bool = False) -> Path:
+    """Trains a reward model on pairs, as `rollmesh rm` does; see `sft`."""
+    return _train("rm", config, overrides, fresh=fresh)
+
+
+def dpo(config: Source, *, overrides: Sequence[str] = (), fresh: bool = False) -> Path:
+    """Optimizes a model by preferences, as `rollmesh dpo` does; see `sft`."""
+    return _train("dpo", config, overrides, fresh=fresh)
+
+
+def read_trainer_config(command: str, source: Source, overrides: Sequence[str] = ()) -> TrainerConfig:
+    """The configuration of a command.
+
+    Raises:
+        ConfigError: see `load_config`.
+    """
+    if isinstance(source, TrainerConfig):
+        source = source.model_dump()
+    return load_as(CONFIGS[command], Path(source) if isinstance(source, str) else source, overrides, command=command)
+
+
+def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int:
+    """Trains in this process, which is one rank or the only one; returns its exit status.
+
+    Args:
+        command: `sft`, `rm` or `dpo`.
+        config: of the run.
+        fresh: see `sft`.
+    """
+    from rollmesh.learner.liveness.rank_watch import log_lost
+    from rollmesh.learner.stop_signals import StopSignals
+    from rollmesh.learner.trainers.process import train_rank
+
+    keep_freed_memory(TENSOR_BYTES)
+    rank = int(os.environ.get("RANK", "0"))
+    setup_logging(command if rank == 0 else f"{command}-{rank}", config.logging.level)
+    controls = ControlRequests()
+    try:
+        with StopSignals(controls, listen=rank == 0), ExitStack() as closers:
+            if rank == 0:
+                if fresh:
+                    set_aside(config.run.folder, time.strftime("%Y%m%d-%H%M%S"))
+                closers.enter_context(locked(config.run.folder))
+            train_rank(command, config, lambda: controls.stop_reason is not None)
+    except RankLostError as error:
+        log_lost(error)
+        # A thread that writes a checkpoint may wait for the lost rank, and Python would wait for that thread.
+        os._exit(error.status)
+    except RollmeshError as error:
+        log.error("%s", error, extra={"code": error.code})
+        return error.exit_code
+    return 0
+
+
+def _train(command: str, source: Source, overrides: Sequence[str], *, fresh: bool) -> Path:
+    from rollmesh.learner.checkpoint.hf_folders import FOLDER
+    from rollmesh.learner.trainers.process import LAST
+
+    config = read_trainer_config(command, source, overrides)
+    with tempfile.TemporaryDirectory(prefix="rollmesh-") as scratch:
+        path = Path(scratch, CONFIG)
+        save_config(config, path)
+        arguments = [command, str(path), *(["--fresh"] if fresh else [])]
+        # It ends by itself, or is ended by the user's Ctrl-C, which reaches it too.
+        status = subprocess.run([sys.executable, "-m", "rollmesh.cli", *arguments], check=False).returncode
+    if status:
+        raise ServiceExitError(command, status, f"ended with status {status}", (), hint="its log names the cause")
+    return config.run.folder / FOLDER / LAST
