@@ -36,12 +36,6 @@ def open_prompts(
         DataError: see `learner.data`.
     """
     data, rollout, evaluation = config.data, config.rollout, config.eval
-    encoder = PromptEncoder(
-        tokenizer,
-        max_prompt_tokens=rollout.max_prompt_tokens,
-        template_kwargs=data.chat_template_kwargs,
-        agent=AgentPrompts.of(rollout.agent),
-    )
     shape = TaskShape(
         n=rollout.n,
         temperature=rollout.temperature,
@@ -52,22 +46,34 @@ def open_prompts(
         greedy=greedy,
     )
     source, order = open_training_rows(config)
-    prompts = PromptStream(source, order, encoder, shape, on_refused=data.on_long_prompt)
+    prompts = PromptStream(source, order, training_encoder(config, tokenizer), shape, on_refused=data.on_long_prompt)
     prompts.check()
     if data.eval is None:
         return prompts, None
     held_out = JoinedRows([open_source(each, data.prompt_key) for each in data.eval])
-    # Images are seen in an evaluation alone, and not by SGLang.
-    images = None if rollout.engine == "sglang" else ImageProcessor.load(Path(config.model.path))
-    encoder = PromptEncoder(
+    eval_shape = dataclasses.replace(shape, n=evaluation.n, temperature=evaluation.temperature, greedy=0)
+    return prompts, evaluation_tasks(held_out, evaluation_encoder(config, tokenizer), eval_shape, rows=evaluation.rows)
+
+
+def training_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> PromptEncoder:
+    """Makes the prompts of training, which are text alone."""
+    return _encoder(config, tokenizer, None)
+
+
+def evaluation_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> PromptEncoder:
+    """Makes held-out prompts. Images are seen in an evaluation alone, and not by SGLang."""
+    images = None if config.rollout.engine == "sglang" else ImageProcessor.load(Path(config.model.path))
+    return _encoder(config, tokenizer, images)
+
+
+def _encoder(config: Config, tokenizer: PreTrainedTokenizerBase, images: ImageProcessor | None) -> PromptEncoder:
+    return PromptEncoder(
         tokenizer,
-        max_prompt_tokens=rollout.max_prompt_tokens,
-        template_kwargs=data.chat_template_kwargs,
-        agent=AgentPrompts.of(rollout.agent),
+        max_prompt_tokens=config.rollout.max_prompt_tokens,
+        template_kwargs=config.data.chat_template_kwargs,
+        agent=AgentPrompts.of(config.rollout.agent),
         images=images,
     )
-    eval_shape = dataclasses.replace(shape, n=evaluation.n, temperature=evaluation.temperature, greedy=0)
-    return prompts, evaluation_tasks(held_out, encoder, eval_shape, rows=evaluation.rows)
 
 
 def open_training_rows(config: Config) -> tuple[RowSource, Order]:

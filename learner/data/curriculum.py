@@ -24,7 +24,7 @@ _SHARES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a curriculum decides by.
+    """The state of the data that a curriculum decides by.
 
     Attributes:
         prompts: that came before.

@@ -3,8 +3,8 @@
 Place `k`, from 0, has the number `(step * k + offset) mod total`, where `total` is the sum of all shares. Each source
 owns as many successive numbers as its share. `step` has no divisor in common with `total`, so that any `total`
 successive places have each source exactly as often as its share. `step / total` is near the golden ratio, so that the
-places of a source lie evenly: a Kronecker sequence (Niederreiter, "Random Number Generation and Quasi-Monte Carlo
-Methods", 1992, ch. 3).
+places of a source lie evenly. Such sequences are named after Kronecker. Source: Niederreiter, "Random Number
+Generation and Quasi-Monte Carlo Methods", 1992, chapter 3.
 
 Invariant: all is integer arithmetic in closed form. No place needs the places before it.
 """
@@ -70,8 +70,8 @@ class Interleaving:
 def _even_step(total: int) -> int:
     """A step near `total` times the golden ratio that has no divisor in common with `total`.
 
-    Among those near it is the one with the least sum of partial quotients of `step / total`, which bounds how far any
-    source can be ahead of its share (Niederreiter, theorem 3.4).
+    Among those near it is the one with the least sum of partial quotients of `step / total`. That sum bounds how far
+    any source can be ahead of its share (Niederreiter, theorem 3.4).
     """
     ideal = round(total * _GOLDEN)
     near = range(max(1, ideal - _CANDIDATES), min(total, ideal + _CANDIDATES) + 1)

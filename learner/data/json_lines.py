@@ -62,6 +62,16 @@ def check_first_lines(path: Path, form: RowForm, count: int) -> None:
         parse_row(path, index, record, form, columns=columns)
 
 
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file, one after the other.
+
+    Raises:
+        DataError: a row is no object (row named).
+    """
+    for index, (_, line) in enumerate(_lines(path)):
+        yield _record(path, index, line)
+
+
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """(offset, line) of each line that is not blank."""
     position = 0

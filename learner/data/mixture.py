@@ -17,7 +17,7 @@ from rollmesh.learner.data.rows import RowSource
 
 
 class Turns(Protocol):
-    """Which source has an ordinal, and how many it has had until then."""
+    """The rule by which sources take turns."""
 
     def locate(self, ordinal: int) -> tuple[int, int]:
         """(source, number of its ordinals up to this one, which counts)."""

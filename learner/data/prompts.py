@@ -142,9 +142,9 @@ class PromptEncoder:
         """
         images = self._load(row)
         text, ids = self._tokenise(row)
-        if not ids:
-            return RefusedRow(row.origin, "empty_prompt", 0)
         length = self._seen(row, ids, images)
+        if not length:
+            return RefusedRow(row.origin, "empty_prompt", 0)
         if length > self._max_tokens:
             return RefusedRow(row.origin, "long_prompt", length)
         sampling = shape.sampling()
@@ -167,6 +167,15 @@ class PromptEncoder:
             images=images,
         )
 
+    def measure(self, row: Row) -> int:
+        """Tokens of a row's prompt as the model sees it, 0 for an empty one, whatever the limit.
+
+        Raises:
+            DataError: as `encode`.
+        """
+        images = self._load(row)
+        return self._seen(row, self._tokenise(row)[1], images)
+
     def _load(self, row: Row) -> tuple[bytes, ...]:
         if not row.images:
             return ()
@@ -184,7 +193,7 @@ class PromptEncoder:
 
     def _seen(self, row: Row, ids: list[int], images: tuple[bytes, ...]) -> int:
         """Tokens that the model sees of a prompt."""
-        if self._images is None:
+        if self._images is None or not ids:
             return len(ids)
         try:
             return len(self._images.widened(ids, images))
