@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rollmesh.data.objects import Rows, write_rows
 from rollmesh.launcher.console.view import SilentView, View, open_view
 from rollmesh.launcher.local import LocalRun
 from rollmesh.launcher.preflight.checks import check_code, check_files
@@ -22,6 +23,7 @@ from rollmesh.launcher.trials.opening import opening
 from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.access.secret import new_token
 from rollmesh.mesh.config import Config, load_config
+from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.service import advertised_address
@@ -33,12 +35,17 @@ from rollmesh.reward_service.server.server import RewardServer
 
 RewardFunction = Callable[..., Any]
 _START_DEADLINE_S = 30.0
+ROWS = "rows"
+"""Folder below `run.dir` of rows that were given as objects."""
+_PENDING = "pending.jsonl"
 
 
 def train(
     config: Config | Mapping[str, Any] | Path | str,
     reward_fn: RewardFunction | str | Sequence[RewardFunction | str] | None = None,
     *,
+    train: Rows | Path | str | None = None,
+    eval: Rows | Path | str | None = None,  # noqa: A002 - the name of the configuration's key
     overrides: Sequence[str] = (),
     quiet: bool = False,
     fresh: bool = False,
@@ -52,6 +59,9 @@ def train(
         reward_fn: in place of `reward.functions`: a function (or several, summed) with verl's, TRL's or the batch
             signature, or import paths `module:function`. Functions are called in this process, in threads: one that
             holds the interpreter for ever holds this process. Paths run in worker processes, which are ended then.
+        train: in place of `data.train`: a path, a `datasets.Dataset`, or rows as dicts. Rows are written once, below
+            `run.dir`, under a name that follows from their content.
+        eval: the same for `data.eval`.
         overrides: as on the command line, `"learner.steps=10"`.
         quiet: show nothing.
         fresh: start the run over; the folder that it has is kept under another name.
@@ -63,7 +73,7 @@ def train(
         RollmeshError: what ended the run early.
         KeyboardInterrupt: after an orderly end of all services.
     """
-    resolved = _resolve(config, overrides)
+    resolved = _with_rows(config, overrides, {"train": train, "eval": eval})
     with _serving(resolved, _functions(reward_fn)) as served:
         check_files(served)
         first = opening(served, fresh=fresh)
@@ -88,6 +98,22 @@ def _resolve(config: Config | Mapping[str, Any] | Path | str, overrides: Sequenc
     if isinstance(config, Config):
         return load_config(config.model_dump(), overrides) if overrides else config
     return load_config(Path(config) if isinstance(config, str) else config, overrides)
+
+
+def _with_rows(
+    config: Config | Mapping[str, Any] | Path | str,
+    overrides: Sequence[str],
+    given: Mapping[str, Rows | Path | str | None],
+) -> Config:
+    """The configuration with these rows as its data."""
+    data = {name: rows for name, rows in given.items() if rows is not None}
+    # `run.dir` is known once the configuration is read, and that is refused without `data.train`.
+    resolved = _resolve(config, [*overrides, *(f"data.{name}={_PENDING}" for name in data)])
+    sources = {}
+    for name, rows in data.items():
+        path = rows if isinstance(rows, str | Path) else write_rows(rows, resolved.run.dir / ROWS, name)
+        sources[name] = (DataSource(path=str(path)),)
+    return resolved.model_copy(update={"data": resolved.data.model_copy(update=sources)})
 
 
 def _functions(reward_fn: RewardFunction | str | Sequence[RewardFunction | str] | None) -> list[RewardFunction | str]:

@@ -19,7 +19,7 @@ from rollmesh.learner.coordinator.control_service import LearnerControlService
 from rollmesh.learner.coordinator.mesh_monitor import MeshMonitor
 from rollmesh.learner.coordinator.prompt_seeder import PromptSeeder, SeedingRules
 from rollmesh.learner.coordinator.train_table import TrainTable
-from rollmesh.learner.data import PromptStream
+from rollmesh.learner.data.stream import PromptStream
 from rollmesh.learner.liveness.hang_guard import end_process_on_hang, hang_after_s
 from rollmesh.learner.liveness.stall_reporter import StallReporter
 from rollmesh.learner.metrics.sample_log import SampleFetcher

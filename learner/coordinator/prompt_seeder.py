@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rollmesh.buffer.client.client import BufferClient
-from rollmesh.learner.data import PromptStream
-from rollmesh.learner.data.stream import TaskWindow
+from rollmesh.learner.data.stream import PromptStream, TaskWindow
 from rollmesh.learner.recovery.redis_recovery import RedisRecovery
 from rollmesh.mesh.errors import RollmeshError, ended_by
 from rollmesh.mesh.tables import TRAIN

@@ -6,8 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollmesh.learner.data import AgentPrompts, DataOrder, PromptEncoder, PromptStream, open_dataset
-from rollmesh.learner.data.prompts import TaskShape
+from rollmesh.learner.data.curriculum import CurriculumTurns, load_curriculum
+from rollmesh.learner.data.dataset import JoinedRows, open_source
+from rollmesh.learner.data.mixture import order_of
+from rollmesh.learner.data.order import Order
+from rollmesh.learner.data.prompts import AgentPrompts, PromptEncoder, TaskShape
+from rollmesh.learner.data.rows import RowSource
+from rollmesh.learner.data.stream import PromptStream
 from rollmesh.learner.evaluation.evaluator import evaluation_tasks
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.trajectory.images import ImageProcessor
@@ -31,12 +36,6 @@ def open_prompts(
         DataError: see `learner.data`.
     """
     data, rollout, evaluation = config.data, config.rollout, config.eval
-    encoder = PromptEncoder(
-        tokenizer,
-        max_prompt_tokens=rollout.max_prompt_tokens,
-        template_kwargs=data.chat_template_kwargs,
-        agent=AgentPrompts.of(rollout.agent),
-    )
     shape = TaskShape(
         n=rollout.n,
         temperature=rollout.temperature,
@@ -46,21 +45,49 @@ def open_prompts(
         stop=tuple(rollout.stop),
         greedy=greedy,
     )
-    source = open_dataset(data.train, data.prompt_key)
-    order = DataOrder(len(source), seed=config.run.seed, shuffle=data.shuffle, epochs=data.epochs)
-    prompts = PromptStream(source, order, encoder, shape, on_refused=data.on_long_prompt)
+    source, order = open_training_rows(config)
+    prompts = PromptStream(source, order, training_encoder(config, tokenizer), shape, on_refused=data.on_long_prompt)
     prompts.check()
     if data.eval is None:
         return prompts, None
-    held_out = open_dataset(data.eval, data.prompt_key)
-    # Images are seen in an evaluation alone, and not by SGLang.
-    images = None if rollout.engine == "sglang" else ImageProcessor.load(Path(config.model.path))
-    encoder = PromptEncoder(
+    held_out = JoinedRows([open_source(each, data.prompt_key) for each in data.eval])
+    eval_shape = dataclasses.replace(shape, n=evaluation.n, temperature=evaluation.temperature, greedy=0)
+    return prompts, evaluation_tasks(held_out, evaluation_encoder(config, tokenizer), eval_shape, rows=evaluation.rows)
+
+
+def training_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> PromptEncoder:
+    """Makes the prompts of training, which are text alone."""
+    return _encoder(config, tokenizer, None)
+
+
+def evaluation_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> PromptEncoder:
+    """Makes held-out prompts. Images are seen in an evaluation alone, and not by SGLang."""
+    images = None if config.rollout.engine == "sglang" else ImageProcessor.load(Path(config.model.path))
+    return _encoder(config, tokenizer, images)
+
+
+def _encoder(config: Config, tokenizer: PreTrainedTokenizerBase, images: ImageProcessor | None) -> PromptEncoder:
+    return PromptEncoder(
         tokenizer,
-        max_prompt_tokens=rollout.max_prompt_tokens,
-        template_kwargs=data.chat_template_kwargs,
-        agent=AgentPrompts.of(rollout.agent),
+        max_prompt_tokens=config.rollout.max_prompt_tokens,
+        template_kwargs=config.data.chat_template_kwargs,
+        agent=AgentPrompts.of(config.rollout.agent),
         images=images,
     )
-    eval_shape = dataclasses.replace(shape, n=evaluation.n, temperature=evaluation.temperature, greedy=0)
-    return prompts, evaluation_tasks(held_out, encoder, eval_shape, rows=evaluation.rows)
+
+
+def open_training_rows(config: Config) -> tuple[RowSource, Order]:
+    """The rows of all training sources, and the order in which they are used.
+
+    Raises:
+        DataError: see `learner.data`.
+    """
+    data, seed = config.data, config.run.seed
+    parts = [open_source(source, data.prompt_key) for source in data.train]
+    weights = [source.weight for source in data.train if source.weight is not None]
+    turns = None
+    if data.curriculum is not None:
+        rows = {source.label: len(part) for source, part in zip(data.train, parts, strict=True)}
+        turns = CurriculumTurns(load_curriculum(data.curriculum), rows, seed=seed)
+    order = order_of(parts, seed=seed, shuffle=data.shuffle, epochs=data.epochs, weights=weights or None, turns=turns)
+    return JoinedRows(parts), order

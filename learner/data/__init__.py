@@ -1,9 +1,4 @@
-"""Datasets: reading rows, turning them into prompts, and the deterministic order in which they are rolled out."""
+"""Datasets: reading rows, turning them into prompts, and the deterministic order in which they are rolled out.
 
-from rollmesh.learner.data.dataset import open_dataset
-from rollmesh.learner.data.order import DataOrder
-from rollmesh.learner.data.prompts import AgentPrompts, PromptEncoder
-from rollmesh.learner.data.rows import Row, RowSource
-from rollmesh.learner.data.stream import PromptStream
-
-__all__ = ["AgentPrompts", "DataOrder", "PromptEncoder", "PromptStream", "Row", "RowSource", "open_dataset"]
+Names are imported from the modules: the files of a source are looked for by programs that read none of them.
+"""

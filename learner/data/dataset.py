@@ -1,113 +1,137 @@
-"""Dataset files, checked when they are opened and read row by row afterwards.
+"""Data sources, checked when they are opened and read row by row afterwards.
 
-Invariant: a dataset that was opened has no row without a needed field, so that a run does not stop hours later at row
-40,000. Nothing is tokenised here and a JSONL file is not held in memory.
+Invariant: a source that was opened has no row without a needed field, so that a run does not stop hours later at row
+40,000. Nothing is tokenised here, and no file is held in memory that is larger than `tables.HELD_BYTES`.
 """
 
 from __future__ import annotations
 
-import json
-from array import array
+import bisect
 from collections.abc import Sequence
-from itertools import islice
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
-from rollmesh.learner.data.rows import Row, RowSource, parse_row
+from rollmesh.learner.data.json_lines import JsonLines, check_first_lines
+from rollmesh.learner.data.locations import ARROW, PARQUET, data_files, is_hub_id
+from rollmesh.learner.data.rows import Blocks, Row, RowForm, RowSource
+from rollmesh.learner.data.tables import ArrowPieces, ParquetPieces, TableRows
+from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.errors import DataError
 
-_JSON_LINES = (".jsonl", ".json", ".ndjson")
 # Rows that are checked in a moment.
 _LOOKED_AT = 1000
 
 
-def open_dataset(path: Path, prompt_key: str = "prompt") -> RowSource:
-    """Opens and checks a dataset.
+def open_source(source: DataSource, prompt_key: str = "prompt") -> RowSource:
+    """Opens and checks a source.
 
     Args:
-        path: a `.parquet`, `.jsonl` or `.json` (one object per line) file.
-        prompt_key: field that holds the prompt.
+        source: as configured.
+        prompt_key: field that holds the prompt, unless the source names its own.
 
     Raises:
         DataError: missing or unreadable file, no rows, or a row without a needed field (row and field named).
     """
-    if not path.is_file():
-        raise DataError(f"dataset {path} does not exist", hint="set data.train / data.eval to a Parquet or JSONL file")
-    suffix = path.suffix.lower()
-    source: RowSource
-    if suffix == ".parquet":
-        from rollmesh.learner.data.parquet import ParquetRows
-
-        source = ParquetRows(path, prompt_key)
-    elif suffix in _JSON_LINES:
-        source = JsonlRows(path, prompt_key)
-    else:
-        raise DataError(f"dataset {path} has an unknown form", hint="use a .parquet or .jsonl file")
-    if len(source) == 0:
-        raise DataError(f"dataset {path} has no rows")
-    return source
+    rows = _open(data_files(source), row_form(source, prompt_key))
+    if len(rows) == 0:
+        raise DataError(f"dataset {source.path} has no rows")
+    return rows if source.rows is None or source.rows >= len(rows) else FirstRows(rows, source.rows)
 
 
-def check_first_rows(path: Path, prompt_key: str = "prompt") -> None:
-    """Refuses a dataset for mistakes in its first rows, in a moment; `open_dataset` checks all of them.
+def check_first_rows(source: DataSource, prompt_key: str = "prompt") -> None:
+    """Refuses a source for mistakes in its first rows, in a moment; `open_source` checks all of them.
+
+    Nothing is downloaded: what is not on this machine is left to the learner.
 
     Raises:
-        DataError: as `open_dataset`.
+        DataError: as `open_source`.
     """
-    if path.suffix.lower() not in _JSON_LINES or not path.is_file():
-        # A Parquet file stores its columns separately, so that checking all rows takes no longer.
-        open_dataset(path, prompt_key)
+    if is_hub_id(source.path):
         return
-    with path.open("rb") as file:
-        lines = (line for line in file if line.strip())
-        found = [_json_row(path, index, line, prompt_key) for index, line in enumerate(islice(lines, _LOOKED_AT))]
-    if not found:
-        raise DataError(f"dataset {path} has no rows")
+    form, first = row_form(source, prompt_key), data_files(source)[0]
+    if first.suffix.lower() in (PARQUET, ARROW):
+        # The first row group, or batch, tells the columns; a null further on is found by statistics later.
+        _open([first], form)
+    else:
+        check_first_lines(first, form, _LOOKED_AT)
 
 
-class JsonlRows:
-    """One JSON object per line. Holds the offset of every line, reads the lines when they are asked for."""
+def row_form(source: DataSource, prompt_key: str) -> RowForm:
+    """The names of a source's fields."""
+    return RowForm(
+        prompt_key=source.prompt_key or prompt_key,
+        ground_truth_key=source.ground_truth_key,
+        name=source.name,
+        label=source.path if is_hub_id(source.path) else Path(source.path).stem,
+        template_kwargs=source.chat_template_kwargs,
+    )
 
-    def __init__(self, path: Path, prompt_key: str) -> None:
-        self._path = path
-        self._prompt_key = prompt_key
-        self._offsets = array("q")
-        position = 0
-        with path.open("rb") as file:
-            for line in file:
-                if line.strip():
-                    self._parse(len(self._offsets), line)
-                    self._offsets.append(position)
-                position += len(line)
+
+def _open(files: Sequence[Path], form: RowForm) -> RowSource:
+    suffix = files[0].suffix.lower()
+    if suffix == PARQUET:
+        return TableRows(ParquetPieces(files), form)
+    if suffix == ARROW:
+        return TableRows(ArrowPieces(files), form)
+    parts = [JsonLines(file, form) for file in files]
+    return parts[0] if len(parts) == 1 else JoinedRows(parts)
+
+
+class JoinedRows:
+    """The rows of several sources, one after the other.
+
+    Args:
+        parts: the sources; they keep their own order.
+    """
+
+    def __init__(self, parts: Sequence[RowSource]) -> None:
+        self._parts = parts
+        self._starts = list(accumulate(map(len, parts), initial=0))
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return self._starts[-1]
+
+    @property
+    def blocks(self) -> Blocks | None:
+        return None
+
+    @property
+    def starts(self) -> Sequence[int]:
+        """The number of each part's first row."""
+        return self._starts[:-1]
 
     def rows(self, indices: Sequence[int]) -> list[Row]:
-        found = []
-        with self._path.open("rb") as file:
-            for index in indices:
-                file.seek(self._offsets[index])
-                found.append(self._parse(index, file.readline()))
-        return found
+        places: dict[int, list[int]] = {}
+        for position, index in enumerate(indices):
+            places.setdefault(bisect.bisect_right(self._starts, index) - 1, []).append(position)
+        found: dict[int, Row] = {}
+        for part, positions in places.items():
+            start = self._starts[part]
+            rows = self._parts[part].rows([indices[position] - start for position in positions])
+            for position, row in zip(positions, rows, strict=True):
+                found[position] = replace(row, index=indices[position])
+        return [found[position] for position in range(len(indices))]
 
-    def _parse(self, index: int, line: bytes) -> Row:
-        return _json_row(self._path, index, line, self._prompt_key)
 
+class FirstRows:
+    """The first rows of a source."""
 
-def _json_row(path: Path, index: int, line: bytes, prompt_key: str) -> Row:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}, row {index}: not valid JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise DataError(f"{path}, row {index}: expected an object, got {type(record).__name__}")
-    # Only an escape can stand for half a character; checking all text would cost as much as reading it.
-    if b"\\ud" in line.lower():
-        try:
-            json.dumps(record, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{path}, row {index}: holds half a surrogate pair, {error.object[error.start]!a}, which is no text",
-                hint="write the data again, with errors='replace'",
-            ) from error
-    return parse_row(path, index, record, prompt_key)
+    def __init__(self, source: RowSource, count: int) -> None:
+        self._source = source
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def blocks(self) -> Blocks | None:
+        blocks = self._source.blocks
+        if blocks is None:
+            return None
+        starts = accumulate(blocks.sizes, initial=0)
+        sizes = (min(size, self._count - start) for start, size in zip(starts, blocks.sizes, strict=False))
+        return Blocks(tuple(size for size in sizes if size > 0), blocks.window)
+
+    def rows(self, indices: Sequence[int]) -> list[Row]:
+        return self._source.rows(indices)

@@ -85,8 +85,12 @@ def split_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, 
     return found, brought
 
 
-def load_images(row: int, sources: Sequence[ImageSource]) -> tuple[bytes, ...]:
+def load_images(origin: str, sources: Sequence[ImageSource]) -> tuple[bytes, ...]:
     """The encoded images of a row.
+
+    Args:
+        origin: the row, for errors.
+        sources: of its images.
 
     Raises:
         DataError: a file cannot be read, or they are too large to travel with their prompt.
@@ -94,11 +98,11 @@ def load_images(row: int, sources: Sequence[ImageSource]) -> tuple[bytes, ...]:
     try:
         loaded = tuple(source if isinstance(source, bytes) else source.read_bytes() for source in sources)
     except OSError as error:
-        raise DataError(f"row {row}: an image cannot be read: {error}", hint="see `images` of the row") from error
+        raise DataError(f"{origin}: an image cannot be read: {error}", hint="see `images` of the row") from error
     size = sum(map(len, loaded))
     if size > MAX_IMAGE_BYTES:
         raise DataError(
-            f"row {row}: its images have {size} bytes, at most {MAX_IMAGE_BYTES} can travel with a prompt",
+            f"{origin}: its images have {size} bytes, at most {MAX_IMAGE_BYTES} can travel with a prompt",
             hint="scale them down, or store them as JPEG",
         )
     return loaded

@@ -39,9 +39,9 @@ _MARK = "rollmeshopen"
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """A row that cannot be rolled out."""
+    """A row that cannot be rolled out; `origin` is its file, and its number there."""
 
-    row: int
+    origin: str
     reason: Literal["empty_prompt", "long_prompt"]
     tokens: int
 
@@ -142,11 +142,11 @@ class PromptEncoder:
         """
         images = self._load(row)
         text, ids = self._tokenise(row)
-        if not ids:
-            return RefusedRow(row.index, "empty_prompt", 0)
         length = self._seen(row, ids, images)
+        if not length:
+            return RefusedRow(row.origin, "empty_prompt", 0)
         if length > self._max_tokens:
-            return RefusedRow(row.index, "long_prompt", length)
+            return RefusedRow(row.origin, "long_prompt", length)
         sampling = shape.sampling()
         if self._agent is not None and self._agent.own and not isinstance(row.prompt, str):
             ids = ids[:1]
@@ -167,29 +167,38 @@ class PromptEncoder:
             images=images,
         )
 
+    def measure(self, row: Row) -> int:
+        """Tokens of a row's prompt as the model sees it, 0 for an empty one, whatever the limit.
+
+        Raises:
+            DataError: as `encode`.
+        """
+        images = self._load(row)
+        return self._seen(row, self._tokenise(row)[1], images)
+
     def _load(self, row: Row) -> tuple[bytes, ...]:
         if not row.images:
             return ()
         if self._images is None:
             raise DataError(
-                f"row {row.index} has images, which are not taken here",
+                f"{row.origin} has images, which are not taken here",
                 hint="the learner trains on text alone; data.eval may have images where the model has a processor and "
                 "the engine is not sglang",
             )
         if self._agent is not None:
             raise DataError(
-                f"row {row.index} has images, and agents take text alone", hint="remove rollout.agent, or the images"
+                f"{row.origin} has images, and agents take text alone", hint="remove rollout.agent, or the images"
             )
-        return load_images(row.index, row.images)
+        return load_images(row.origin, row.images)
 
     def _seen(self, row: Row, ids: list[int], images: tuple[bytes, ...]) -> int:
         """Tokens that the model sees of a prompt."""
-        if self._images is None:
+        if self._images is None or not ids:
             return len(ids)
         try:
             return len(self._images.widened(ids, images))
         except PayloadError as error:
-            raise DataError(f"row {row.index}: {error.message}") from error
+            raise DataError(f"{row.origin}: {error.message}") from error
 
     def _with_messages(self, row: Row) -> bool:
         return self._agent is not None and not isinstance(row.prompt, str)
@@ -198,7 +207,7 @@ class PromptEncoder:
         if isinstance(row.prompt, str):
             if self._agent is not None and (self._agent.tools or self._agent.open):
                 raise DataError(
-                    f"row {row.index} holds a string, but tools and environments need chat messages",
+                    f"{row.origin} holds a string, but tools and environments need chat messages",
                     hint='write the prompt as [{"role": "user", "content": ...}]',
                 )
             text = row.prompt if self._images is None else row.prompt.replace(MARK, self._images.token)
@@ -207,7 +216,7 @@ class PromptEncoder:
             return "", []
         if self._template is None:
             raise DataError(
-                f"row {row.index} holds chat messages, but the tokenizer has no chat template",
+                f"{row.origin} holds chat messages, but the tokenizer has no chat template",
                 hint="use an instruction-tuned model's folder, or prompts that are plain strings",
             )
         text = self._render(row)
@@ -238,12 +247,12 @@ class PromptEncoder:
                     chat_template=self._template,
                     tokenize=False,
                     add_generation_prompt=generation_prompt,
-                    **self._template_kwargs,
+                    **{**self._template_kwargs, **row.template_kwargs},
                 )
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise DataError(
-                f"row {row.index}: the chat template failed: {error}", hint="see data.chat_template_kwargs"
+                f"{row.origin}: the chat template failed: {error}", hint="see data.chat_template_kwargs"
             ) from error
 
 
@@ -252,4 +261,4 @@ def _as_json(row: Row, field: str, value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"row {row.index}: field `{field}` cannot be written as JSON: {error}") from error
+        raise DataError(f"{row.origin}: field `{field}` cannot be written as JSON: {error}") from error

@@ -1,13 +1,17 @@
-"""One row of a dataset, with verl's fields: checked, whatever file it comes from.
+"""One row of a dataset: checked, and the same whatever file and form it comes from.
 
-Fields: `prompt` (a string or a list of chat messages), `data_source`, `reward_model` with `ground_truth`; `extra_info`,
-`images` and `ability` may be missing.
+Two forms, which the first row of a file decides:
+
+* verl's: `prompt` (a string or a list of chat messages), `data_source`, `reward_model` with `ground_truth`;
+  `extra_info`, `images` and `ability` may be missing;
+* TRL's: `prompt`, and any other columns, all of which the reward gets. There is no `reward_model`. One column may be
+  the ground truth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,8 +19,41 @@ from rollmesh.learner.data.images import MARK, ImageSource, image_source, split_
 from rollmesh.mesh.errors import DataError
 
 _FORM_HINT = (
-    "rows need `prompt`, `data_source` and `reward_model: {style, ground_truth}`; `data.prompt_key` renames the first"
+    "rows need `prompt`, `data_source` and `reward_model: {style, ground_truth}` (verl's form), or `prompt` and "
+    "columns for the reward (TRL's); `data.prompt_key` renames the first"
 )
+# Columns that hold the ground truth in TRL's form unless another one is named; the first one counts.
+_TRUTHS = ("ground_truth", "answer", "solution")
+
+
+@dataclass(frozen=True, slots=True)
+class RowForm:
+    """The names of a source's fields, and what its rows have in common.
+
+    Attributes:
+        prompt_key: field with the prompt.
+        ground_truth_key: field with the ground truth in TRL's form; None: the first of the usual ones, if any.
+        name: `data_source` of rows that have none; None: rows of verl's form need one.
+        label: the same for rows of TRL's form where there is no name.
+        template_kwargs: further arguments of the chat template.
+    """
+
+    prompt_key: str = "prompt"
+    ground_truth_key: str | None = None
+    name: str | None = None
+    label: str = "data"
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def has_columns(self, names: Collection[str]) -> bool:
+        """True where a row with these fields has TRL's form."""
+        truth = self.ground_truth_key is not None or any(name in names for name in _TRUTHS)
+        return "reward_model" not in names and (truth or "data_source" not in names)
+
+    def required(self, *, columns: bool) -> list[str]:
+        """Fields that must not be missing or null."""
+        if columns:
+            return [self.prompt_key, *([self.ground_truth_key] if self.ground_truth_key else [])]
+        return [self.prompt_key, *([] if self.name else ["data_source"]), "reward_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +61,12 @@ class Row:
     """One dataset row, with the parts a reward needs as they came from the file.
 
     Attributes:
-        index: in the file.
+        index: among all rows of the data.
         prompt: a string or chat messages; of a row with images the contents of messages are lists of parts.
         data_source, ground_truth, extra_info: for the reward.
         images: those of the prompt, in the order of their marks.
+        template_kwargs: further arguments of the chat template.
+        origin: its file, and its number there.
     """
 
     index: int
@@ -36,20 +75,47 @@ class Row:
     ground_truth: Any
     extra_info: Mapping[str, Any]
     images: tuple[ImageSource, ...] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = "a row"
 
 
 class RowSource(Protocol):
-    """Random access to the rows of a file."""
+    """Random access to rows."""
 
     def __len__(self) -> int: ...
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """Rows that are read together; None where every row can be read alone."""
+        ...
 
     def rows(self, indices: Sequence[int]) -> list[Row]:
         """The rows at `indices`, in that order."""
         ...
 
 
-def parse_row(path: Path, index: int, record: Mapping[str, Any], prompt_key: str) -> Row:
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Successive rows that are read together, because they lie in one compressed part of a file.
+
+    Attributes:
+        sizes: rows of each block, in the order of the rows; their sum is the number of rows.
+        window: blocks that memory holds at a time.
+    """
+
+    sizes: tuple[int, ...]
+    window: int
+
+
+def parse_row(path: Path, index: int, record: Mapping[str, Any], form: RowForm, *, columns: bool) -> Row:
     """Checks one record.
+
+    Args:
+        path: its file.
+        index: its number there.
+        record: its fields.
+        form: of its source.
+        columns: it has TRL's form, as the first row of the file.
 
     Raises:
         DataError: naming row and field.
@@ -58,43 +124,76 @@ def parse_row(path: Path, index: int, record: Mapping[str, Any], prompt_key: str
     def missing(field: str, found: str = "is missing") -> DataError:
         return DataError(f"{path}, row {index}: field `{field}` {found}", hint=_FORM_HINT)
 
-    prompt = record.get(prompt_key)
-    if prompt is None:
-        raise missing(prompt_key)
-    if isinstance(prompt, str):
-        pass
-    elif isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
-        for position, message in enumerate(prompt):
-            for key in ("role", "content"):
-                value = message.get(key)
-                if not isinstance(value, str) and not (key == "content" and isinstance(value, list)):
-                    raise missing(f"{prompt_key}[{position}].{key}", "is not a string")
-    else:
-        raise missing(prompt_key, f"is {type(prompt).__name__}, expected a string or a list of chat messages")
-    data_source = record.get("data_source")
-    if not isinstance(data_source, str):
-        raise missing("data_source", "is missing" if data_source is None else "is not a string")
-    reward_model = record.get("reward_model")
-    if not isinstance(reward_model, Mapping):
-        raise missing("reward_model", "is missing" if reward_model is None else "is not an object")
-    if reward_model.get("ground_truth") is None:
-        raise missing("reward_model.ground_truth")
-    extra_info = record.get("extra_info")
-    if extra_info is None:
-        extra_info = {}
-    elif not isinstance(extra_info, Mapping):
-        raise missing("extra_info", "is not an object")
+    key = form.prompt_key
+    for name in form.required(columns=columns):
+        if record.get(name) is None:
+            raise missing(name)
+    prompt = _checked_prompt(record[key], key, missing)
     given = record.get("images")
     if not isinstance(given, list | None):
         raise missing("images", f"is {type(given).__name__}, expected a list")
+    if columns:
+        data_source, ground_truth, extra_info = _column_parts(record, form)
+    else:
+        data_source, ground_truth, extra_info = _verl_parts(record, form, missing)
     pictured = bool(given) or not (isinstance(prompt, str) or all(isinstance(m["content"], str) for m in prompt))
     images: tuple[ImageSource, ...] = ()
     if pictured:
         try:
             prompt, images = _with_images(prompt, given or [], path.parent)
         except ValueError as error:
-            raise missing("images" if given else prompt_key, str(error)) from error
-    return Row(index, prompt, data_source, reward_model["ground_truth"], extra_info, images)
+            raise missing("images" if given else key, str(error)) from error
+    return Row(
+        index, prompt, data_source, ground_truth, extra_info, images, form.template_kwargs, f"{path}, row {index}"
+    )
+
+
+class _Missing(Protocol):
+    """Makes the error about a field."""
+
+    def __call__(self, field: str, found: str = ...) -> DataError: ...
+
+
+def _checked_prompt(prompt: Any, key: str, missing: _Missing) -> str | list[dict[str, Any]]:
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
+        raise missing(key, f"is {type(prompt).__name__}, expected a string or a list of chat messages")
+    for position, message in enumerate(prompt):
+        for part in ("role", "content"):
+            value = message.get(part)
+            if not isinstance(value, str) and not (part == "content" and isinstance(value, list)):
+                raise missing(f"{key}[{position}].{part}", "is not a string")
+    return prompt
+
+
+def _verl_parts(record: Mapping[str, Any], form: RowForm, missing: _Missing) -> tuple[str, Any, Mapping[str, Any]]:
+    data_source = record.get("data_source")
+    if not isinstance(data_source, str | None):
+        raise missing("data_source", "is not a string")
+    reward_model = record["reward_model"]
+    if not isinstance(reward_model, Mapping):
+        raise missing("reward_model", "is not an object")
+    if reward_model.get("ground_truth") is None:
+        raise missing("reward_model.ground_truth")
+    extra_info = record.get("extra_info")
+    if not isinstance(extra_info, Mapping | None):
+        raise missing("extra_info", "is not an object")
+    return data_source or form.name or "", reward_model["ground_truth"], extra_info or {}
+
+
+def _column_parts(record: Mapping[str, Any], form: RowForm) -> tuple[str, Any, Mapping[str, Any]]:
+    """TRL passes every column but the prompt to the reward; chat messages of the prompt are passed as they are."""
+    columns = {name: value for name, value in record.items() if name not in (form.prompt_key, "images")}
+    inner = columns.pop("extra_info", None)
+    if isinstance(inner, Mapping):
+        columns = {**inner, **columns}
+    prompt = record[form.prompt_key]
+    if isinstance(prompt, list) and all(isinstance(message["content"], str) for message in prompt):
+        columns["prompt_messages"] = prompt
+    truth = form.ground_truth_key or next((name for name in _TRUTHS if name in record), "")
+    data_source = columns.get("data_source")
+    return data_source if isinstance(data_source, str) else form.name or form.label, record.get(truth), columns
 
 
 def _with_images(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rollmesh.learner.data.order import DataOrder
+from rollmesh.learner.data.order import Order
 from rollmesh.learner.data.prompts import PromptEncoder, RefusedRow, TaskShape
 from rollmesh.learner.data.rows import RowSource
 from rollmesh.mesh.errors import DataError
@@ -50,7 +50,7 @@ class PromptStream:
     def __init__(
         self,
         source: RowSource,
-        order: DataOrder,
+        order: Order,
         encoder: PromptEncoder,
         shape: TaskShape,
         *,
@@ -124,9 +124,9 @@ class PromptStream:
         refused = encoded
         if self._on_refused == "refuse":
             raise DataError(
-                f"row {refused.row}: {refused.reason.replace('_', ' ')} ({refused.tokens} tokens)",
+                f"{refused.origin}: {refused.reason.replace('_', ' ')} ({refused.tokens} tokens)",
                 hint="raise rollout.max_prompt_tokens, or set data.on_long_prompt: skip",
             )
         self.refused[refused.reason] += 1
-        log.info("prompt skipped", extra={"row": refused.row, "reason": refused.reason, "tokens": refused.tokens})
+        log.info("prompt skipped", extra={"row": refused.origin, "reason": refused.reason, "tokens": refused.tokens})
         return None

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rollmesh.buffer.client.client import BufferClient, ReceivedGroup, SampleStream
-from rollmesh.learner.data import PromptEncoder, RowSource
-from rollmesh.learner.data.prompts import RefusedRow, TaskShape
+from rollmesh.learner.data.prompts import PromptEncoder, RefusedRow, TaskShape
+from rollmesh.learner.data.rows import RowSource
 from rollmesh.learner.evaluation.result import Decode, EvalResult, summarize
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import DataError, RollmeshError

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
-from rollmesh.learner.recovery.run_identity import agent_files, fingerprint, reward_files
+from rollmesh.learner.recovery.run_identity import agent_files, files_here, fingerprint, reward_files
+from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.models import Config
 
 _EVAL = {"rows", "n", "temperature", "right_at"}
 _ROLLOUT = {"max_prompt_tokens", "max_response_tokens", "stop"}
 _AGENT = {"tools", "environment", "program", "command", "max_turns", "turn_tokens", "observation_tokens"}
 _DATA = {"prompt_key", "chat_template_kwargs"}
+_SOURCE = {"name", "rows", "prompt_key", "ground_truth_key", "chat_template_kwargs"}
 
 
 def measured_by(config: Config) -> str:
@@ -25,12 +28,12 @@ def measured_by(config: Config) -> str:
     routes = {
         source: [_scorer(name, files) for name in names] for source, names in config.reward.by_data_source.items()
     }
-    held_out = config.data.eval
+    held_out = config.data.eval or ()
     values = [
         [_scorer(name, files) for name in config.reward.functions],
         sorted(routes.items()),
         bool(config.reward.endpoints),
-        fingerprint([held_out]) if held_out is not None and held_out.is_file() else str(held_out),
+        [_held_out(source) for source in held_out],
         config.data.model_dump(mode="json", include=_DATA),
         config.eval.model_dump(mode="json", include=_EVAL),
         config.rollout.model_dump(mode="json", include=_ROLLOUT),
@@ -38,6 +41,13 @@ def measured_by(config: Config) -> str:
         [fingerprint([path]) for path in agent_files(config.rollout.agent)],
     ]
     return xxhash.xxh3_64(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _held_out(source: DataSource) -> list[Any]:
+    """A source of held-out data: by its content where it is here, and what decides what its rows are."""
+    files = files_here(source)
+    settings = source.model_dump(mode="json", include=_SOURCE, exclude_defaults=True)
+    return [fingerprint(files) if files else source.path, settings]
 
 
 def _scorer(name: str, files: dict[str, str]) -> str:

@@ -19,9 +19,11 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, newest_version
+from rollmesh.learner.data.locations import data_files
 from rollmesh.learner.model_files.checks import architecture, read_model_config
 from rollmesh.learner.recovery.consumption_log import LOG_NAME
 from rollmesh.mesh.config import Config, save_config
+from rollmesh.mesh.config.inputs import DataSection, DataSource
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.config.rollout import AgentSection
 from rollmesh.mesh.errors import ConfigError, DataError
@@ -36,6 +38,8 @@ _MODEL_FILES = (
 # Inputs that must not change. A change of all other recorded inputs is reported.
 _OF = ("model.path", "data.train", "data.prompt_key")
 _ARCHITECTURE = "model.architecture"
+# Settings of a source that decide which row comes when, and what of it is the prompt.
+_ORDERING = {"weight", "rows", "prompt_key"}
 # Larger files are known by samples of them: a fine-tuned model differs everywhere.
 _WHOLE_BYTES = 256 << 20
 _SAMPLES, _SAMPLE_BYTES = 256, 16 << 10
@@ -192,9 +196,10 @@ def fingerprint(files: Sequence[Path]) -> str:
 
 
 def _inputs(config: Config, model: Path | None) -> Inputs:
-    revision, train = config.model.revision, config.data.train
+    revision = config.model.revision
     files = [*reward_files(config.reward), *agent_files(config.rollout.agent)]
-    files += [config.data.eval] if config.data.eval is not None and config.data.eval.is_file() else []
+    for source in config.data.eval or ():
+        files += files_here(source)
     # Under their own names: the configuration shows a change of the name.
     inputs: Inputs = {str(path): {"name": str(path), "content": fingerprint([path])} for path in files}
     for role in config.learner.roles.values():
@@ -208,9 +213,43 @@ def _inputs(config: Config, model: Path | None) -> Inputs:
             "name": f"{config.model.path}@{revision}" if revision else config.model.path,
             "content": fingerprint(weights) if weights else "",
         },
-        "data.train": {"name": str(train), "content": fingerprint([train]) if train.is_file() else ""},
+        "data.train": {"name": _named(config.data), "content": _content(config.data)},
         "data.prompt_key": {"name": config.data.prompt_key, "content": ""},
     }
+
+
+def files_here(source: DataSource) -> list[Path]:
+    """The files of a source as far as they are on this machine; a hub id's are those of the local cache."""
+    try:
+        return data_files(source, download=False)
+    except DataError:
+        return []
+
+
+def _named(data: DataSection) -> str:
+    """The training data in words: its sources, and the curriculum's function."""
+    names = []
+    for source in data.train:
+        where = "/".join(part for part in (source.subset, source.split) if part)
+        revision = f"@{source.revision}" if source.revision else ""
+        names.append(f"{source.path}{revision}{f' ({where})' if where else ''}")
+    return ", ".join(names) + (f" by {data.curriculum}" if data.curriculum else "")
+
+
+def _content(data: DataSection) -> str:
+    """A digest of the files of all sources, and of what decides the order of their rows; empty where one is not here.
+
+    One source without settings is known by its files alone.
+    """
+    files = [files_here(source) for source in data.train]
+    if not all(files):
+        return ""
+    settings = [source.model_dump(mode="json", include=_ORDERING, exclude_defaults=True) for source in data.train]
+    if len(files) == 1 and not settings[0]:
+        return fingerprint(files[0])
+    curriculum = fingerprint(_files([data.curriculum])) if data.curriculum else ""
+    parts = [[fingerprint(each), setting] for each, setting in zip(files, settings, strict=True)]
+    return xxhash.xxh3_128_hexdigest(json.dumps([parts, curriculum], sort_keys=True).encode())
 
 
 def model_files(folder: Path) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -56,6 +56,12 @@ class Section(BaseModel):
 
 
 def section_of(annotation: Any) -> type[Section] | None:
-    """The section that a field holds: plainly, as an option, or as the values of a mapping."""
-    candidates = (annotation, *get_args(annotation))
-    return next((item for item in candidates if isinstance(item, type) and issubclass(item, Section)), None)
+    """The section that a field holds: plainly, as an option, or as the entries of a mapping or a list."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((found for inner in get_args(annotation) if (found := section_of(inner)) is not None), None)
+
+
+def holds_several(annotation: Any) -> bool:
+    """True where a field holds entries by name or by number: those of a mapping or a list."""
+    return get_origin(annotation) in (dict, list, tuple) or any(map(holds_several, get_args(annotation)))

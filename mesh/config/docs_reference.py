@@ -49,8 +49,8 @@ def _rows(section: type[Section], prefix: str) -> Iterator[tuple[str, str, str, 
             continue
         yield f"{prefix}{name}", _kind(inner), _default(field), (field.description or "").replace("|", "\\|")
         entries = section_of(inner)
-        if entries is not None and get_origin(inner) is dict:
-            yield from _rows(entries, f"{prefix}{name}.NAME.")
+        if entries is not None and (origin := get_origin(inner)) in (dict, tuple):
+            yield from _rows(entries, f"{prefix}{name}.{'NAME' if origin is dict else 'N'}.")
 
 
 def _kind(annotation: Any) -> str:

@@ -6,14 +6,14 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_origin
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from rollmesh.mesh.config.base import Section, section_of
+from rollmesh.mesh.config.base import Section, holds_several, section_of
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.placement import section_from
 from rollmesh.mesh.errors import ConfigError
@@ -214,12 +214,12 @@ def _fields_at(top: type[Section], path: list[str]) -> Mapping[str, FieldInfo]:
     model: type[BaseModel] | None = top
     keys_are_free = False
     for part in path:
-        if keys_are_free:  # the name of an entry, as a role's: the section is that of all entries
+        if keys_are_free:  # the name or number of an entry, as a role's: the section is that of all entries
             keys_are_free = False
             continue
         field = model.model_fields.get(part) if model else None
         if field is None:
             return {}
         model = section_of(field.annotation)
-        keys_are_free = get_origin(field.annotation) is dict
+        keys_are_free = model is not None and holds_several(field.annotation)
     return model.model_fields if model else {}

@@ -129,6 +129,17 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _agents_have_one_template(self) -> Config:
+        if self.rollout.agent.kind != "none":
+            for source in (*self.data.train, *(self.data.eval or ())):
+                if source.chat_template_kwargs:
+                    raise ValueError(
+                        f"the source {source.label} has chat_template_kwargs, and an agent's turns are all written "
+                        "with those of data.chat_template_kwargs: leave them out"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _folders_are_read_from_checkpoints(self) -> Config:
         if self.checkpoint.hf and not self.learner.has_readable_checkpoints:
             raise ValueError(

@@ -14,7 +14,21 @@ from typing import Annotated
 
 import typer
 
-from rollmesh.cli import config, inspect, ledger, plan, replay, results, run, services, token, trainers, turns, weights
+from rollmesh.cli import (
+    config,
+    data,
+    inspect,
+    ledger,
+    plan,
+    replay,
+    results,
+    run,
+    services,
+    token,
+    trainers,
+    turns,
+    weights,
+)
 from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.mesh.errors import PERMANENT, RollmeshError
@@ -46,6 +60,7 @@ replay.register(app)
 weights.register(app)
 results.register(app)
 config.register(app)
+data.register(app)
 token.register(app)
 
 
@@ -72,7 +87,7 @@ _SERVICES = ("buffer", "reward", "generator", "learner")
 # Longest exit of a learner that has closed everything; trackers may send their last records meanwhile.
 _EXIT_S = 60.0
 # Only these commands write files for other users: all else that a command or its children make is private.
-_FOR_OTHERS = ("export",)
+_FOR_OTHERS = ("export", "data")
 
 
 def main() -> None:

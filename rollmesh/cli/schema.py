@@ -18,8 +18,8 @@ def key_lines(model: type[Section], prefix: str = "") -> Iterator[str]:
             continue
         yield f"{prefix}{name} = {_default(field)}\n    {field.description}"
         entries = section_of(field.annotation)
-        if entries is not None and get_origin(field.annotation) is dict:
-            yield from key_lines(entries, f"{prefix}{name}.NAME.")
+        if entries is not None and (origin := get_origin(field.annotation)) in (dict, tuple):
+            yield from key_lines(entries, f"{prefix}{name}.{'NAME' if origin is dict else 'N'}.")
 
 
 def _default(field: FieldInfo) -> str:

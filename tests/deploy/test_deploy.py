@@ -237,7 +237,7 @@ def test_what_is_prepared_is_what_the_learner_reads() -> None:
     config = _config("learner")
     assert SERVICES["learner"]["volumes"] == SERVICES["prepare"]["volumes"] == ["data:/data"]
     assert DOCKERFILE.count("WORKDIR /data\n") == 2, "relative paths of the configuration lie on the volume"
-    for path in (config.model.path, config.data.train, config.data.eval):
+    for path in (config.model.path, *(source.path for source in (*config.data.train, *(config.data.eval or ())))):
         assert f"/data/{path}".startswith(f"{out}/")
 
 

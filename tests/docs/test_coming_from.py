@@ -14,7 +14,7 @@ from rollmesh.learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_
 from rollmesh.learner.algorithms.settings import Component
 from rollmesh.learner.builders import build_algorithm
 from rollmesh.mesh.config import load_config
-from rollmesh.mesh.config.base import Section, section_of
+from rollmesh.mesh.config.base import Section, holds_several, section_of
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 
@@ -33,9 +33,9 @@ def named() -> list[str]:
 def keys(section: type[Section], prefix: str = "") -> Iterator[str]:
     for name, field in section.model_fields.items():
         inner = section_of(field.annotation)
-        if inner is None:
+        if inner is None or holds_several(field.annotation):
             yield prefix + name
-        else:
+        if inner is not None:
             yield from keys(inner, f"{prefix}{name}.")
 
 

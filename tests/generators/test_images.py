@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 from rollmesh.buffer.server.request_validation import check_tasks
-from rollmesh.learner.data import PromptEncoder, open_dataset
-from rollmesh.learner.data.prompts import TaskShape
+from rollmesh.learner.data.prompts import PromptEncoder, TaskShape
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.images import MAX_IMAGE_BYTES, ImageProcessor
 from rollmesh.mesh.trajectory.payload_codec import decode
 from rollmesh.protos import trajectory_pb2
 from tests.generators.engines.tiny_vlm import IMAGE, TinyVlm, picture
 from tests.generators.world import mesh
-from tests.learner.data.conftest import record, write_jsonl
+from tests.learner.data.conftest import open_file, record, write_jsonl
 
 
 async def test_a_row_with_an_image_is_answered_by_a_generator_that_sees_it(
@@ -36,7 +35,7 @@ async def test_a_row_with_an_image_is_answered_by_a_generator_that_sees_it(
     shape = TaskShape(n=4, temperature=1, max_tokens=12)
     tasks = [
         encoder.encode(row, shape, task_id=f"t{row.index}", ordinal=row.index + 1)
-        for row in open_dataset(write_jsonl(tmp_path / "d.jsonl", rows)).rows([0, 1])
+        for row in open_file(write_jsonl(tmp_path / "d.jsonl", rows)).rows([0, 1])
     ]
     async with mesh(tmp_path) as world:
         world.model_folder = vlm.folder

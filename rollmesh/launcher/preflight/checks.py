@@ -14,9 +14,11 @@ from rollmesh.launcher.placement.devices import DevicePlan, device_plan
 from rollmesh.launcher.preflight.trial import StartTrial, try_learner
 from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.services import interpreters_of, learner_environment, needs_reward_service, thread_plan
+from rollmesh.learner.data.locations import data_files, is_hub_id
 from rollmesh.learner.model_files.checks import check_context, check_model_files, declared_context, read_model_config
 from rollmesh.mesh.access.secret_files import check_keys, check_security
 from rollmesh.mesh.config.derived.memory_release import REST_KEY, rest_folder
+from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.files import require_writable
@@ -127,9 +129,17 @@ def _check_inputs(config: Config) -> None:
         _check_model(key, path)
     if (folder := Path(config.model.path)).is_dir():
         check_context(declared_context(read_model_config(folder, "model.path")), config.rollout.context_tokens)
-    for key, file in (("data.train", config.data.train), ("data.eval", config.data.eval)):
-        if file is not None and not file.is_file():
-            raise DataError(f"{key}: no such file: {file}", hint="give a Parquet or JSONL file")
+    for key, sources in (("data.train", config.data.train), ("data.eval", config.data.eval or ())):
+        for source in sources:
+            if not is_hub_id(source.path):
+                _check_source(key, source)
+
+
+def _check_source(key: str, source: DataSource) -> None:
+    try:
+        data_files(source)
+    except DataError as error:
+        raise DataError(f"{key}: {error.message}", hint=error.hint) from error
 
 
 def _check_model(key: str, path: str) -> None:

@@ -177,11 +177,13 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
     Raises:
         ConfigError, DataError: the error that was found; the engine `hf` does not serve the model.
     """
+    from rollmesh.learner.data.curriculum import load_curriculum
     from rollmesh.learner.data.dataset import check_first_rows
 
-    for path in (config.data.train, config.data.eval):
-        if path is not None:
-            check_first_rows(path, config.data.prompt_key)
+    for source in (*config.data.train, *(config.data.eval or ())):
+        check_first_rows(source, config.data.prompt_key)
+    if config.data.curriculum is not None:
+        load_curriculum(config.data.curriculum)
     # Torch takes a second or more.
     from rollmesh.learner.builders import build_algorithm
     from rollmesh.learner.checkpoint.compatibility import check_newest

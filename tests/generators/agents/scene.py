@@ -23,8 +23,8 @@ from rollmesh.generators.engines.types import (
 )
 from rollmesh.generators.rollout.awake_clock import AwakeClock
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
-from rollmesh.learner.data import AgentPrompts, PromptEncoder, Row
-from rollmesh.learner.data.prompts import TaskShape
+from rollmesh.learner.data.prompts import AgentPrompts, PromptEncoder, TaskShape
+from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.payload_codec import Trajectory

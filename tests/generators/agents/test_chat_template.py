@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmesh.generators.agents.chat_template import ChatRenderer
-from rollmesh.learner.data import AgentPrompts, PromptEncoder, Row
+from rollmesh.learner.data.prompts import AgentPrompts, PromptEncoder
+from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.errors import ConfigError
 from tests.generators.agents.scene import ENDS, TEMPLATES, TOKENIZER, chat_with, decode, encode, tokenizer_with
 from tests.generators.engines.tiny import EOS, EOS_2

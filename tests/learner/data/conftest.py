@@ -10,6 +10,10 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from rollmesh.learner.data.dataset import open_source
+from rollmesh.learner.data.rows import RowSource
+from rollmesh.mesh.config.inputs import DataSource
+
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<a>{% if think %}t{% endif %}{% endif %}"
@@ -39,3 +43,8 @@ def record(index: int, **changes: Any) -> dict[str, Any]:
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def open_file(path: Path, prompt_key: str = "prompt", **settings: Any) -> RowSource:
+    """The rows of a file, as of a source with these settings."""
+    return open_source(DataSource(path=str(path), **settings), prompt_key)

@@ -15,15 +15,15 @@ import pytest
 from safetensors.numpy import save_file
 
 from rollmesh.learner.coordinator.prompt_sources import open_prompts
-from rollmesh.learner.data import PromptEncoder, Row, open_dataset
-from rollmesh.learner.data.prompts import RefusedRow, TaskShape
+from rollmesh.learner.data.prompts import PromptEncoder, RefusedRow, TaskShape
+from rollmesh.learner.data.rows import Row
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.images import MAX_IMAGE_BYTES, ImageProcessor
 from tests.generators.engines.tiny_vlm import IMAGE, WIDTH, TinyVlm, picture
-from tests.learner.data.conftest import record, write_jsonl
+from tests.learner.data.conftest import open_file, record, write_jsonl
 
 SHAPE = TaskShape(n=2, temperature=1, max_tokens=4)
 PNG, JPEG = picture(1), picture(2, "JPEG")
@@ -63,7 +63,7 @@ def test_images_of_every_form_become_a_prompt_with_one_placeholder_each(tmp_path
         record(3, prompt="<image>the <image>", images=[text, text]),
         record(4, prompt=user("the ")),
     ]
-    found = open_dataset(write_jsonl(tmp_path / "d.jsonl", rows)).rows(range(5))
+    found = open_file(write_jsonl(tmp_path / "d.jsonl", rows)).rows(range(5))
     tasks = [encoded(vlm, row) for row in found]
     for task in tasks[:4]:
         assert list(task.images) == [PNG, PNG]
@@ -81,7 +81,7 @@ def test_parquet_has_them_as_encoded_bytes(tmp_path: Path, vlm: TinyVlm) -> None
         record(1, prompt=user("b"), images=None),
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet")
-    first, second = (encoded(vlm, row) for row in open_dataset(tmp_path / "d.parquet").rows([0, 1]))
+    first, second = (encoded(vlm, row) for row in open_file(tmp_path / "d.parquet").rows([0, 1]))
     assert list(first.images) == [JPEG]
     assert not second.images
 
@@ -89,9 +89,9 @@ def test_parquet_has_them_as_encoded_bytes(tmp_path: Path, vlm: TinyVlm) -> None
 def test_a_prompt_is_as_long_as_the_model_sees_it(tmp_path: Path, vlm: TinyVlm) -> None:
     path = write_jsonl(tmp_path / "d.jsonl", [record(0, prompt="<image>", images=["a.png"])])
     (tmp_path / "a.png").write_bytes(PNG)
-    [row] = open_dataset(path).rows([0])
+    [row] = open_file(path).rows([0])
     assert encoded(vlm, row, longest=WIDTH).prompt_ids == np.array([IMAGE], "<i4").tobytes()
-    assert encoded(vlm, row, longest=WIDTH - 1) == RefusedRow(0, "long_prompt", WIDTH)
+    assert encoded(vlm, row, longest=WIDTH - 1) == RefusedRow(f"{path}, row 0", "long_prompt", WIDTH)
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ def test_a_prompt_is_as_long_as_the_model_sees_it(tmp_path: Path, vlm: TinyVlm) 
 def test_what_no_row_can_have_is_refused_at_the_start(tmp_path: Path, prompt: Any, images: Any, reason: str) -> None:
     path = write_jsonl(tmp_path / "d.jsonl", [record(0, prompt=prompt, images=images)])
     with pytest.raises(DataError, match=reason):
-        open_dataset(path)
+        open_file(path)
 
 
 def test_images_that_no_one_can_take_are_refused(tmp_path: Path, vlm: TinyVlm) -> None:
     (tmp_path / "large.png").write_bytes(bytes(MAX_IMAGE_BYTES + 1))
     (tmp_path / "broken.png").write_bytes(b"no image")
     rows = [record(0, prompt="<image>", images=[f"{name}.png"]) for name in ("large", "absent", "broken")]
-    large, absent, broken = open_dataset(write_jsonl(tmp_path / "d.jsonl", rows)).rows(range(3))
+    large, absent, broken = open_file(write_jsonl(tmp_path / "d.jsonl", rows)).rows(range(3))
     for row, reason in ((large, "at most"), (absent, "absent.png"), (broken, "cannot be read")):
         with pytest.raises(DataError, match=reason):
             encoded(vlm, row)

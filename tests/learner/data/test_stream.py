@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.learner.data import DataOrder, PromptEncoder, PromptStream, open_dataset
-from rollmesh.learner.data.prompts import TaskShape
+from rollmesh.learner.data.order import DataOrder
+from rollmesh.learner.data.prompts import PromptEncoder, TaskShape
+from rollmesh.learner.data.stream import PromptStream
 from rollmesh.mesh.errors import DataError
 from rollmesh.protos import trajectory_pb2
-from tests.learner.data.conftest import record, write_jsonl
+from tests.learner.data.conftest import open_file, record, write_jsonl
 
 
 def stream(
@@ -28,7 +29,7 @@ def stream(
     refuse: bool = False,
     **template: Any,
 ) -> PromptStream:
-    source = open_dataset(path)
+    source = open_file(path)
     return PromptStream(
         source,
         DataOrder(len(source), seed=seed, shuffle=True, epochs=epochs),
@@ -79,7 +80,7 @@ def test_a_task_holds_what_the_mesh_needs(tmp_path: Path, tokenizer: Any) -> Non
 
 
 def test_greedy_baselines_come_on_top_of_the_group(tmp_path: Path, tokenizer: Any) -> None:
-    source = open_dataset(write_jsonl(tmp_path / "d.jsonl", [record(5)]))
+    source = open_file(write_jsonl(tmp_path / "d.jsonl", [record(5)]))
     encoder = PromptEncoder(tokenizer, max_prompt_tokens=16, template_kwargs={})
     shape = TaskShape(n=4, temperature=0.5, max_tokens=9, greedy=1)
     task = encoder.encode(source.rows([0])[0], shape, task_id="t", ordinal=1)
@@ -128,3 +129,12 @@ def test_the_end_of_the_data_is_said_with_the_last_task(tmp_path: Path, tokenize
     assert (len(first.tasks), first.end) == (4, False)
     assert (len(second.tasks), second.end) == (2, True)
     assert prompts.after(6, 4).tasks == []
+
+
+def test_a_source_may_have_template_arguments_of_its_own(tmp_path: Path, tokenizer: Any) -> None:
+    path = write_jsonl(tmp_path / "d.jsonl", [record(0, prompt=[{"role": "u", "content": "1+1="}])])
+    row = open_file(path, chat_template_kwargs={"think": True}).rows([0])[0]
+    encoder = PromptEncoder(tokenizer, max_prompt_tokens=16, template_kwargs={"think": False})
+    task = encoder.encode(row, TaskShape(n=1, temperature=1.0, max_tokens=9), task_id="t", ordinal=1)
+    assert isinstance(task, trajectory_pb2.PromptTask)
+    assert task.prompt_text == "<u>1+1=<a>t"

@@ -190,3 +190,30 @@ def test_large_files_are_known_by_samples_up_to_their_end(tmp_path: Path, monkey
             changed[offset] ^= 1
         other.write_bytes(changed)
         assert fingerprint([path]) != fingerprint([other]), place
+
+
+def test_what_decides_the_order_of_several_sources_is_part_of_the_run(files: Path) -> None:
+    first, second = files / "train.jsonl", files / "other.jsonl"
+    code = files / "plan.py"
+    code.write_text("def curriculum(progress): return {'a': 1.0}")
+
+    def sources(*weights: float | None, path: Path = second) -> str:
+        parts = [
+            {"path": str(path), "name": name, **({"weight": weight} if weight else {})}
+            for path, name, weight in zip((first, path), "ab", weights, strict=True)
+        ]
+        return f"data.train={json.dumps(parts)}"
+
+    make(files, sources(1, 2))[1].write()
+    second.rename(files / "moved.jsonl")
+    make(files, sources(1, 2, path=files / "moved.jsonl"))[1].check(allow_changes=False)
+    with pytest.raises(ConfigError, match=r"data\.train was .*train\.jsonl, .*other\.jsonl, now it is"):
+        make(files, sources(1, 3, path=files / "moved.jsonl"))[1].check(allow_changes=False)
+    planned = (sources(None, None, path=files / "moved.jsonl"), f"data.curriculum={code}:curriculum")
+    with pytest.raises(ConfigError, match=r"now it is .* by .*plan\.py:curriculum"):
+        make(files, *planned)[1].check(allow_changes=False)
+    make(files, *planned)[1].write()
+    make(files, *planned)[1].check(allow_changes=False)
+    code.write_text("def curriculum(progress): return {'b': 1.0}")
+    with pytest.raises(ConfigError, match="with another content"):
+        make(files, *planned)[1].check(allow_changes=False)

@@ -1,0 +1,101 @@
+"""JSONL files: the offset of every row is held, and rows are read when they are asked for."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rollmesh.learner.data.rows import Blocks, Row, RowForm, parse_row
+from rollmesh.mesh.errors import DataError
+
+
+class JsonLines:
+    """Rows of one file with one JSON object per line, all checked when it is opened.
+
+    Raises:
+        DataError: a row that is no object, or without a needed field (row and field named).
+    """
+
+    def __init__(self, path: Path, form: RowForm) -> None:
+        self._path = path
+        self._form = form
+        self._offsets = array("q")
+        self._columns = False
+        for offset, line in _lines(path):
+            record = _record(path, len(self._offsets), line)
+            if not self._offsets:
+                self._columns = form.has_columns(record.keys())
+            parse_row(path, len(self._offsets), record, form, columns=self._columns)
+            self._offsets.append(offset)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def blocks(self) -> Blocks | None:
+        return None
+
+    def rows(self, indices: Sequence[int]) -> list[Row]:
+        found = []
+        with self._path.open("rb") as file:
+            for index in indices:
+                file.seek(self._offsets[index])
+                record = _record(self._path, index, file.readline())
+                found.append(parse_row(self._path, index, record, self._form, columns=self._columns))
+        return found
+
+
+def check_first_lines(path: Path, form: RowForm, count: int) -> None:
+    """Checks the first rows of a file.
+
+    Raises:
+        DataError: as for `JsonLines`.
+    """
+    columns: bool | None = None
+    for index, (_, line) in enumerate(islice(_lines(path), count)):
+        record = _record(path, index, line)
+        columns = form.has_columns(record.keys()) if columns is None else columns
+        parse_row(path, index, record, form, columns=columns)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file, one after the other.
+
+    Raises:
+        DataError: a row is no object (row named).
+    """
+    for index, (_, line) in enumerate(_lines(path)):
+        yield _record(path, index, line)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """(offset, line) of each line that is not blank."""
+    position = 0
+    with path.open("rb") as file:
+        for line in file:
+            if line.strip():
+                yield position, line
+            position += len(line)
+
+
+def _record(path: Path, index: int, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}, row {index}: not valid JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise DataError(f"{path}, row {index}: expected an object, got {type(record).__name__}")
+    # Only an escape can stand for half a character; checking all text would cost as much as reading it.
+    if b"\\ud" in line.lower():
+        try:
+            json.dumps(record, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{path}, row {index}: holds half a surrogate pair, {error.object[error.start]!a}, which is no text",
+                hint="write the data again, with errors='replace'",
+            ) from error
+    return record

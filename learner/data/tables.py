@@ -1,0 +1,247 @@
+"""Rows of Parquet and Arrow files, piece by piece: a row group, or a record batch.
+
+Invariant: memory holds a bounded number of pieces. Arrow files are mapped into memory, and cost none. Parquet files of
+up to `HELD_BYTES` are held whole; of larger ones the last few row groups that were used.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rollmesh.learner.data.rows import Blocks, Row, RowForm, parse_row
+from rollmesh.mesh.errors import DataError
+
+# The order of a large file's rows depends on it: another value is another order.
+HELD_BYTES = 256 << 20
+_VERL_FIELDS = ("data_source", "reward_model", "extra_info", "images")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows that are read together.
+
+    Attributes:
+        path: their file.
+        number: of the piece in its file.
+        first: number of its first row in its file.
+        rows: how many.
+    """
+
+    path: Path
+    number: int
+    first: int
+    rows: int
+
+
+class Pieces(Protocol):
+    """The pieces of one or several files."""
+
+    @property
+    def pieces(self) -> Sequence[Piece]: ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Columns of the files."""
+        ...
+
+    @property
+    def held(self) -> int | None:
+        """Pieces that memory may hold; None: all of them."""
+        ...
+
+    def select(self, columns: Sequence[str]) -> None:
+        """Reads these columns alone from now on."""
+        ...
+
+    def doubtful(self, required: Sequence[str]) -> Iterator[int]:
+        """Pieces where one of these columns may be null."""
+        ...
+
+    def read(self, piece: int) -> pa.Table: ...
+
+
+class ParquetPieces:
+    """The row groups of Parquet files with the same columns.
+
+    Raises:
+        DataError: a file cannot be read, or has other columns than the first one.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.names: Sequence[str] = ()
+        self.held: int | None = None
+        self.pieces: list[Piece] = []
+        self._metadata: dict[Path, pq.FileMetaData] = {}
+        self._columns: Sequence[str] | None = None
+        for path in files:
+            with _reading(path):
+                metadata = pq.read_metadata(path)
+            names = metadata.schema.to_arrow_schema().names
+            if self._metadata and set(names) != set(self.names):
+                raise DataError(
+                    f"{path} has other columns than {files[0]}: {', '.join(sorted(set(names) ^ set(self.names)))}",
+                    hint="name them as sources of their own",
+                )
+            self.names = self.names or names
+            self._metadata[path] = metadata
+            first = 0
+            for number in range(metadata.num_row_groups):
+                rows = metadata.row_group(number).num_rows
+                self.pieces.append(Piece(path, number, first, rows))
+                first += rows
+
+    def select(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        sizes = [self._bytes(piece) for piece in self.pieces]
+        if sum(sizes) > HELD_BYTES:
+            self.held = max(1, HELD_BYTES // max(sizes))
+
+    def doubtful(self, required: Sequence[str]) -> Iterator[int]:
+        for number, piece in enumerate(self.pieces):
+            if not all(self._is_full(piece, column) for column in required):
+                yield number
+
+    def read(self, piece: int) -> pa.Table:
+        chosen = self.pieces[piece]
+        with _reading(chosen.path), pq.ParquetFile(chosen.path, metadata=self._metadata[chosen.path]) as file:
+            return file.read_row_group(chosen.number, columns=self._columns)
+
+    def _leaves(self, piece: Piece, column: str) -> Iterator[pq.ColumnChunkMetaData]:
+        group = self._metadata[piece.path].row_group(piece.number)
+        for index in range(group.num_columns):
+            leaf = group.column(index)
+            if leaf.path_in_schema.partition(".")[0] == column:
+                yield leaf
+
+    def _bytes(self, piece: Piece) -> int:
+        """Size of the selected columns in memory, about."""
+        return sum(
+            leaf.total_uncompressed_size for column in self._columns or () for leaf in self._leaves(piece, column)
+        )
+
+    def _is_full(self, piece: Piece, column: str) -> bool:
+        """True where the file's statistics tell that a column has no nulls; of a section, its ground truth has none."""
+        leaves = list(self._leaves(piece, column))
+        truths = [leaf for leaf in leaves if leaf.path_in_schema.startswith("reward_model.ground_truth")]
+        return any(
+            leaf.is_stats_set and leaf.statistics.has_null_count and leaf.statistics.null_count == 0
+            for leaf in (truths if column == "reward_model" else leaves)
+        )
+
+
+class ArrowPieces:
+    """The record batches of Arrow files in the stream format, as `datasets` saves them.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+
+    held = None
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.pieces: list[Piece] = []
+        self._batches: list[pa.RecordBatch] = []
+        self._columns: list[str] = []
+        for path in files:
+            first = 0
+            with _reading(path):
+                # The mapping lives as long as the batches that point into it.
+                for number, batch in enumerate(pa.ipc.open_stream(pa.memory_map(str(path)))):
+                    self.pieces.append(Piece(path, number, first, batch.num_rows))
+                    self._batches.append(batch)
+                    first += batch.num_rows
+        self.names = self._batches[0].schema.names if self._batches else []
+
+    def select(self, columns: Sequence[str]) -> None:
+        self._columns = list(columns)
+
+    def doubtful(self, required: Sequence[str]) -> Iterator[int]:
+        del required  # to look costs little: validity lies apart from the values
+        yield from range(len(self.pieces))
+
+    def read(self, piece: int) -> pa.Table:
+        return pa.Table.from_batches([self._batches[piece]]).select(self._columns)
+
+
+class TableRows:
+    """Rows of all pieces.
+
+    Raises:
+        DataError: a needed field is missing, or null in some row (row and field named).
+    """
+
+    def __init__(self, pieces: Pieces, form: RowForm) -> None:
+        self._pieces = pieces
+        self._form = form
+        self._starts = list(accumulate((piece.rows for piece in pieces.pieces), initial=0))
+        self._held: OrderedDict[int, pa.Table] = OrderedDict()
+        self._columns = form.has_columns(pieces.names)
+        verl = [name for name in (form.prompt_key, *_VERL_FIELDS) if name in pieces.names]
+        pieces.select(pieces.names if self._columns else verl)
+        if len(self):
+            self._check()
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    @property
+    def blocks(self) -> Blocks | None:
+        if self._pieces.held is None:
+            return None
+        return Blocks(tuple(end - start for start, end in pairwise(self._starts)), self._pieces.held)
+
+    def rows(self, indices: Sequence[int]) -> list[Row]:
+        places: dict[int, list[int]] = {}
+        for position, index in enumerate(indices):
+            places.setdefault(bisect.bisect_right(self._starts, index) - 1, []).append(position)
+        found: dict[int, Row] = {}
+        for number, positions in places.items():
+            piece, start = self._pieces.pieces[number], self._starts[number]
+            offsets = [indices[position] - start for position in positions]
+            records = self._table(number).take(pa.array(offsets, type=pa.int64())).to_pylist()
+            for position, offset, record in zip(positions, offsets, records, strict=True):
+                row = parse_row(piece.path, piece.first + offset, record, self._form, columns=self._columns)
+                found[position] = replace(row, index=indices[position])
+        return [found[position] for position in range(len(indices))]
+
+    def _table(self, piece: int) -> pa.Table:
+        if piece in self._held:
+            self._held.move_to_end(piece)
+            return self._held[piece]
+        # Room is made before, so that memory never holds one more.
+        while self._pieces.held is not None and len(self._held) >= self._pieces.held:
+            self._held.popitem(last=False)
+        self._held[piece] = self._pieces.read(piece)
+        return self._held[piece]
+
+    def _check(self) -> None:
+        """Every row that could fail in `rows` for lack of a field fails here; types are those of row 0."""
+        required = self._form.required(columns=self._columns)
+        self.rows([0])
+        for number in self._pieces.doubtful(required):
+            table = self._table(number)
+            checked = [table[name] for name in required]
+            if "reward_model" in required:
+                checked.append(table.select(["reward_model"]).flatten()["reward_model.ground_truth"])
+            for column in checked:
+                if column.null_count:
+                    self.rows([self._starts[number] + column.is_null().index(True).as_py()])
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Names the file in errors of pyarrow."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"cannot read {path}: {error}", hint="is it a whole file of that form?") from error

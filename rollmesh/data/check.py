@@ -1,0 +1,240 @@
+"""The data of a run, read as its learner would read them, with everything that is found on the way.
+
+Nothing is started. Every row is tokenised, so that large data take minutes. Memory holds keys of the prompts, some
+hundred bytes for each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollmesh.data.prompt_keys import exact_key, normalized_key
+from rollmesh.learner.coordinator.prompt_sources import evaluation_encoder, training_encoder
+from rollmesh.learner.data.dataset import open_source
+from rollmesh.learner.data.prompts import PromptEncoder
+from rollmesh.learner.data.rows import Row, RowSource
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.config.inputs import DataSource
+from rollmesh.mesh.errors import DataError, RollmeshError
+from rollmesh.mesh.tokenizer_files import load_tokenizer
+from rollmesh.reward_service.scorers.auto import scorer_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_CHUNK = 256
+
+
+@dataclass(slots=True)
+class Finding:
+    """One thing that is wrong with rows.
+
+    Attributes:
+        what: in words; rows of one kind have the same.
+        fails: a run would end by it; otherwise it trains without these rows, or with them.
+        count: of rows.
+        examples: the first of them: file and number, and what is special about each.
+    """
+
+    what: str
+    fails: bool
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SourceReport:
+    """The contents of one source.
+
+    Attributes:
+        key: `data.train` or `data.eval`.
+        label: of the source.
+        rows: that it has.
+        lengths: number of prompts by their tokens, without empty ones.
+        data_sources: number of rows by data_source.
+        findings: by kind.
+    """
+
+    key: str
+    label: str
+    rows: int = 0
+    lengths: Counter[int] = field(default_factory=Counter)
+    data_sources: Counter[str] = field(default_factory=Counter)
+    findings: dict[str, Finding] = field(default_factory=dict)
+
+    def add(self, what: str, example: str, *, fails: bool = False, most: int) -> None:
+        """Counts a row under a finding, and names it where there are few."""
+        finding = self.findings.setdefault(what, Finding(what, fails))
+        finding.count += 1
+        if len(finding.examples) < most:
+            finding.examples.append(example)
+
+
+@dataclass(slots=True)
+class DataReport:
+    """All that was found.
+
+    Attributes:
+        max_prompt_tokens: longer prompts are skipped, or refused.
+        sources: in the order of the configuration.
+    """
+
+    max_prompt_tokens: int
+    sources: list[SourceReport]
+
+    @property
+    def errors(self) -> list[Finding]:
+        """Findings by which a run would end."""
+        return [finding for source in self.sources for finding in source.findings.values() if finding.fails]
+
+    @property
+    def warnings(self) -> list[Finding]:
+        """All others."""
+        return [finding for source in self.sources for finding in source.findings.values() if not finding.fails]
+
+
+def check_data(config: Config, *, examples: int) -> DataReport:
+    """Reads all rows of a configuration.
+
+    Args:
+        config: of a run.
+        examples: rows that are named for each finding.
+
+    Raises:
+        DataError: the tokenizer cannot be loaded. Everything about the data is a finding.
+    """
+    tokenizer = _tokenizer(config)
+    known = _Known()
+    reports = []
+    encoder = training_encoder(config, tokenizer)
+    for source in config.data.train:
+        check = _SourceCheck(config, "data.train", source, encoder, known, examples)
+        reports.append(check.run(trained=True))
+    if config.data.eval is not None:
+        encoder = evaluation_encoder(config, tokenizer)
+        for source in config.data.eval:
+            check = _SourceCheck(config, "data.eval", source, encoder, known, examples)
+            reports.append(check.run(trained=False))
+    return DataReport(config.rollout.max_prompt_tokens, reports)
+
+
+def _tokenizer(config: Config) -> PreTrainedTokenizerBase:
+    """That of the model; of a hub id nothing else is fetched."""
+    folder = Path(config.model.path)
+    if folder.is_dir():
+        return load_tokenizer(folder)
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            config.model.path, revision=config.model.revision or "main", trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"model.path: the tokenizer of {config.model.path} cannot be had: {error}",
+            hint="give a Hugging Face model folder, or a hub id",
+        ) from error
+    return tokenizer
+
+
+class _Known:
+    """The prompts that were read so far."""
+
+    def __init__(self) -> None:
+        self.exact: dict[int, str] = {}
+        self.trained: dict[int, tuple[str, str]] = {}
+        """By normalized key: origin and ground truth of the first such row in the training data."""
+        self.held_out: dict[int, tuple[str, str]] = {}
+
+
+class _SourceCheck:
+    """Reads one source."""
+
+    def __init__(
+        self, config: Config, key: str, source: DataSource, encoder: PromptEncoder, known: _Known, examples: int
+    ) -> None:
+        self._config = config
+        self._source = source
+        self._encoder = encoder
+        self._known = known
+        self._most = examples
+        self._report = SourceReport(key, source.label)
+
+    def run(self, *, trained: bool) -> SourceReport:
+        """The report of the source.
+
+        Args:
+            trained: it is of the training data; otherwise held-out prompts are looked for among these.
+        """
+        try:
+            rows = open_source(self._source, self._config.data.prompt_key)
+        except DataError as error:
+            self._add("the source cannot be used", str(error), fails=True)
+            return self._report
+        self._report.rows = len(rows)
+        for row in _read(rows):
+            self._report.data_sources[row.data_source] += 1
+            self._measure(row)
+            self._compare(row, trained=trained)
+            if not self._is_scored(row):
+                what = f"no reward function scores data_source {row.data_source!r}"
+                self._add(f"{what}: set reward.functions, or reward.by_data_source", row.origin, fails=True)
+        if not any(count for length, count in self._report.lengths.items() if length <= self._limit):
+            self._add("no prompt of the source can be used", self._source.label, fails=True)
+        return self._report
+
+    @property
+    def _limit(self) -> int:
+        return self._config.rollout.max_prompt_tokens
+
+    def _add(self, what: str, example: str, *, fails: bool = False) -> None:
+        self._report.add(what, example, fails=fails, most=self._most)
+
+    def _measure(self, row: Row) -> None:
+        refused = self._config.data.on_long_prompt == "refuse" and self._report.key == "data.train"
+        try:
+            length = self._encoder.measure(row)
+        except RollmeshError as error:
+            self._add("the prompt cannot be made", str(error), fails=True)
+            return
+        if length == 0:
+            self._add("the prompt is empty", row.origin, fails=refused)
+            return
+        self._report.lengths[length] += 1
+        if length > self._limit:
+            what = f"the prompt is over rollout.max_prompt_tokens ({self._limit})"
+            self._add(what, f"{row.origin}: {length} tokens", fails=refused)
+
+    def _compare(self, row: Row, *, trained: bool) -> None:
+        """Looks for the prompt among those before it: of its own side, and of held-out ones in the training data."""
+        exact, key = exact_key(row.prompt, row.images), normalized_key(row.prompt, row.images)
+        truth = repr(row.ground_truth)
+        if not trained and key in self._known.trained:
+            self._add("the prompt is held out, and trained on", f"{row.origin} is {self._known.trained[key][0]}")
+        own = self._known.trained if trained else self._known.held_out
+        if key not in own:
+            own[key] = (row.origin, truth)
+        elif own[key][1] != truth:
+            self._add("the prompt is there twice, with other ground truths", f"{row.origin} is {own[key][0]}")
+        elif self._known.exact.get(exact) == self._report.key:
+            self._add("the prompt is there twice", f"{row.origin} is {own[key][0]}")
+        else:
+            self._add("the prompt is there twice, written otherwise", f"{row.origin} is {own[key][0]}")
+        self._known.exact.setdefault(exact, self._report.key)
+
+    def _is_scored(self, row: Row) -> bool:
+        """True unless `auto` alone would score the row, and does not know its source."""
+        reward, agent = self._config.reward, self._config.rollout.agent
+        if row.data_source in reward.by_data_source or reward.endpoints or agent.kind in ("environment", "program"):
+            return True
+        return any(name != "auto" for name in reward.functions) or scorer_of(row.data_source) is not None
+
+
+def _read(rows: RowSource) -> Iterator[Row]:
+    for start in range(0, len(rows), _CHUNK):
+        chunk: Sequence[int] = range(start, min(start + _CHUNK, len(rows)))
+        yield from rows.rows(chunk)

@@ -1,0 +1,85 @@
+"""The report of `rollmesh data check`, in words and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rollmesh.data.check import DataReport, Finding, SourceReport
+
+_QUANTILES = (("least", 0.0), ("median", 0.5), ("95%", 0.95), ("99%", 0.99), ("most", 1.0))
+_BAR = 30
+
+
+def quantile(counts: Counter[int], share: float) -> int:
+    """The least value that is not below this share of all values."""
+    left = share * counts.total()
+    for value in sorted(counts):
+        left -= counts[value]
+        if left <= 0:
+            return value
+    return max(counts)
+
+
+def histogram(lengths: Counter[int]) -> list[tuple[int, int]]:
+    """(upper bound, number of prompts) of each power of two from the shortest to the longest prompt."""
+    buckets = Counter[int]()
+    for length, count in lengths.items():
+        buckets[1 << max(0, length - 1).bit_length()] += count
+    bound, most, found = min(buckets), max(buckets), []
+    while bound <= most:
+        found.append((bound, buckets[bound]))
+        bound *= 2
+    return found
+
+
+def lines(report: DataReport) -> Iterator[str]:
+    """The report in words."""
+    for source in report.sources:
+        yield f"{source.key}: {source.label}: {source.rows} rows"
+        for name, count in source.data_sources.most_common():
+            yield f"  data_source {name}: {count}"
+        yield from _lengths(source, report.max_prompt_tokens)
+        for finding in source.findings.values():
+            yield f"  {'ERROR' if finding.fails else 'warning'}: {finding.count} x {finding.what}"
+            for example in finding.examples:
+                yield f"    {example}"
+    errors, warnings = len(report.errors), len(report.warnings)
+    yield f"{errors} kinds of errors, {warnings} kinds of warnings" if errors or warnings else "nothing is wrong"
+
+
+def _lengths(source: SourceReport, limit: int) -> Iterator[str]:
+    if not source.lengths:
+        return
+    marks = ", ".join(f"{name} {quantile(source.lengths, share)}" for name, share in _QUANTILES)
+    yield f"  tokens of a prompt (at most {limit}): {marks}"
+    buckets = histogram(source.lengths)
+    longest = max(count for _, count in buckets)
+    for bound, count in buckets:
+        yield f"    up to {bound:>7}: {count:>9} {'#' * round(_BAR * count / longest)}"
+
+
+def to_json(report: DataReport) -> dict[str, Any]:
+    """The report for programs."""
+    return {
+        "max_prompt_tokens": report.max_prompt_tokens,
+        "errors": len(report.errors),
+        "warnings": len(report.warnings),
+        "sources": [_source(source) for source in report.sources],
+    }
+
+
+def _source(source: SourceReport) -> dict[str, Any]:
+    findings: list[Finding] = list(source.findings.values())
+    lengths = {name: quantile(source.lengths, share) for name, share in _QUANTILES} if source.lengths else {}
+    return {
+        "key": source.key,
+        "source": source.label,
+        "rows": source.rows,
+        "data_sources": dict(source.data_sources),
+        "prompt_tokens": lengths,
+        "histogram": [list(bucket) for bucket in histogram(source.lengths)] if source.lengths else [],
+        "findings": [asdict(finding) for finding in findings],
+    }
