@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -17,27 +19,36 @@ _DATA = {"prompt_key", "chat_template_kwargs"}
 
 
 def measured_by(config: Config) -> str:
-    """Identity of held-out values: equal for runs with the same rewards, held-out data and sampling of responses.
+    """Identity of held-out values: equal for runs with the same rewards, held-out data and sampling of responses."""
+    return xxhash.xxh3_64(json.dumps(measurement(config), sort_keys=True).encode()).hexdigest()
+
+
+def measurement(config: Config) -> dict[str, Any]:
+    """All that held-out values depend on besides the model, by name, with files by their content.
 
     Addresses of reward services do not count: the same service may be elsewhere, and its contents are not known.
     """
     files = {str(path): fingerprint([path]) for path in reward_files(config.reward)}
     routes = {
-        source: [_scorer(name, files) for name in names] for source, names in config.reward.by_data_source.items()
+        source: [_scorer(name, files) for name in names]
+        for source, names in sorted(config.reward.by_data_source.items())
     }
     held_out = config.data.eval
-    values = [
-        [_scorer(name, files) for name in config.reward.functions],
-        sorted(routes.items()),
-        bool(config.reward.endpoints),
-        fingerprint([held_out]) if held_out is not None and held_out.is_file() else str(held_out),
-        config.data.model_dump(mode="json", include=_DATA),
-        config.eval.model_dump(mode="json", include=_EVAL),
-        config.rollout.model_dump(mode="json", include=_ROLLOUT),
-        config.rollout.agent.model_dump(mode="json", include=_AGENT),
-        [fingerprint([path]) for path in agent_files(config.rollout.agent)],
-    ]
-    return xxhash.xxh3_64(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    return {
+        "data.eval": fingerprint([held_out]) if held_out is not None and held_out.is_file() else str(held_out),
+        "reward.functions": [_scorer(name, files) for name in config.reward.functions],
+        "reward.by_data_source": routes,
+        "reward.endpoints": bool(config.reward.endpoints),
+        **_named("data", config.data.model_dump(mode="json", include=_DATA)),
+        **_named("eval", config.eval.model_dump(mode="json", include=_EVAL)),
+        **_named("rollout", config.rollout.model_dump(mode="json", include=_ROLLOUT)),
+        **_named("rollout.agent", config.rollout.agent.model_dump(mode="json", include=_AGENT)),
+        "rollout.agent files": [fingerprint([path]) for path in agent_files(config.rollout.agent)],
+    }
+
+
+def _named(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{section}.{key}": value for key, value in values.items()}
 
 
 def _scorer(name: str, files: dict[str, str]) -> str:

@@ -47,9 +47,9 @@ class EvalSection(Section):
     stop_at: float | None = Field(None, description="End the run once the held-out reward reaches this.")
     metric: str = Field(
         "reward",
-        pattern=r"^(reward(/.+)?|(mean|maj|pass)@[1-9][0-9]*)$",
+        pattern=r"^(reward(/.+)?|(mean|maj|best|pass)@[1-9][0-9]*)$",
         description="Metric by which the best version is chosen: `reward`, `reward/DATA_SOURCE`. With n above "
-        "1 there are also `mean@N`, `maj@N`, and `pass@K` for K = 1, 2, 4, ... up to n. Among "
+        "1 there are also `mean@N`, `maj@N`, `best@N`, and `pass@K` for K = 1, 2, 4, ... up to n. Among "
         "equals the earliest stays.",
     )
     direction: Literal["max", "min"] = Field("max", description="The better direction of the metric.")

@@ -169,7 +169,7 @@ async def test_a_round_is_collected_settled_and_reported(tmp_path: Path) -> None
         {"text": "", "reward": None, "reason": "broken", "tokens": 2},
     ]
     # One response of two is scored: it counts for pass@1, and for pass@2 there are too few.
-    assert results[0].metrics == {"mean@2": 1.5, "maj@2": 1.5, "pass@1": 0.75}
+    assert results[0].metrics == {"mean@2": 1.5, "maj@2": 1.5, "best@2": 1.5, "pass@1": 0.75}
     assert results[0].value("reward/odd") == 2.0
     assert (results[0].value("pass@1"), results[0].value("reward"), results[0].value("reward/x")) == (0.75, 1.5, None)
     assert results[0].reward == 1.5
