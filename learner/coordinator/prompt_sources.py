@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollmesh.learner.data import AgentPrompts, DataOrder, PromptEncoder, PromptStream, open_dataset
 from rollmesh.learner.data.prompts import TaskShape
+from rollmesh.learner.data.rows import RowSource
 from rollmesh.learner.evaluation.evaluator import evaluation_tasks
 from rollmesh.mesh.config import Config
+from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.images import ImageProcessor
 from rollmesh.protos import trajectory_pb2
 
@@ -30,14 +33,70 @@ def open_prompts(
     Raises:
         DataError: see `learner.data`.
     """
-    data, rollout, evaluation = config.data, config.rollout, config.eval
-    encoder = PromptEncoder(
-        tokenizer,
-        max_prompt_tokens=rollout.max_prompt_tokens,
-        template_kwargs=data.chat_template_kwargs,
-        agent=AgentPrompts.of(rollout.agent),
+    data, evaluation = config.data, config.eval
+    source = open_dataset(data.train, data.prompt_key)
+    order = DataOrder(len(source), seed=config.run.seed, shuffle=data.shuffle, epochs=data.epochs)
+    prompts = PromptStream(
+        source, order, _encoder(config, tokenizer), _shape(config, greedy), on_refused=data.on_long_prompt
     )
-    shape = TaskShape(
+    prompts.check()
+    if data.eval is None:
+        return prompts, None
+    held_out = open_held_out(config, tokenizer)
+    return prompts, evaluation_tasks(held_out.source, held_out.encoder, held_out.shape, rows=evaluation.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutPrompts:
+    """Prompts of an evaluation.
+
+    Attributes:
+        source: their rows.
+        encoder: makes tasks of them.
+        shape: of the tasks.
+    """
+
+    source: RowSource
+    encoder: PromptEncoder
+    shape: TaskShape
+
+
+def open_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> HeldOutPrompts:
+    """The held-out prompts of a configuration.
+
+    Args:
+        config: with `data.eval`.
+        tokenizer: of the model.
+
+    Raises:
+        DataError: see `learner.data`.
+    """
+    data, rollout, evaluation = config.data, config.rollout, config.eval
+    if data.eval is None:
+        raise DataError("data.eval is not set", hint="give a Parquet or JSONL file")
+    source = open_dataset(data.eval, data.prompt_key)
+    # Images are seen in an evaluation alone, and not by SGLang.
+    images = None if rollout.engine == "sglang" else ImageProcessor.load(Path(config.model.path))
+    return HeldOutPrompts(
+        source,
+        _encoder(config, tokenizer, images),
+        dataclasses.replace(_shape(config), n=evaluation.n, temperature=evaluation.temperature),
+    )
+
+
+def _encoder(config: Config, tokenizer: PreTrainedTokenizerBase, images: ImageProcessor | None = None) -> PromptEncoder:
+    return PromptEncoder(
+        tokenizer,
+        max_prompt_tokens=config.rollout.max_prompt_tokens,
+        template_kwargs=config.data.chat_template_kwargs,
+        agent=AgentPrompts.of(config.rollout.agent),
+        images=images,
+    )
+
+
+def _shape(config: Config, greedy: int = 0) -> TaskShape:
+    rollout = config.rollout
+    return TaskShape(
         n=rollout.n,
         temperature=rollout.temperature,
         max_tokens=rollout.max_response_tokens,
@@ -46,21 +105,3 @@ def open_prompts(
         stop=tuple(rollout.stop),
         greedy=greedy,
     )
-    source = open_dataset(data.train, data.prompt_key)
-    order = DataOrder(len(source), seed=config.run.seed, shuffle=data.shuffle, epochs=data.epochs)
-    prompts = PromptStream(source, order, encoder, shape, on_refused=data.on_long_prompt)
-    prompts.check()
-    if data.eval is None:
-        return prompts, None
-    held_out = open_dataset(data.eval, data.prompt_key)
-    # Images are seen in an evaluation alone, and not by SGLang.
-    images = None if rollout.engine == "sglang" else ImageProcessor.load(Path(config.model.path))
-    encoder = PromptEncoder(
-        tokenizer,
-        max_prompt_tokens=rollout.max_prompt_tokens,
-        template_kwargs=data.chat_template_kwargs,
-        agent=AgentPrompts.of(rollout.agent),
-        images=images,
-    )
-    eval_shape = dataclasses.replace(shape, n=evaluation.n, temperature=evaluation.temperature, greedy=0)
-    return prompts, evaluation_tasks(held_out, encoder, eval_shape, rows=evaluation.rows)

@@ -199,8 +199,8 @@ def _inputs(config: Config, model: Path | None) -> Inputs:
     inputs: Inputs = {str(path): {"name": str(path), "content": fingerprint([path])} for path in files}
     for role in config.learner.roles.values():
         if role.path and (folder := Path(role.path)).is_dir():
-            inputs[role.path] = {"name": role.path, "content": fingerprint(_model_files(folder))}
-    weights = _model_files(model) if model is not None else []
+            inputs[role.path] = {"name": role.path, "content": fingerprint(model_files(folder))}
+    weights = model_files(model) if model is not None else []
     if model is not None:
         inputs[_ARCHITECTURE] = {"name": architecture(read_model_config(model, "model.path")), "content": ""}
     return inputs | {
@@ -213,7 +213,8 @@ def _inputs(config: Config, model: Path | None) -> Inputs:
     }
 
 
-def _model_files(folder: Path) -> list[Path]:
+def model_files(folder: Path) -> list[Path]:
+    """Files that give a model its weights, configuration and tokenizer."""
     return sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)})
 
 

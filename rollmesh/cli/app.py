@@ -14,7 +14,20 @@ from typing import Annotated
 
 import typer
 
-from rollmesh.cli import config, inspect, ledger, plan, replay, results, run, services, token, turns, weights
+from rollmesh.cli import (
+    config,
+    evaluation,
+    inspect,
+    ledger,
+    plan,
+    replay,
+    results,
+    run,
+    services,
+    token,
+    turns,
+    weights,
+)
 from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.mesh.errors import PERMANENT, RollmeshError
@@ -44,6 +57,7 @@ ledger.register(app)
 replay.register(app)
 weights.register(app)
 results.register(app)
+evaluation.register(app)
 config.register(app)
 token.register(app)
 
@@ -66,7 +80,7 @@ def _rollmesh(
 # The exit code of a service after an error that a restart would not fix. Some supervisors, Docker's among them, only
 # know "restart on failure": 0 keeps them from trying for ever.
 PERMANENT_CODE_VARIABLE = "ROLLMESH_PERMANENT_EXIT_CODE"
-_SERVICES = ("buffer", "reward", "generator", "learner")
+_SERVICES = ("buffer", "reward", "generator", "learner", "evaluator")
 # Longest exit of a learner that has closed everything; trackers may send their last records meanwhile.
 _EXIT_S = 60.0
 # Only these commands write files for other users: all else that a command or its children make is private.

@@ -1,0 +1,84 @@
+"""`rollmesh eval`, `rollmesh generate`, `rollmesh compare`: stored models measured, asked and compared."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rollmesh.cli.options import OVERRIDES, LogProbs
+
+if TYPE_CHECKING:
+    from rollmesh.evaluation.local import LocalEvaluation
+
+_Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="A Hugging Face folder or hub id, a run's folder (its best checkpoint, or the latest), a checkpoint's "
+        "folder, or an adapter's folder as peft writes it; model.path, if left out.",
+    ),
+]
+_Fresh = Annotated[bool, typer.Option("--fresh", help="Start it over; its former folder is kept under another name.")]
+_OptionalConfig = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[CFG.YAML]", help="Configuration of a run, for prompts, rewards and generators; --a.b=v changes keys."
+    ),
+]
+# The shell's own code for a command that SIGINT has ended.
+_INTERRUPTED = 130
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command("eval", context_settings=OVERRIDES)(_eval)
+
+
+def _eval(
+    context: typer.Context,
+    config_path: _OptionalConfig = None,
+    model: _Model = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the results; eval-MODEL below run.dir, if left out.")
+    ] = None,
+    fresh: _Fresh = False,
+    log_probs: LogProbs = False,
+) -> None:
+    """Evaluate a model on data.eval: mean@n, pass@k, maj@n, best@n with confidence intervals, in all and by source.
+
+    --eval.n=8 --eval.temperature=1 asks for eight responses to each prompt. The same command continues an evaluation
+    that was interrupted.
+    """
+    config_path, overrides = _split(config_path, context.args)
+    from rollmesh.evaluation.evaluate import Evaluation, EvaluationRequest
+    from rollmesh.evaluation.settings import read_for_evaluation
+    from rollmesh.evaluation.tables import summary_lines
+    from rollmesh.launcher.console.view import PlainView
+
+    given = {"model.path": model} if model is not None and config_path is None else {}
+    config = read_for_evaluation(config_path, overrides, given)
+    evaluation = Evaluation(EvaluationRequest(config, model, out, fresh=fresh, with_log_probs=log_probs))
+    view = PlainView(1)
+    try:
+        summary = evaluation.run(view, _execute)
+    finally:
+        view.close()
+    for line in summary_lines(summary):
+        typer.echo(line)
+
+
+def _execute(launch: LocalEvaluation) -> None:
+    asyncio.run(launch.run(handle_signals=True))
+    if launch.interrupted:
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _split(config_path: Path | None, arguments: list[str]) -> tuple[Path | None, list[str]]:
+    """An override that stands where the configuration may be left out is one all the same."""
+    if config_path is not None and str(config_path).startswith("--"):
+        return None, [str(config_path), *arguments]
+    return config_path, arguments
