@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,6 +37,7 @@ _INTERRUPTED = 130
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command("eval", context_settings=OVERRIDES)(_eval)
+    app.command("generate", context_settings=OVERRIDES)(_generate)
 
 
 def _eval(
@@ -69,6 +71,51 @@ def _eval(
         view.close()
     for line in summary_lines(summary):
         typer.echo(line)
+
+
+def _generate(
+    context: typer.Context,
+    config_path: _OptionalConfig = None,
+    model: _Model = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", metavar="TEXT", help="A prompt; may be repeated.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts",
+            metavar="FILE",
+            help="JSON lines, each a text or an object with `prompt`; or a text file with a prompt on each line; "
+            "- reads JSON lines from stdin.",
+        ),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Texts are a user's messages: the model's chat template applies.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder that keeps the responses, so that the command can be continued."),
+    ] = None,
+    fresh: _Fresh = False,
+    log_probs: LogProbs = False,
+) -> None:
+    """Ask a model prompts, and print its responses as JSON lines in their order. Nothing is rewarded.
+
+    --eval.n=4 --eval.temperature=1 asks for four responses to each; --rollout.max_response_tokens limits them.
+    Events go to stderr.
+    """
+    config_path, overrides = _split(config_path, context.args)
+    from rollmesh.evaluation.generate import GenerationRequest, generate
+    from rollmesh.launcher.console.view import PlainView
+
+    given = [*(prompt or [])]
+    request = GenerationRequest(config_path, overrides, model, out, chat=chat, fresh=fresh, with_log_probs=log_probs)
+    view = PlainView(1, sys.stderr)
+    try:
+        for line in generate(request, given, prompts, view, _execute):
+            typer.echo(line)
+    finally:
+        view.close()
 
 
 def _execute(launch: LocalEvaluation) -> None:

@@ -28,7 +28,7 @@ def read_for_evaluation(
     Args:
         source: a YAML file or the same as a mapping; None: defaults.
         overrides: as on the command line.
-        given: keys with dots, of other options; they take precedence.
+        given: values by key, `a.b.c`, of other options; they take precedence.
 
     Raises:
         ConfigError: unreadable, unknown keys, no model or no prompts.
@@ -68,7 +68,10 @@ def evaluation_config(config: Config, choice: ModelChoice, out: Path) -> Config:
     return load_config({**kept, "run": run, "model": choice.base.model_dump()})
 
 
-def without_rewards(config: Config) -> Config:
-    """The configuration with responses that are not judged."""
-    reward = {"functions": ["none"], "by_data_source": {}, "endpoints": [], "in_process": True}
-    return config.model_copy(update={"reward": config.reward.model_copy(update=reward)})
+WITHOUT_REWARDS: Mapping[str, Any] = {
+    "reward.functions": ["none"],
+    "reward.by_data_source": {},
+    "reward.endpoints": [],
+    "reward.in_process": True,
+}
+"""Values of keys with which responses are not judged."""

@@ -7,23 +7,24 @@ from collections.abc import Iterator, Sequence
 from rollmesh.evaluation.summary import EvaluationSummary
 from rollmesh.learner.evaluation.intervals import LEVEL, Estimate
 
+# Columns of a table that hold names.
+_TEXTS = 2
+INTERVAL = f"{LEVEL:.0%} interval"
+
 
 def summary_lines(summary: EvaluationSummary) -> Iterator[str]:
-    """An evaluation: a row for all prompts and one for each source, a column for each metric with its interval."""
+    """An evaluation: a row for each metric, of all prompts and of each source."""
     prompts = summary.prompts
     yield f"{summary.name}: {prompts['answered']} of {prompts['asked']} prompts, {summary.scored} responses scored"
     yield ""
-    names = list(summary.metrics)
-    rows = [("all", summary.metrics), *summary.by_source.items()] if len(summary.by_source) > 1 else []
-    rows = rows or [(next(iter(summary.by_source), "all"), summary.metrics)]
-    counts = [str(max((estimate.prompts for estimate in found.values()), default=0)) for _, found in rows]
+    parts = {"all": summary.metrics} | (summary.by_source if len(summary.by_source) > 1 else {})
     table = [
-        [source, count, *(_with_interval(found.get(name)) for name in names)]
-        for (source, found), count in zip(rows, counts, strict=True)
+        [source, name, f"{found.value:.4f}", interval_text(found), str(found.prompts)]
+        for source, metrics in parts.items()
+        for name, found in metrics.items()
     ]
-    yield from grid_lines([["data_source", "prompts", *names], *table])
+    yield from grid_lines([["data_source", "metric", "mean", INTERVAL, "prompts"], *table])
     yield ""
-    yield f"in brackets: {LEVEL:.0%} confidence intervals over prompts"
     if summary.response_tokens is not None:
         yield (
             f"responses: {summary.response_tokens:.1f} tokens on average, "
@@ -40,19 +41,18 @@ def summary_lines(summary: EvaluationSummary) -> Iterator[str]:
 
 
 def grid_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows with aligned columns, the first column to the left."""
+    """Rows with aligned columns, texts to the left and numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        first, *rest = (
-            cell.rjust(width) if index else cell.ljust(width)
+        cells = (
+            cell.ljust(width) if index < _TEXTS else cell.rjust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        yield "  ".join([first, *rest]).rstrip()
+        yield "  ".join(cells).rstrip()
 
 
-def _with_interval(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "-"
+def interval_text(estimate: Estimate) -> str:
+    """The interval of a mean; a dash where it is not known."""
     if estimate.low is None or estimate.high is None:
-        return f"{estimate.value:.4f}"
-    return f"{estimate.value:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]"
+        return "-"
+    return f"[{estimate.low:.4f}, {estimate.high:.4f}]"
