@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,6 +40,7 @@ def register(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command("eval", context_settings=OVERRIDES)(_eval)
     app.command("generate", context_settings=OVERRIDES)(_generate)
+    app.command("compare")(_compare)
 
 
 def _eval(
@@ -108,14 +111,41 @@ def _generate(
     from rollmesh.evaluation.generate import GenerationRequest, generate
     from rollmesh.launcher.console.view import PlainView
 
-    given = [*(prompt or [])]
     request = GenerationRequest(config_path, overrides, model, out, chat=chat, fresh=fresh, with_log_probs=log_probs)
-    view = PlainView(1, sys.stderr)
-    try:
-        for line in generate(request, given, prompts, view, _execute):
-            typer.echo(line)
-    finally:
-        view.close()
+    # A copy: while the services run, the file of stderr is the launcher's log.
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w") as stderr:
+        view = PlainView(1, stderr)
+        try:
+            for line in generate(request, prompt or [], prompts, view, _execute):
+                typer.echo(line)
+        finally:
+            view.close()
+
+
+def _compare(
+    given: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B ...",
+            help="Folders of `rollmesh eval`, or runs: RUN stands for its best evaluation, RUN@[I:]V for another one.",
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare models and runs with the first: paired differences over the same prompts, and outcomes of runs.
+
+    Values that were measured with other data or other rewards are refused.
+    """
+    from rollmesh.evaluation.compared import compare_all
+
+    comparison = compare_all(given)
+    if as_json:
+        typer.echo(json.dumps(comparison.to_json(), indent=1))
+        return
+    from rollmesh.evaluation.tables import all_lines
+
+    for line in all_lines(comparison):
+        typer.echo(line)
 
 
 def _execute(launch: LocalEvaluation) -> None:
