@@ -1,8 +1,8 @@
 """Rollmesh: asynchronous reinforcement learning for language models as a mesh of small services.
 
 `rollmesh.train(config, reward_fn=...)` runs a whole mesh from a script or notebook, and `rollmesh.evaluate(config,
-model)` measures a model with the same generators and rewards. Names are loaded when they are
-first used, so that importing the package costs nothing.
+model)` measures a model with the same generators and rewards. Names are loaded when they are first used, so that
+importing the package costs nothing.
 """
 
 from __future__ import annotations

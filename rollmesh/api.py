@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from rollmesh.evaluation.evaluate import Evaluation, EvaluationRequest
 from rollmesh.evaluation.settings import read_for_evaluation
 from rollmesh.evaluation.summary import EvaluationSummary
-from rollmesh.launcher.console.view import SilentView, View, open_view
+from rollmesh.launcher.console.view import PlainView, SilentView, View, open_view
 from rollmesh.launcher.local import LocalRun
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.launcher.trials.opening import opening
@@ -122,7 +123,7 @@ def evaluate(
     with _serving(resolved, _functions(reward_fn)) as served:
         chosen = None if model is None else str(model)
         evaluation = Evaluation(EvaluationRequest(served, chosen, None if out is None else Path(out), fresh=fresh))
-        view: View = SilentView() if quiet else open_view(resolved.logging.console_every_steps)
+        view: View = SilentView() if quiet or sys.stdout is None else PlainView(1)
         try:
             return evaluation.run(view, _run_in_thread)
         finally:
