@@ -104,8 +104,8 @@ def evaluate(
 
     Args:
         config: as of `train`; of it count the prompts, the rewards and the generators. No training data are needed.
-        model: a Hugging Face folder or hub id, a run's folder (its best checkpoint, or the latest), a checkpoint's
-            folder, or an adapter's folder as peft writes it; None: `model.path`.
+        model: folder or hub id of a model, or folder of a run, of a checkpoint or of peft's adapter; None:
+            `model.path`. A run stands for its best checkpoint, or for the latest where none is the best.
         reward_fn: as of `train`.
         overrides: as on the command line, `"eval.n=8"`.
         out: folder of the results; None: `eval-MODEL` below `run.dir`.

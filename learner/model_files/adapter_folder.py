@@ -1,7 +1,7 @@
 """A folder with an adapter as peft writes it: `adapter_config.json` and `adapter_model.safetensors`.
 
-Nothing but products that are added to the weights of linear layers is taken: a folder with more would be another model
-than the one that is computed.
+Only products that are added to the weights of linear layers are taken. A folder with more is refused, because its model
+would not be the one that is computed.
 """
 
 from __future__ import annotations

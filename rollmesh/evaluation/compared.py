@@ -1,4 +1,4 @@
-"""What can be compared: the folder of an evaluation, or a run with its rounds."""
+"""Models and runs that are compared: folders of evaluations, and runs with their rounds."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def read_measured(given: str) -> Measured | None:
     """The responses that are meant; None for a run without evaluations.
 
     Args:
-        given: the folder of an evaluation; or that of a run, which stands for its best round, or for the newest where
-            none is the best; or `RUN@[I:]V`, the round of a version.
+        given: folder of an evaluation or of a run, or `RUN@[I:]V`, the round of a version. A run alone stands for its
+            best round, or for the newest where none is the best.
 
     Raises:
         DataError: there is no such folder or round, or it cannot be compared.

@@ -77,8 +77,7 @@ class LocalEvaluation:
         """Starts everything, waits for the last response, ends everything.
 
         Args:
-            handle_signals: the process is the launcher's: SIGINT, SIGTERM and SIGHUP are the wish to end (main thread
-                only), and stderr of libraries goes into the launcher's log.
+            handle_signals: see `rollmesh.launcher.local.LocalRun.run`.
 
         Raises:
             RollmeshError: what ended it early.

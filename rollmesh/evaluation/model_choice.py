@@ -36,8 +36,8 @@ def choose_model(config: Config, given: str | None) -> ModelChoice:
 
     Args:
         config: gives the dtype, and the model where none is given.
-        given: a model's folder or hub id; a run's folder, which stands for its best checkpoint, or for the latest
-            where none is the best; a checkpoint's folder; an adapter's folder as peft writes it.
+        given: folder or hub id of a model, or folder of a run, of a checkpoint or of peft's adapter. A run stands for
+            its best checkpoint, or for the latest where none is the best.
 
     Raises:
         DataError: a run without a checkpoint, or an adapter whose base is not known.

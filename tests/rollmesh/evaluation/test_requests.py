@@ -1,4 +1,4 @@
-"""What is evaluated, with which settings, and in which folder, before anything starts."""
+"""The model, the settings and the folder of an evaluation, before anything starts."""
 
 from __future__ import annotations
 
