@@ -80,7 +80,13 @@ def open_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> HeldOut
     return HeldOutPrompts(
         source,
         _encoder(config, tokenizer, images),
-        dataclasses.replace(_shape(config), n=evaluation.n, temperature=evaluation.temperature),
+        dataclasses.replace(
+            _shape(config),
+            n=evaluation.n,
+            temperature=evaluation.temperature,
+            top_p=evaluation.top_p,
+            top_k=evaluation.top_k,
+        ),
     )
 
 

@@ -12,7 +12,7 @@ import xxhash
 from rollmesh.learner.recovery.run_identity import agent_files, fingerprint, reward_files
 from rollmesh.mesh.config.models import Config
 
-_EVAL = {"rows", "n", "temperature", "right_at"}
+_EVAL = {"rows", "n", "temperature", "top_p", "top_k", "right_at"}
 _ROLLOUT = {"max_prompt_tokens", "max_response_tokens", "stop"}
 _AGENT = {"tools", "environment", "program", "command", "max_turns", "turn_tokens", "observation_tokens"}
 _DATA = {"prompt_key", "chat_template_kwargs"}

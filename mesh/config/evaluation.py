@@ -44,6 +44,8 @@ class EvalSection(Section):
     rows: PositiveInt | None = Field(None, description="Rows of `data.eval` used; none: all.")
     n: PositiveInt = Field(1, description="Responses per held-out prompt.")
     temperature: Temperature = Field(0.0, description="Temperature of held-out responses: 0, or 0.01 and above.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass of held-out responses; 1 is off.")
+    top_k: int = Field(0, ge=0, description="Number of most likely tokens kept for held-out responses; 0 is off.")
     stop_at: float | None = Field(None, description="End the run once the held-out reward reaches this.")
     metric: str = Field(
         "reward",

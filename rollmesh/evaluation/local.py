@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -21,7 +22,7 @@ from rollmesh.launcher.local import handling_signals
 from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.run_secrets import make_secrets, with_own_secrets
 from rollmesh.launcher.service_process import ServiceSpec, log_file
-from rollmesh.launcher.services import ServiceCatalogue, drain_order, mesh_address, thread_plan
+from rollmesh.launcher.services import REDIS_FOLDER, ServiceCatalogue, drain_order, mesh_address, thread_plan
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.learner.standalone.response_file import RESPONSES
 from rollmesh.mesh.config.models import Config
@@ -106,6 +107,8 @@ class LocalEvaluation:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
                 folders.remove_mesh(self._folder)
+                # All that counts is in the file of responses.
+                shutil.rmtree(self._folder / REDIS_FOLDER, ignore_errors=True)
                 # An evaluator that was killed has left the weights in memory.
                 sweep(SHARED_MEMORY)
 

@@ -25,6 +25,8 @@ BUFFER = "buffer"
 REWARD = "reward"
 LEARNER = "learner"
 EVALUATOR = "evaluator"
+REDIS_FOLDER = "redis"
+"""Folder of the embedded Redis in a run's."""
 _FRONT = "buffer-"
 # Names of generators, as they begin.
 _GENERATORS = ("generator-", "shared-")
@@ -120,7 +122,7 @@ def learner_environment(config: Config, plan: ThreadPlan, devices: DevicePlan) -
 
 def redis_url(folder: Path) -> str:
     """The URL of a run folder's embedded Redis, written there by its front."""
-    return (folder / "redis" / "url").read_text(encoding="utf-8")
+    return (folder / REDIS_FOLDER / "url").read_text(encoding="utf-8")
 
 
 class ServiceCatalogue:

@@ -28,8 +28,10 @@ def record(row: int, rewards: Sequence[float | None], source: str = "a") -> dict
     }
 
 
-def measured(name: str, records: Sequence[dict[str, Any]], n: int = 1, **changes: Any) -> Measured:
+def measured(
+    name: str, records: Sequence[dict[str, Any]], n: int = 1, changes: dict[str, Any] | None = None
+) -> Measured:
     """A model's responses, with the measurement that they had."""
     measurement = {"data.eval": "f00d", "reward.functions": ["math"], "eval.n": n, "eval.right_at": 1.0}
     measurement |= {"eval.temperature": 0.0, "eval.rows": None}
-    return Measured(name, f"{name}.jsonl", measurement | changes, records)
+    return Measured(name, f"{name}.jsonl", measurement | (changes or {}), records)

@@ -65,11 +65,11 @@ def test_responses_without_a_score_count_for_nothing() -> None:
 def test_other_data_and_rewards_are_refused_by_name_and_other_sampling_is_told() -> None:
     ours = measured("old", [record(0, [1.0])])
     with pytest.raises(DataError, match=r"differ in data\.eval \(old\.jsonl, new\.jsonl\)"):
-        compare(ours, measured("new", [record(0, [1.0])], **{"data.eval": "beef"}))
+        compare(ours, measured("new", [record(0, [1.0])], 1, {"data.eval": "beef"}))
     with pytest.raises(DataError, match=r"reward\.functions \(\['math'\], \['qa'\]\)"):
-        compare(ours, measured("new", [record(0, [1.0])], **{"reward.functions": ["qa"]}))
+        compare(ours, measured("new", [record(0, [1.0])], 1, {"reward.functions": ["qa"]}))
     with pytest.raises(DataError, match="have no prompt in common"):
         compare(ours, measured("new", [record(1, [1.0])]))
-    sampled = measured("new", [record(0, [1.0, 0.0])], 2, **{"eval.temperature": 1.0, "eval.rows": 7})
+    sampled = measured("new", [record(0, [1.0, 0.0])], 2, {"eval.temperature": 1.0, "eval.rows": 7})
     assert other_settings(ours, sampled) == ["eval.n 1 -> 2", "eval.temperature 0.0 -> 1.0"]
     assert [paired.metric for paired in compare(ours, sampled)] == ["mean", "pass@1"]
