@@ -1,8 +1,9 @@
 """Rollmesh: asynchronous reinforcement learning for language models as a mesh of small services.
 
 `rollmesh.train(config, reward_fn=...)` runs a whole mesh from a script or notebook; `rollmesh.sft(config)`,
-`rollmesh.rm(config)` and `rollmesh.dpo(config)` train on data that are there. Names are loaded when they are
-first used, so that importing the package costs nothing.
+`rollmesh.rm(config)` and `rollmesh.dpo(config)` train on data that are there; `rollmesh.evaluate(config, model)`
+measures a model with the generators and rewards of a run. Names are loaded when they are first used, so that importing
+the package costs nothing.
 """
 
 from __future__ import annotations
@@ -10,19 +11,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollmesh.api import train
+    from rollmesh.api import evaluate, train
+    from rollmesh.evaluation.summary import EvaluationSummary
     from rollmesh.mesh.config import Config, load_config
     from rollmesh.mesh.errors import RollmeshError
     from rollmesh.report.summary import Summary
     from rollmesh.trainers import dpo, rm, sft
 
-__all__ = ["Config", "RollmeshError", "Summary", "dpo", "load_config", "rm", "sft", "train"]
+__all__ = [
+    "Config",
+    "EvaluationSummary",
+    "RollmeshError",
+    "Summary",
+    "dpo",
+    "evaluate",
+    "load_config",
+    "rm",
+    "sft",
+    "train",
+]
 
 _HOMES = {
     "Config": "rollmesh.mesh.config",
+    "EvaluationSummary": "rollmesh.evaluation.summary",
     "RollmeshError": "rollmesh.mesh.errors",
     "Summary": "rollmesh.report.summary",
     "dpo": "rollmesh.trainers",
+    "evaluate": "rollmesh.api",
     "load_config": "rollmesh.mesh.config",
     "rm": "rollmesh.trainers",
     "sft": "rollmesh.trainers",

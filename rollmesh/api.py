@@ -1,4 +1,4 @@
-"""The Python API: `rollmesh.train(config, reward_fn=...)`, the same mesh as `rollmesh run`.
+"""The Python API: `rollmesh.train(config, reward_fn=...)`, the same mesh as `rollmesh run`, and `rollmesh.evaluate`.
 
 Invariant: nothing is simulated. Buffer, generators and learner are processes of their own. A Python reward function is
 served over gRPC from the calling process, so it may be a closure, a notebook cell or hold a model.
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from rollmesh.data.objects import Rows, write_rows
-from rollmesh.launcher.console.view import SilentView, View, open_view
+from rollmesh.evaluation.evaluate import Evaluation, EvaluationRequest
+from rollmesh.evaluation.settings import read_for_evaluation
+from rollmesh.evaluation.summary import EvaluationSummary
+from rollmesh.launcher.console.view import PlainView, SilentView, View, open_view
 from rollmesh.launcher.local import LocalRun
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.launcher.trials.opening import opening
@@ -34,6 +38,8 @@ from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.server.server import RewardServer
 
 RewardFunction = Callable[..., Any]
+_Outcome = TypeVar("_Outcome")
+_Outcome_co = TypeVar("_Outcome_co", covariant=True)
 _START_DEADLINE_S = 30.0
 ROWS = "rows"
 """Folder below `run.dir` of rows that were given as objects."""
@@ -92,6 +98,46 @@ def train(
                 return _run_in_thread(run)
             finally:
                 view.close()
+
+
+def evaluate(
+    config: Config | Mapping[str, Any] | Path | str,
+    model: Path | str | None = None,
+    reward_fn: RewardFunction | str | Sequence[RewardFunction | str] | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    out: Path | str | None = None,
+    quiet: bool = False,
+    fresh: bool = False,
+) -> EvaluationSummary:
+    """Evaluates a model on `data.eval` and returns the metrics; called again, continues what was interrupted.
+
+    Args:
+        config: as of `train`; of it count the prompts, the rewards and the generators. No training data are needed.
+        model: folder or hub id of a model, or folder of a run, of a checkpoint or of peft's adapter; None:
+            `model.path`. A run stands for its best checkpoint, or for the latest where none is the best.
+        reward_fn: as of `train`.
+        overrides: as on the command line, `"eval.n=8"`.
+        out: folder of the results; None: `eval-MODEL` below `run.dir`.
+        quiet: show nothing.
+        fresh: start it over; the folder that it has is kept under another name.
+
+    Raises:
+        RollmeshError: what ended the evaluation early; responses so far stay in its folder.
+        KeyboardInterrupt: after an orderly end of all services.
+    """
+    given = {"model.path": str(model)} if model is not None and not isinstance(config, Config | Path | str) else {}
+    source = Path(config) if isinstance(config, str) else config
+    values = source.model_dump() if isinstance(source, Config) else source
+    resolved = read_for_evaluation(values, overrides, given)
+    with _serving(resolved, _functions(reward_fn)) as served:
+        chosen = None if model is None else str(model)
+        evaluation = Evaluation(EvaluationRequest(served, chosen, None if out is None else Path(out), fresh=fresh))
+        view: View = SilentView() if quiet or sys.stdout is None else PlainView(1)
+        try:
+            return evaluation.run(view, _run_in_thread)
+        finally:
+            view.close()
 
 
 def _resolve(config: Config | Mapping[str, Any] | Path | str, overrides: Sequence[str]) -> Config:
@@ -189,10 +235,18 @@ def _with_reward(config: Config, **changes: Any) -> Config:
     return config.model_copy(update={"reward": config.reward.model_copy(update=changes)})
 
 
-def _run_in_thread(run: LocalRun) -> Summary:
+class _Launch(Protocol[_Outcome_co]):
+    """A launcher of services: `LocalRun` and `LocalEvaluation`."""
+
+    async def run(self, *, handle_signals: bool) -> _Outcome_co: ...
+
+    def interrupt(self) -> None: ...
+
+
+def _run_in_thread(run: _Launch[_Outcome]) -> _Outcome:
     """Runs the launcher's event loop in a thread: a notebook's thread has a loop of its own."""
     loop = asyncio.new_event_loop()
-    outcome: concurrent.futures.Future[Summary] = concurrent.futures.Future()
+    outcome: concurrent.futures.Future[_Outcome] = concurrent.futures.Future()
 
     def work() -> None:
         try:
@@ -208,7 +262,7 @@ def _run_in_thread(run: LocalRun) -> Summary:
     try:
         while True:
             try:
-                summary = outcome.result()
+                found = outcome.result()
             except KeyboardInterrupt:
                 if outcome.done():
                     raise
@@ -217,6 +271,6 @@ def _run_in_thread(run: LocalRun) -> Summary:
                 continue
             if interrupted:
                 raise KeyboardInterrupt
-            return summary
+            return found
     finally:
         thread.join()

@@ -1,11 +1,7 @@
-"""The weights of a checkpoint that holds an adapter alone: the base from its folder, with the adapter's product added.
-
-Invariant: memory holds one tensor of the model, and one layer's adapter.
-"""
+"""The adapter that a checkpoint holds in place of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -16,52 +12,39 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from rollmesh.learner.engines.tensors.checkpoint_tensors import read_tensors
 from rollmesh.learner.engines.tensors.state import MODEL_KEY
 from rollmesh.learner.model_files.adapter_names import A_END, B_END, adapted_layer
-from rollmesh.learner.model_files.reading import read_parts
-from rollmesh.learner.model_files.stored_model import StoredModel
-from rollmesh.learner.model_files.weight_files import full_part
 from rollmesh.mesh.errors import DataError
-from rollmesh.mesh.weights.merging import merge
-
-_WEIGHT = ".weight"
 
 
-def read_merged(
-    checkpoint: Path, source: StoredModel, scale: float, dtype: torch.dtype
-) -> Iterator[tuple[str, Tensor]]:
-    """Full tensors of the model in its order, on the CPU.
+class CheckpointAdapter:
+    """An adapter in a checkpoint.
 
     Args:
-        checkpoint: of an adapter, written by any number of ranks.
-        source: the base, open.
+        checkpoint: written by any number of ranks.
         scale: of the adapter's products.
-        dtype: of floating-point tensors.
+
+    Attributes:
+        origin, scale, layers: see `rollmesh.learner.model_files.full_weights.Adapter`.
 
     Raises:
-        DataError: the checkpoint has no adapter, or one of another model; a file cannot be read.
+        DataError: the checkpoint has no adapter.
     """
-    described = _describe(checkpoint)
-    layers = {layer for name in described if (layer := adapted_layer(name)) is not None}
-    shapes = source.describe()
-    if not layers:
-        raise DataError(
-            f"checkpoint {checkpoint} holds no adapter", hint="leave learner.lora out: it was written without"
-        )
-    if unknown := sorted(layer for layer in layers if f"{layer}{_WEIGHT}" not in shapes):
-        raise DataError(f"checkpoint {checkpoint} has an adapter of {unknown[0]}, which the model does not have")
-    conversions = {name: conversion for conversion in source.plan.conversions for name in conversion.results}
-    for name, shaped in shapes.items():
-        full = torch.empty(shaped.shape, dtype=torch.float32 if shaped.is_floating_point() else shaped.dtype)
-        for _, part, values in read_parts(source, conversions[name], [(name, full_part(full))]):
-            full[tuple(part)] = values.to(full.dtype)
-        layer = name.removesuffix(_WEIGHT)
-        if name.endswith(_WEIGHT) and layer in layers:
-            wanted = {end: described[f"{layer}{end}"] for end in (A_END, B_END)}
-            a, b = (
-                values
-                for _, values in read_tensors(checkpoint, {f"{layer}{e}": t for e, t in wanted.items()}, torch.float32)
+
+    def __init__(self, checkpoint: Path, scale: float) -> None:
+        self._checkpoint = checkpoint
+        self._described = _describe(checkpoint)
+        self.origin = f"checkpoint {checkpoint}"
+        self.scale = scale
+        self.layers = frozenset(layer for name in self._described if (layer := adapted_layer(name)) is not None)
+        if not self.layers:
+            raise DataError(
+                f"checkpoint {checkpoint} holds no adapter", hint="leave learner.lora out: it was written without"
             )
-            full = merge(full, a, b, scale)
-        yield name, full.to(dtype) if full.is_floating_point() else full
+
+    def read(self, layer: str) -> tuple[Tensor, Tensor]:
+        """A and B of a layer, in float32."""
+        wanted = {f"{layer}{end}": self._described[f"{layer}{end}"] for end in (A_END, B_END)}
+        (_, a), (_, b) = read_tensors(self._checkpoint, wanted, torch.float32)
+        return a, b
 
 
 def _describe(checkpoint: Path) -> dict[str, Tensor]:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from rollmesh.learner.checkpoint.adapter_weights import read_merged
+from rollmesh.learner.checkpoint.adapter_weights import CheckpointAdapter
 from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.checkpoint.digests import check_actor_digests
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, checkpoint_name, newest_version
 from rollmesh.learner.engines.interface import STATE_NAME
 from rollmesh.learner.engines.tensors.checkpoint_tensors import read_tensors
 from rollmesh.learner.model_files.folder_writer import write_folder
+from rollmesh.learner.model_files.full_weights import read_full
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.lora import LoraSection
@@ -44,22 +47,51 @@ def write_hf_folder(
         ConfigError: `out` is not empty, is a file, or cannot be a folder.
         DataError: no such checkpoint, or a damaged one, or one of another model; or a model that cannot be loaded.
     """
-    if not (checkpoint / STATE_NAME).is_file():
-        raise DataError(f"{checkpoint} is not a checkpoint", hint="give a folder below RUN/checkpoints")
+    require_checkpoint(checkpoint)
     out = _empty(out)
     with StoredModel(model) as source:
-        check_actor_digests(checkpoint)
-        described = source.describe()
-        if lora is None:
-            tensors = read_tensors(checkpoint, described, dtype)
-        else:
-            tensors = read_merged(checkpoint, source, lora.scale, dtype)
+        tensors = checkpoint_weights(checkpoint, source, dtype, lora)
         try:
-            write_folder(out, source, described, tensors, dtype)
+            write_folder(out, source, source.describe(), tensors, dtype)
         except BaseException:
             # Half a model is of no use, and the folder could not be given again.
             shutil.rmtree(out, ignore_errors=True)
             raise
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """True where a folder is a complete checkpoint."""
+    return (folder / STATE_NAME).is_file()
+
+
+def require_checkpoint(folder: Path) -> None:
+    """Refuses a folder that is no checkpoint.
+
+    Raises:
+        DataError: it is none.
+    """
+    if not is_checkpoint(folder):
+        raise DataError(f"{folder} is not a checkpoint", hint="give a folder below RUN/checkpoints")
+
+
+def checkpoint_weights(
+    checkpoint: Path, source: StoredModel, dtype: torch.dtype, lora: LoraSection | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Full tensors of a checkpoint's model in its order, on the CPU; each is read when it is asked for.
+
+    Args:
+        checkpoint: of any world size.
+        source: the model that gives the architecture, open; with an adapter, its base.
+        dtype: of floating-point tensors.
+        lora: the adapter that the checkpoint holds; it is merged with the model.
+
+    Raises:
+        DataError: a damaged checkpoint, or one of another model.
+    """
+    check_actor_digests(checkpoint)
+    if lora is not None:
+        return read_full(source, dtype, CheckpointAdapter(checkpoint, lora.scale))
+    return read_tensors(checkpoint, source.describe(), dtype)
 
 
 def _empty(out: Path) -> Path:

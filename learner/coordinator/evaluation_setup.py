@@ -14,7 +14,7 @@ from rollmesh.learner.coordinator.best_tracker import BestTracker
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.step_recorder import StepRecorder
 from rollmesh.learner.evaluation.evaluator import Evaluator, RoundRules
-from rollmesh.learner.evaluation.measurement_identity import measured_by
+from rollmesh.learner.evaluation.measurement_identity import measured_by, measurement
 from rollmesh.learner.evaluation.result import EvalResult
 from rollmesh.learner.evaluation.result_log import ResultLog
 from rollmesh.learner.metrics.run_totals import RunTotals
@@ -44,16 +44,18 @@ class _Results:
     """Stores results in the run folder, passes them to the tracker of the best checkpoint, and records them."""
 
     def __init__(
-        self, log: ResultLog, best: BestTracker | None, recorder: StepRecorder, totals: RunTotals, *, keep_rows: int
+        self, log: ResultLog, best: BestTracker | None, recorder: StepRecorder, totals: RunTotals, config: Config
     ) -> None:
         self._log = log
+        self._measurement = measurement(config)
         self._best = best
         self._recorder = recorder
         self._totals = totals
-        self._keep_rows = keep_rows
+        self._keep_rows = config.eval.keep_rows
 
     def store_result(self, result: EvalResult) -> None:
-        entry = {**result.summary(), "wall_s": self._totals.elapsed_s, "time": time.time()}
+        moment = {"wall_s": self._totals.elapsed_s, "time": time.time()}
+        entry = {**result.summary(), **moment, "measurement": self._measurement}
         self._log.write(entry, result.rows[: self._keep_rows])
         if self._best is not None:
             self._best.round_finished(result)
@@ -118,6 +120,6 @@ def build_evaluation(
         RoundRules(incarnation, timeout_s=config.eval.timeout_s, right_at=config.eval.right_at, measured_by=same),
         decode,
         status,
-        _Results(log, best, recorder, totals, keep_rows=config.eval.keep_rows),
+        _Results(log, best, recorder, totals, config),
     )
     return EvaluationParts(evaluator, best)

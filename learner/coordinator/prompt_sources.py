@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from rollmesh.learner.data.rows import RowSource
 from rollmesh.learner.data.stream import PromptStream
 from rollmesh.learner.evaluation.evaluator import evaluation_tasks
 from rollmesh.mesh.config import Config
+from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.images import ImageProcessor
 from rollmesh.protos import trajectory_pb2
 
@@ -35,8 +37,61 @@ def open_prompts(
     Raises:
         DataError: see `learner.data`.
     """
-    data, rollout, evaluation = config.data, config.rollout, config.eval
-    shape = TaskShape(
+    data = config.data
+    source, order = open_training_rows(config)
+    encoder = training_encoder(config, tokenizer)
+    prompts = PromptStream(source, order, encoder, _shape(config, greedy), on_refused=data.on_long_prompt)
+    prompts.check()
+    if data.eval is None:
+        return prompts, None
+    held_out = open_held_out(config, tokenizer)
+    return prompts, evaluation_tasks(held_out.source, held_out.encoder, held_out.shape, rows=config.eval.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutPrompts:
+    """Prompts of an evaluation.
+
+    Attributes:
+        source: their rows.
+        encoder: makes tasks of them.
+        shape: of the tasks.
+    """
+
+    source: RowSource
+    encoder: PromptEncoder
+    shape: TaskShape
+
+
+def open_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> HeldOutPrompts:
+    """The held-out prompts of a configuration.
+
+    Args:
+        config: with `data.eval`.
+        tokenizer: of the model.
+
+    Raises:
+        DataError: see `learner.data`.
+    """
+    data, evaluation = config.data, config.eval
+    if data.eval is None:
+        raise DataError("data.eval is not set", hint="give Parquet or JSONL files")
+    return HeldOutPrompts(
+        JoinedRows([open_source(each, data.prompt_key) for each in data.eval]),
+        evaluation_encoder(config, tokenizer),
+        dataclasses.replace(
+            _shape(config),
+            n=evaluation.n,
+            temperature=evaluation.temperature,
+            top_p=evaluation.top_p,
+            top_k=evaluation.top_k,
+        ),
+    )
+
+
+def _shape(config: Config, greedy: int = 0) -> TaskShape:
+    rollout = config.rollout
+    return TaskShape(
         n=rollout.n,
         temperature=rollout.temperature,
         max_tokens=rollout.max_response_tokens,
@@ -45,14 +100,6 @@ def open_prompts(
         stop=tuple(rollout.stop),
         greedy=greedy,
     )
-    source, order = open_training_rows(config)
-    prompts = PromptStream(source, order, training_encoder(config, tokenizer), shape, on_refused=data.on_long_prompt)
-    prompts.check()
-    if data.eval is None:
-        return prompts, None
-    held_out = JoinedRows([open_source(each, data.prompt_key) for each in data.eval])
-    eval_shape = dataclasses.replace(shape, n=evaluation.n, temperature=evaluation.temperature, greedy=0)
-    return prompts, evaluation_tasks(held_out, evaluation_encoder(config, tokenizer), eval_shape, rows=evaluation.rows)
 
 
 def training_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> PromptEncoder:

@@ -24,12 +24,13 @@ from typing import Protocol
 from rollmesh.buffer.client.client import BufferClient, ReceivedGroup, SampleStream
 from rollmesh.learner.data.prompts import PromptEncoder, RefusedRow, TaskShape
 from rollmesh.learner.data.rows import RowSource
+from rollmesh.learner.evaluation.eval_table import EvalTable
 from rollmesh.learner.evaluation.result import Decode, EvalResult, summarize
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import DataError, RollmeshError
 from rollmesh.mesh.tables import EVAL
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.protos import buffer_pb2, trajectory_pb2
+from rollmesh.protos import trajectory_pb2
 
 log = logging.getLogger(__name__)
 # Seconds between a round's checks that some generator can still serve it.
@@ -120,6 +121,7 @@ class Evaluator:
         listener: RoundListener,
     ) -> None:
         self._client = client
+        self._table = EvalTable(client, rules.incarnation)
         self._tasks = tasks
         self._rules = rules
         self._decode = decode
@@ -156,7 +158,7 @@ class Evaluator:
                 self._skip(policy)
             return False
         began = time.monotonic()
-        await self._seed(policy)
+        await self._table.seed(policy, self._tasks, end_of_data=True, withdraw_pending=True)
         self._retry_due = False
         self.policy = policy
         self._round = asyncio.create_task(self._run(policy, began), name=f"eval-{policy}")
@@ -198,19 +200,6 @@ class Evaluator:
         await asyncio.gather(self._round, return_exceptions=True)
         await asyncio.to_thread(self._listener.round_abandoned, self.policy)
 
-    async def _seed(self, policy: PolicyVersion) -> None:
-        """Seeds the tasks of a round; those that an earlier one left are withdrawn in the same call."""
-        mark = (await self._client.describe(EVAL)).seeded
-        pinned = policy.to_proto()
-        tasks = []
-        for ordinal, template in enumerate(self._tasks, start=mark + 1):
-            task = trajectory_pb2.PromptTask()
-            task.CopyFrom(template)
-            task.task_id, task.ordinal = f"eval-{policy}-{ordinal}", ordinal
-            task.pinned.CopyFrom(pinned)
-            tasks.append(task)
-        await self._client.seed(EVAL, self._rules.incarnation, tasks, end_of_data=True, withdraw_pending=True)
-
     async def _run(self, policy: PolicyVersion, began: float) -> None:
         try:
             result = await self._result(policy, began)
@@ -219,7 +208,7 @@ class Evaluator:
             why = "found no generator at its version" if isinstance(error, _NotServedError) else self._overdue()
             log.warning("evaluation of version %s is given up: it %s", policy, why)
             self._retry_due = True
-            await self._withdraw()
+            await self._table.withdraw()
             await asyncio.to_thread(self._listener.round_abandoned, policy)
         except RollmeshError as error:
             log.warning("evaluation of version %s failed: %s", policy, error)
@@ -251,7 +240,7 @@ class Evaluator:
                 seconds=seconds,
                 right_at=self._rules.right_at,
             )
-            await self._commit(policy, [group.leased for group in arrived])
+            await self._table.commit(policy, [group.leased for group in arrived])
         finally:
             await stream.close()
         return replace(result, skipped=self.skipped, measured_by=self._rules.measured_by)
@@ -285,18 +274,3 @@ class Evaluator:
         counts, unheld = described.counts, described.unheld
         if counts.pending + unheld and counts.generating == unheld:
             raise _NotServedError
-
-    async def _commit(self, policy: PolicyVersion, groups: Sequence[buffer_pb2.LeasedGroup]) -> None:
-        leases = [buffer_pb2.LeaseRef(group_id=group.group_id, lease_id=group.lease_id) for group in groups]
-        if not leases:
-            return
-        response = await self._client.claim(EVAL, self._rules.incarnation, policy.version, leases)
-        if not response.claimed:
-            log.warning("%d evaluated groups could not be claimed; they are withdrawn", len(response.refused))
-        await self._client.commit(EVAL, self._rules.incarnation, policy.version + 1)
-
-    async def _withdraw(self) -> None:
-        try:
-            await self._client.seed(EVAL, self._rules.incarnation, [], withdraw_pending=True)
-        except RollmeshError as error:
-            log.warning("the evaluation round was not withdrawn: %s", error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rollmesh.learner.recovery.run_identity import agent_files, files_here, fing
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.models import Config
 
-_EVAL = {"rows", "n", "temperature", "right_at"}
+_EVAL = {"rows", "n", "temperature", "top_p", "top_k", "right_at"}
 _ROLLOUT = {"max_prompt_tokens", "max_response_tokens", "stop"}
 _AGENT = {"tools", "environment", "program", "command", "max_turns", "turn_tokens", "observation_tokens"}
 _DATA = {"prompt_key", "chat_template_kwargs"}
@@ -20,27 +21,35 @@ _SOURCE = {"name", "rows", "prompt_key", "ground_truth_key", "chat_template_kwar
 
 
 def measured_by(config: Config) -> str:
-    """Identity of held-out values: equal for runs with the same rewards, held-out data and sampling of responses.
+    """Identity of held-out values: equal for runs with the same rewards, held-out data and sampling of responses."""
+    return xxhash.xxh3_64(json.dumps(measurement(config), sort_keys=True).encode()).hexdigest()
+
+
+def measurement(config: Config) -> dict[str, Any]:
+    """All that held-out values depend on besides the model, by name, with files by their content.
 
     Addresses of reward services do not count: the same service may be elsewhere, and its contents are not known.
     """
     files = {str(path): fingerprint([path]) for path in reward_files(config.reward)}
     routes = {
-        source: [_scorer(name, files) for name in names] for source, names in config.reward.by_data_source.items()
+        source: [_scorer(name, files) for name in names]
+        for source, names in sorted(config.reward.by_data_source.items())
     }
-    held_out = config.data.eval or ()
-    values = [
-        [_scorer(name, files) for name in config.reward.functions],
-        sorted(routes.items()),
-        bool(config.reward.endpoints),
-        [_held_out(source) for source in held_out],
-        config.data.model_dump(mode="json", include=_DATA),
-        config.eval.model_dump(mode="json", include=_EVAL),
-        config.rollout.model_dump(mode="json", include=_ROLLOUT),
-        config.rollout.agent.model_dump(mode="json", include=_AGENT),
-        [fingerprint([path]) for path in agent_files(config.rollout.agent)],
-    ]
-    return xxhash.xxh3_64(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    return {
+        "data.eval": [_held_out(source) for source in config.data.eval or ()],
+        "reward.functions": [_scorer(name, files) for name in config.reward.functions],
+        "reward.by_data_source": routes,
+        "reward.endpoints": bool(config.reward.endpoints),
+        **_named("data", config.data.model_dump(mode="json", include=_DATA)),
+        **_named("eval", config.eval.model_dump(mode="json", include=_EVAL)),
+        **_named("rollout", config.rollout.model_dump(mode="json", include=_ROLLOUT)),
+        **_named("rollout.agent", config.rollout.agent.model_dump(mode="json", include=_AGENT)),
+        "rollout.agent files": [fingerprint([path]) for path in agent_files(config.rollout.agent)],
+    }
+
+
+def _named(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{section}.{key}": value for key, value in values.items()}
 
 
 def _held_out(source: DataSource) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Metrics of an evaluation round with several responses per prompt.
+"""Metrics of held-out prompts with several responses each: of one prompt, and their means over prompts.
 
 For a prompt with n scored responses, c of them right (reward of at least `right_at`):
 
@@ -7,6 +7,7 @@ For a prompt with n scored responses, c of them right (reward of at least `right
   is the unbiased estimate of Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374).
 - maj@n is the reward of the answer given most often (Wang et al., "Self-Consistency", arXiv:2203.11171), the mean over
   the responses that give it. Among answers given equally often, it is the mean over these.
+- best@n is the highest reward.
 
 Each is averaged over prompts. Failed responses do not count as wrong. A prompt with fewer than k scored responses does
 not count for pass@k, and one without any counts for nothing.
@@ -51,8 +52,27 @@ def answer_of(response: str) -> str:
     return _plain(response)
 
 
+def prompt_metrics(scored: Sequence[tuple[float, str]], *, n: int, right_at: float) -> dict[str, float]:
+    """mean@n, and pass@k for k = 1, 2, 4, ... up to n, of one prompt; with n above 1 also maj@n and best@n.
+
+    Args:
+        scored: its scored responses: reward and text. Without any there are no metrics.
+        n: responses asked for.
+        right_at: reward from which a response is right.
+    """
+    if not scored:
+        return {}
+    rewards = [reward for reward, _ in scored]
+    right = sum(reward >= right_at for reward in rewards)
+    values = {f"mean@{n}": sum(rewards) / len(rewards)}
+    if n > 1:
+        values[f"maj@{n}"] = majority_reward([answer_of(text) for _, text in scored], rewards)
+        values[f"best@{n}"] = max(rewards)
+    return values | {f"pass@{k}": pass_at_k(len(scored), right, k) for k in pass_k_values(n) if k <= len(scored)}
+
+
 def pass_metrics(prompts: Iterable[Sequence[tuple[float, str]]], *, n: int, right_at: float) -> dict[str, float]:
-    """mean@n, maj@n, and pass@k for k = 1, 2, 4, ... up to n; none where n is 1.
+    """Means of `prompt_metrics` over prompts; none where n is 1.
 
     Args:
         prompts: of each prompt the scored responses: reward and text.
@@ -63,15 +83,8 @@ def pass_metrics(prompts: Iterable[Sequence[tuple[float, str]]], *, n: int, righ
         return {}
     values: dict[str, list[float]] = defaultdict(list)
     for scored in prompts:
-        if not scored:
-            continue
-        rewards = [reward for reward, _ in scored]
-        right = sum(reward >= right_at for reward in rewards)
-        values[f"mean@{n}"].append(sum(rewards) / len(rewards))
-        values[f"maj@{n}"].append(majority_reward([answer_of(text) for _, text in scored], rewards))
-        for k in pass_k_values(n):
-            if k <= len(scored):
-                values[f"pass@{k}"].append(pass_at_k(len(scored), right, k))
+        for name, value in prompt_metrics(scored, n=n, right_at=right_at).items():
+            values[name].append(value)
     return {name: sum(found) / len(found) for name, found in values.items()}
 
 

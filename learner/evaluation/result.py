@@ -21,6 +21,12 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 Decode = Callable[[list[int]], str]
+_FINISH = {
+    trajectory_pb2.FINISH_REASON_UNSPECIFIED: "",
+    trajectory_pb2.FINISH_REASON_STOP: "stop",
+    trajectory_pb2.FINISH_REASON_LENGTH: "length",
+    trajectory_pb2.FINISH_REASON_ABORTED: "aborted",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,7 @@ def summarize(
         rewards[leased.task.data_source] += [member.reward for member, _ in answered]
         lengths += [member.response_tokens for member, _ in answered]
         scored.append([(member.reward, text) for member, text in answered])
-        rows.append(_row(leased, texts))
+        rows.append(_shortened(prompt_record(leased, texts)))
     everything = [value for values in rewards.values() for value in values]
     if not everything:
         raise RollmeshError("no held-out response was scored", hint="`rollmesh ledger` says why they failed")
@@ -141,22 +147,33 @@ def summarize(
     )
 
 
-def _row(leased: buffer_pb2.LeasedGroup, texts: Sequence[str]) -> dict[str, Any]:
-    """A prompt as it is stored; a response without a score has the reason in its place."""
+def prompt_record(leased: buffer_pb2.LeasedGroup, texts: Sequence[str]) -> dict[str, Any]:
+    """A prompt with its responses, for a file; a response without a score has the reason in its place.
+
+    Args:
+        leased: the group.
+        texts: of its members, in their order; empty without a payload.
+    """
     task = leased.task
     responses = [
         {
-            "text": shorten_text(text),
+            "text": text,
             "reward": member.reward if is_scored(member) else None,
             "reason": member.reason,
             "tokens": member.response_tokens,
+            "finish": _FINISH[member.finish_reason],
         }
         for member, text in zip(leased.members, texts, strict=True)
     ]
     return {
         "row": task.row,
         "data_source": task.data_source,
-        "prompt": shorten_text(task.prompt_text),
+        "prompt": task.prompt_text,
         "ground_truth": json.loads(task.ground_truth_json or "null"),
         "responses": responses,
     }
+
+
+def _shortened(record: dict[str, Any]) -> dict[str, Any]:
+    responses = [{**response, "text": shorten_text(response["text"])} for response in record["responses"]]
+    return {**record, "prompt": shorten_text(record["prompt"]), "responses": responses}

@@ -306,6 +306,7 @@ EVALUATION = [
     Metric("eval/reward/<source>", "The same per data source (verl: `val-core/<source>/reward/mean@n`)."),
     Metric("eval/mean@<n>", "Mean over prompts of the mean reward of n responses, with eval.n above 1."),
     Metric("eval/maj@<n>", "Reward of the answer given most often, mean over prompts."),
+    Metric("eval/best@<n>", "Highest reward of n responses, mean over prompts."),
     Metric("eval/pass@<k>", "Chance that one of k responses is right (reward of at least eval.right_at)."),
     Metric("eval/version", "Version that was evaluated."),
     Metric("eval/scored", "Scored responses."),

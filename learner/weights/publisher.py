@@ -287,10 +287,39 @@ class WeightPublisher:
             else:
                 tensors[name] = tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype)
         exported = [ExportedTensor(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
+        return self.publish_in_order(policy, exported, tensors.items(), ties)
+
+    def publish_in_order(
+        self,
+        policy: PolicyVersion,
+        exported: Sequence[ExportedTensor],
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        ties: Mapping[str, str] | None = None,
+    ) -> weights_pb2.Manifest:
+        """Publishes tensors of this process, one after the other: only one of them has to be in memory.
+
+        Args:
+            policy: above every version published before.
+            exported: what comes.
+            tensors: in this order, with these dtypes and shapes; each is read before the next is asked for.
+            ties: names that share the bytes of another tensor, each with the name of that tensor.
+
+        Returns:
+            The manifest, not to be changed.
+
+        Raises:
+            WeightsError: no tensors, a dtype that cannot travel, a version that does not go up, or no memory left.
+        """
+        self._check_goes_up(policy)
         layout = VersionLayout(exported, self._bucket_bytes, ties)
         file = self.allocate(layout.nbytes)
-        copy_part(layout.part(0), tensors.items(), file.view())
-        return self.complete(policy, layout, file, {0: digest_part(layout.part(0), file.view())})
+        try:
+            copy_part(layout.part(0), tensors, file.view())
+            digests = digest_part(layout.part(0), file.view())
+        except BaseException:
+            file.close()
+            raise
+        return self.complete(policy, layout, file, {0: digests})
 
     def close(self) -> None:
         """Withdraws every version."""

@@ -49,12 +49,14 @@ class EvalSection(Section):
     rows: PositiveInt | None = Field(None, description="Rows of `data.eval` used; none: all.")
     n: PositiveInt = Field(1, description="Responses per held-out prompt.")
     temperature: Temperature = Field(0.0, description="Temperature of held-out responses: 0, or 0.01 and above.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass of held-out responses; 1 is off.")
+    top_k: int = Field(0, ge=0, description="Number of most likely tokens kept for held-out responses; 0 is off.")
     stop_at: float | None = Field(None, description="End the run once the held-out reward reaches this.")
     metric: str = Field(
         "reward",
-        pattern=r"^(reward(/.+)?|(mean|maj|pass)@[1-9][0-9]*)$",
+        pattern=r"^(reward(/.+)?|(mean|maj|best|pass)@[1-9][0-9]*)$",
         description="Metric by which the best version is chosen: `reward`, `reward/DATA_SOURCE`. With n above "
-        "1 there are also `mean@N`, `maj@N`, and `pass@K` for K = 1, 2, 4, ... up to n. Among "
+        "1 there are also `mean@N`, `maj@N`, `best@N`, and `pass@K` for K = 1, 2, 4, ... up to n. Among "
         "equals the earliest stays.",
     )
     direction: Literal["max", "min"] = Field("max", description="The better direction of the metric.")

@@ -109,6 +109,11 @@ class DataSection(Section):
         default_factory=dict, description="Extra arguments of the tokenizer's `apply_chat_template`."
     )
 
+    @property
+    def held_out(self) -> str:
+        """The held-out sources in words."""
+        return ", ".join(source.label for source in self.eval or ())
+
     @model_validator(mode="after")
     def _sources_fit_together(self) -> DataSection:
         for key, sources in (("train", self.train), ("eval", self.eval or ())):

@@ -81,15 +81,29 @@ def load_as(
     Raises:
         ConfigError: see `load_config`.
     """
-    values = _read(source) if isinstance(source, Path) else dict(source)
-    for dotted, value in parse_overrides(overrides).items():
-        values = _with(values, dotted.split("."), value, dotted)
+    values = read_values(source, parse_overrides(overrides))
     try:
         return model.model_validate(values)
     except ValidationError as error:
         about_keys = any(item["type"] in ("extra_forbidden", "missing") for item in error.errors())
         listed = f"`rollmesh config schema{' ' * bool(command)}{command}` lists every key"
         raise ConfigError(_explain(error, model), hint=listed if about_keys else "") from error
+
+
+def read_values(source: Path | Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a configuration that may not be complete, unchecked.
+
+    Args:
+        source: path of a YAML file, or the same as a mapping.
+        changes: values by key, `a.b.c`.
+
+    Raises:
+        ConfigError: unreadable file, or a change within what is no section.
+    """
+    values = _read(source) if isinstance(source, Path) else dict(source)
+    for dotted, value in changes.items():
+        values = _with(values, dotted.split("."), value, dotted)
+    return values
 
 
 def save_config(config: Section, path: Path) -> None:

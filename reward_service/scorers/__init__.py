@@ -27,6 +27,7 @@ from rollmesh.reward_service.scorers import (
     math_dapo,
     math_string,
     math_value,
+    none,
     qa,
     strings,
 )
@@ -45,6 +46,7 @@ SCORERS: Mapping[str, ItemScorer] = MappingProxyType(
         "math": math_value.score,
         "math_dapo": math_dapo.score,
         "math_string": math_string.score,
+        "none": none.score,
         "qa": qa.score,
         "strings": strings.score,
     }
@@ -60,6 +62,7 @@ LINEAR = frozenset(
         "gsm8k_strict",
         "math_dapo",
         "math_string",
+        "none",
         "qa",
         "strings",
     }

@@ -17,6 +17,7 @@ import typer
 from rollmesh.cli import (
     config,
     data,
+    evaluation,
     inspect,
     ledger,
     plan,
@@ -59,6 +60,7 @@ ledger.register(app)
 replay.register(app)
 weights.register(app)
 results.register(app)
+evaluation.register(app)
 config.register(app)
 data.register(app)
 token.register(app)
@@ -82,8 +84,8 @@ def _rollmesh(
 # The exit code of a service after an error that a restart would not fix. Some supervisors, Docker's among them, only
 # know "restart on failure": 0 keeps them from trying for ever.
 PERMANENT_CODE_VARIABLE = "ROLLMESH_PERMANENT_EXIT_CODE"
+_SERVICES = ("buffer", "reward", "generator", "learner", "evaluator")
 _TRAINERS = ("sft", "rm", "dpo")
-_SERVICES = ("buffer", "reward", "generator", "learner")
 # Longest exit of a learner that has closed everything; trackers may send their last records meanwhile.
 _EXIT_S = 60.0
 # Only these commands write files for other users: all else that a command or its children make is private.

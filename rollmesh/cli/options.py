@@ -43,6 +43,7 @@ FromCheckpoint = Annotated[
         help="Continue from this checkpoint (a name in RUN/checkpoints, or `best`); later steps are undone.",
     ),
 ]
+LogProbs = Annotated[bool, typer.Option("--log-probs", help="Store token ids and log-probs of the responses too.")]
 ReadyFile = Annotated[
     Path | None, typer.Option("--ready-file", help="File to write, as JSON, once the service is healthy.")
 ]

@@ -1,4 +1,4 @@
-"""`rollmesh buffer|reward|generator|learner`: one service in this process."""
+"""`rollmesh buffer|reward|generator|learner|evaluator`: one service in this process."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rollmesh.cli.options import (
     ConfigPath,
     EndpointKeyFile,
     FromCheckpoint,
+    LogProbs,
     Mesh,
     MetricsKeyFile,
     ReadyFile,
@@ -54,6 +55,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(reward, name="reward")
     app.command("generator")(_generator)
     app.command("learner", context_settings=OVERRIDES)(_learner)
+    app.command("evaluator", context_settings=OVERRIDES)(_evaluator)
 
 
 def _buffer(
@@ -239,6 +241,25 @@ def _learner(
             ready_file=ready_file,
         )
     )
+
+
+def _evaluator(
+    context: typer.Context,
+    config_path: ConfigPath,
+    mesh: RequiredMesh,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--weights", help="A checkpoint or an adapter's folder; those of model.path, if left out."),
+    ] = None,
+    log_probs: LogProbs = False,
+    port: Port = 0,
+    ready_file: ReadyFile = None,
+) -> None:
+    """Serve a stored model in the learner's place, and ask it the prompts of data.eval (see rollmesh eval)."""
+    config = read_config(config_path, context)
+    from rollmesh.learner.standalone import service
+
+    _end(service.run(config, mesh, weights=weights, with_log_probs=log_probs, port=port, ready_file=ready_file))
 
 
 def _end(status: int) -> None:

@@ -152,7 +152,7 @@ class LocalRun:
 
     @contextlib.contextmanager
     def _owning_process(self) -> Iterator[None]:
-        with _signals(self._on_signal), stderr_into(log_file(self._folder, LOG)):
+        with handling_signals(self._on_signal), stderr_into(log_file(self._folder, LOG)):
             yield
 
     async def run(self, *, handle_signals: bool) -> Summary:
@@ -398,7 +398,7 @@ async def _read_snapshot(mesh: MeshClient) -> Snapshot:
 
 
 @contextlib.contextmanager
-def _signals(signalled: Callable[[signal.Signals], None]) -> Iterator[None]:
+def handling_signals(signalled: Callable[[signal.Signals], None]) -> Iterator[None]:
     """Hands the signals that end a run to `signalled`; under `nohup` a hangup stays without effect."""
     loop = asyncio.get_running_loop()
     numbers = [signal.SIGINT, signal.SIGTERM]

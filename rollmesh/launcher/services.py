@@ -24,6 +24,9 @@ from rollmesh.mesh.runtime.threads import ThreadPlan, available_cores, plan_thre
 BUFFER = "buffer"
 REWARD = "reward"
 LEARNER = "learner"
+EVALUATOR = "evaluator"
+REDIS_FOLDER = "redis"
+"""Folder of the embedded Redis in a run's."""
 _FRONT = "buffer-"
 # Names of generators, as they begin.
 _GENERATORS = ("generator-", "shared-")
@@ -74,7 +77,7 @@ def drain_order(name: str) -> int:
         return 0
     if name.startswith(_FRONT):
         return 3
-    return {LEARNER: 1, REWARD: 2}.get(name, 4)
+    return {LEARNER: 1, EVALUATOR: 1, REWARD: 2}.get(name, 4)
 
 
 def mesh_address(address_of: Callable[[str], str], config: Config) -> str:
@@ -119,7 +122,7 @@ def learner_environment(config: Config, plan: ThreadPlan, devices: DevicePlan) -
 
 def redis_url(folder: Path) -> str:
     """The URL of a run folder's embedded Redis, written there by its front."""
-    return (folder / "redis" / "url").read_text(encoding="utf-8")
+    return (folder / REDIS_FOLDER / "url").read_text(encoding="utf-8")
 
 
 class ServiceCatalogue:
@@ -186,6 +189,16 @@ class ServiceCatalogue:
         rewards = [self._reward(mesh)] if needs_reward_service(self._config) else []
         return [learner, *rewards, *generators]
 
+    def around_evaluator(self, mesh: str, weights: Path | None, *, with_log_probs: bool) -> list[ServiceSpec]:
+        """Everything but the buffer for a run without training: an evaluator in the learner's place.
+
+        Args:
+            mesh: its address.
+            weights, with_log_probs: see `rollmesh.learner.standalone.service.run`.
+        """
+        _, *others = self.others(mesh)
+        return [self._evaluator(mesh, weights, with_log_probs=with_log_probs), *others]
+
     def placed(self, mesh: str) -> list[ServiceSpec]:
         """The services that the placement concerns: learner and generators."""
         generators = enumerate(generator_places(self._config))
@@ -249,6 +262,21 @@ class ServiceCatalogue:
             parts=tuple(f"{LEARNER}-{rank}" for rank in range(1, self._config.learner.ranks)),
             loaded=self._prepared.learner,
             loading=Loading.of_learner(f"{LEARNER}-0", self._config.buffer.stall_limit_s),
+        )
+
+    def _evaluator(self, mesh: str, weights: Path | None, *, with_log_probs: bool) -> ServiceSpec:
+        def command(_restart: bool) -> Sequence[str]:
+            runner = command_of(self._config.learner.python)
+            stored = ("--weights", str(weights)) if weights is not None else ()
+            options = (*stored, *(("--log-probs",) if with_log_probs else ()), *self._port(), *self._ready(EVALUATOR))
+            return (*runner, "evaluator", self._config_path, "--mesh", mesh, *options)
+
+        return ServiceSpec(
+            EVALUATOR,
+            command,
+            learner_environment(self._config, self._plan, self._prepared.devices),
+            start_deadline_s=_TORCH_START_S,
+            completes_run=True,
         )
 
     def _from_checkpoint(self) -> tuple[str, ...]:

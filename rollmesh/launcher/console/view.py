@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import IO, Protocol, cast
+from typing import IO, Protocol, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -92,11 +92,16 @@ class SilentView:
 
 
 class PlainView:
-    """One line per event, per evaluation and per interval of steps."""
+    """One line per event, per evaluation and per interval of steps.
 
-    def __init__(self, every_steps: int) -> None:
+    Args:
+        every_steps: training steps between lines.
+        stream: takes the lines; None: stdout.
+    """
+
+    def __init__(self, every_steps: int, stream: TextIO | None = None) -> None:
         self._every = every_steps
-        self._output = BufferedOutput(sys.stdout)
+        self._output = BufferedOutput(stream or sys.stdout)
         self._console = Console(
             file=cast(IO[str], self._output), highlight=False, soft_wrap=True, markup=False, emoji=False
         )

@@ -100,6 +100,23 @@ def check_code(config: Config, *, fresh: bool = False) -> Iterator[Preparation]:
         )
 
 
+def check_rewards(config: Config) -> Preparation:
+    """Refuses an evaluation whose reward functions cannot be loaded; nothing of a learner is tried.
+
+    Args:
+        config: of the evaluation.
+
+    Raises:
+        ConfigError: the devices do not suffice.
+        RewardError: a reward function cannot be loaded.
+    """
+    devices = device_plan(config)
+    with _reward_trial(config) as reward:
+        if reward is not None:
+            reward.result()
+    return Preparation(devices)
+
+
 def _learner_trial(config: Config, devices: DevicePlan, *, fresh: bool) -> AbstractContextManager[StartTrial | None]:
     """None where this program has torch already: another process would only load it again."""
     if config.learner.python is None and "torch" in sys.modules:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rollmesh.learner.checkpoint.adapter_weights import read_merged
+from rollmesh.learner.checkpoint.adapter_weights import CheckpointAdapter
 from rollmesh.learner.engines.registry import create_engine
+from rollmesh.learner.model_files.full_weights import read_full
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import DataError
@@ -32,7 +33,7 @@ def test_a_checkpoint_and_the_engine_that_wrote_it_give_the_same_model(
     engine.export_hf(tmp_path / "exported")
     engine.close()
     with StoredModel(model) as source:
-        found = dict(read_merged(tmp_path / "checkpoint", source, _LORA.scale, torch.float32))
+        found = dict(read_full(source, torch.float32, CheckpointAdapter(tmp_path / "checkpoint", _LORA.scale)))
     with StoredModel(tmp_path / "exported") as exported:
         names = exported.describe().keys()
     assert found.keys() == names
@@ -44,5 +45,5 @@ def test_a_checkpoint_without_an_adapter_is_refused(engine_models: dict[str, Pat
     engine = create_engine(make_spec(engine_models["tied"]))
     save(engine, tmp_path)
     engine.close()
-    with StoredModel(engine_models["tied"]) as source, pytest.raises(DataError, match="holds no adapter"):
-        next(read_merged(tmp_path, source, 1.0, torch.float32))
+    with pytest.raises(DataError, match="holds no adapter"):
+        CheckpointAdapter(tmp_path, 1.0)

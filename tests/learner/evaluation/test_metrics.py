@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.learner.evaluation.metrics import answer_of, majority_reward, pass_at_k, pass_k_values, pass_metrics
+from rollmesh.learner.evaluation.metrics import (
+    answer_of,
+    majority_reward,
+    pass_at_k,
+    pass_k_values,
+    pass_metrics,
+    prompt_metrics,
+)
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
@@ -51,8 +58,34 @@ def test_figures_are_means_over_prompts() -> None:
     assert pass_k_values(4) == [1, 2, 4]
     assert found["mean@5"] == pytest.approx((3 / 5 + 0.2 / 3) / 2)
     assert found["maj@5"] == pytest.approx((1.0 + 0.0) / 2)
+    assert found["best@5"] == pytest.approx((1.0 + 0.2) / 2)
     assert found["pass@1"] == pytest.approx((3 / 5 + 0) / 2)
     assert found["pass@2"] == pytest.approx((1 - 1 / 10 + 0) / 2)
     assert found["pass@4"] == found["pass@5"] == 1.0, "only the first prompt has so many scored responses"
     assert pass_metrics(prompts, n=5, right_at=0.1)["pass@1"] == pytest.approx((3 / 5 + 1 / 3) / 2)
     assert pass_metrics([[(1.0, "x")]], n=1, right_at=1.0) == {}
+
+
+_RESPONSES = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from("abc")), max_size=7)
+
+
+@given(_RESPONSES, st.integers(1, 7))
+def test_metrics_of_one_prompt_are_those_of_all_draws(scored: list[tuple[float, str]], n: int) -> None:
+    scored = scored[:n]
+    found = prompt_metrics(scored, n=n, right_at=0.5)
+    if not scored:
+        assert found == {}
+        return
+    rewards = [reward for reward, _ in scored]
+    assert found.pop(f"mean@{n}") == pytest.approx(sum(rewards) / len(rewards))
+    if n > 1:
+        assert found.pop(f"best@{n}") == max(rewards)
+        most = max(sum(other == text for _, other in scored) for _, text in scored)
+        winners = {text for _, text in scored if sum(other == text for _, other in scored) == most}
+        of_each = [[reward for reward, other in scored if other == text] for text in winners]
+        expected = sum(sum(given) / most for given in of_each) / len(winners)
+        assert found.pop(f"maj@{n}") == pytest.approx(expected)
+    assert set(found) == {f"pass@{k}" for k in pass_k_values(n) if k <= len(scored)}
+    for name, value in found.items():
+        drawn = list(itertools.combinations(rewards, int(name.partition("@")[2])))
+        assert value == pytest.approx(sum(max(some) >= 0.5 for some in drawn) / len(drawn))

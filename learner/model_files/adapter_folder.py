@@ -1,0 +1,103 @@
+"""A folder with an adapter as peft writes it: `adapter_config.json` and `adapter_model.safetensors`.
+
+Only products that are added to the weights of linear layers are taken. A folder with more is refused, because its model
+would not be the one that is computed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from rollmesh.learner.model_files.adapter_names import A_END, B_END, layer_of_peft, peft_name
+from rollmesh.mesh.config.lora import LoraSection
+from rollmesh.mesh.errors import DataError
+
+CONFIG_NAME = "adapter_config.json"
+_WEIGHTS_NAME = "adapter_model.safetensors"
+# Settings under which a weight is more than W + scale * B A, with the values that leave it at that.
+_PLAIN: dict[str, Any] = {
+    "bias": "none",
+    "use_dora": False,
+    "fan_in_fan_out": False,
+    "modules_to_save": None,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "lora_bias": False,
+}
+
+
+def is_adapter_folder(folder: Path) -> bool:
+    """True where a folder holds an adapter, and no model."""
+    return (folder / CONFIG_NAME).is_file()
+
+
+def read_adapter_config(folder: Path) -> tuple[float, str]:
+    """The factor of an adapter's products, and the folder or hub id of its base, empty where it is not named.
+
+    Raises:
+        DataError: unreadable, or not a plain low-rank adapter.
+    """
+    path = folder / CONFIG_NAME
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        lora = LoraSection(
+            rank=values["r"], alpha=values["lora_alpha"], rank_stabilized=bool(values.get("use_rslora", False))
+        )
+        base = str(values.get("base_model_name_or_path") or "")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path} cannot be read: {type(error).__name__}: {error}", hint="give a folder that peft has written"
+        ) from error
+    odd = [key for key, plain in _PLAIN.items() if values.get(key) not in (plain, None)]
+    if values.get("peft_type", "LORA") != "LORA" or odd:
+        what = f"{odd[0]}: {values[odd[0]]!r}" if odd else f"peft_type: {values['peft_type']!r}"
+        raise DataError(
+            f"{path} has {what}, and only plain low-rank adapters are read",
+            hint="merge it with peft (`merge_and_unload`), and give the model's folder",
+        )
+    return lora.scale, base
+
+
+class FolderAdapter:
+    """The adapter in a folder.
+
+    Args:
+        folder: as peft writes it.
+
+    Attributes:
+        origin, scale, layers: see `rollmesh.learner.model_files.full_weights.Adapter`.
+
+    Raises:
+        DataError: unreadable, or not a plain low-rank adapter.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _WEIGHTS_NAME
+        self.origin = f"adapter {folder}"
+        self.scale, _ = read_adapter_config(folder)
+        try:
+            with safe_open(self._path, framework="pt") as file:
+                names = list(file.keys())
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"{self._path} cannot be read: {error}", hint="copy the folder again") from error
+        layers = {layer for name in names if (layer := layer_of_peft(name)) is not None}
+        expected = {peft_name(f"{layer}{end}") for layer in layers for end in (A_END, B_END)}
+        if not layers or expected != set(names):
+            odd = sorted(expected.symmetric_difference(names))
+            raise DataError(
+                f"{self._path} is not a low-rank adapter of linear layers: {odd[0] if odd else 'it is empty'}",
+                hint="merge it with peft (`merge_and_unload`), and give the model's folder",
+            )
+        self.layers = frozenset(layers)
+
+    def read(self, layer: str) -> tuple[Tensor, Tensor]:
+        """A and B of a layer, in float32."""
+        with safe_open(self._path, framework="pt") as file:
+            a, b = (file.get_tensor(peft_name(f"{layer}{end}")).to(torch.float32) for end in (A_END, B_END))
+        return a, b

@@ -1,0 +1,152 @@
+"""A model is evaluated from start to end: choice, checks, the pass over its prompts, the summary."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rollmesh.evaluation.identity import claim_folder, identity_of
+from rollmesh.evaluation.local import LocalEvaluation
+from rollmesh.evaluation.model_choice import ModelChoice, choose_model
+from rollmesh.evaluation.settings import evaluation_config
+from rollmesh.evaluation.summary import EvaluationSummary, Record, summarize_records
+from rollmesh.launcher import folder as folders
+from rollmesh.launcher.console.view import View
+from rollmesh.launcher.preflight.checks import check_files, check_rewards
+from rollmesh.learner.standalone.response_file import RESPONSES, read_responses
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.files import write_atomically
+
+EVALUATION = "evaluation.json"
+"""The summary, in the folder of an evaluation."""
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRequest:
+    """An evaluation that a user asks for.
+
+    Attributes:
+        config: prompts, rewards, generators (`read_for_evaluation`).
+        model: see `choose_model`.
+        out: folder of the results; None: `eval-MODEL` below `run.dir`.
+        fresh: start it over; the folder that it has is kept under another name.
+        with_log_probs: store token ids and log-probs of the responses too.
+    """
+
+    config: Config
+    model: str | None = None
+    out: Path | None = None
+    fresh: bool = False
+    with_log_probs: bool = False
+
+
+class Evaluation:
+    """An evaluation that can be run; making it checks it.
+
+    Args:
+        request: see there.
+
+    Attributes:
+        config: of its services.
+        folder: of its results.
+
+    Raises:
+        RollmeshError: its model, prompts or rewards cannot be used.
+    """
+
+    def __init__(self, request: EvaluationRequest) -> None:
+        choice = _with_local_base(choose_model(request.config, request.model))
+        out = request.out or request.config.run.dir / f"eval-{_NOT_IN_NAMES.sub('-', choice.name)}"
+        self.config = config = evaluation_config(request.config, choice, out)
+        self.folder = config.run.folder
+        check_files(config)
+        self._choice = choice
+        self._with_log_probs = request.with_log_probs
+        self._asked = _count_rows(config)
+        if request.fresh:
+            set_aside(self.folder)
+
+    def run(self, view: View, execute: Callable[[LocalEvaluation], None]) -> EvaluationSummary:
+        """Asks the prompts that have no responses yet, and summarizes all.
+
+        Args:
+            view: shows events.
+            execute: runs the services to their end.
+
+        Raises:
+            RollmeshError: what ended it early; the responses so far stay.
+        """
+        identity = identity_of(self.config, self._choice, with_log_probs=self._with_log_probs)
+        claim_folder(self.folder, identity)
+        if len(self.records()) < self._asked:
+            prepared = check_rewards(self.config)
+            execute(LocalEvaluation(self.config, self._choice, view, prepared, with_log_probs=self._with_log_probs))
+        return self._summarize()
+
+    def records(self) -> list[Record]:
+        """The prompts that have responses, in the order of the file."""
+        found = (record for record in read_responses(self.folder / RESPONSES) if record["row"] < self._asked)
+        return sorted(found, key=lambda record: int(record["row"]))
+
+    def _summarize(self) -> EvaluationSummary:
+        summary = summarize_records(
+            self.records(),
+            name=self._choice.name,
+            folder=str(self.folder),
+            asked=self._asked,
+            n=self.config.eval.n,
+            right_at=self.config.eval.right_at,
+        )
+        try:
+            write_atomically(self.folder / EVALUATION, json.dumps(summary.to_json(), indent=1) + "\n")
+        except OSError as error:
+            raise DataError(f"cannot write the summary in {self.folder}: {error.strerror or error}") from error
+        return summary
+
+
+def set_aside(folder: Path) -> None:
+    """Keeps the folder of an evaluation that starts over under another name.
+
+    Raises:
+        RunBusyError: it is in use.
+        ConfigError: it cannot be renamed.
+    """
+    folders.set_aside(folder, time.strftime("%Y%m%d-%H%M%S"))
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary in the folder of an evaluation.
+
+    Raises:
+        DataError: it has none.
+    """
+    try:
+        return dict(json.loads((folder / EVALUATION).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(
+            f"{folder} has no summary of an evaluation: {error}", hint="run `rollmesh eval` to its end"
+        ) from None
+
+
+def _with_local_base(choice: ModelChoice) -> ModelChoice:
+    if Path(choice.base.path).is_dir():
+        return choice
+    # Loads transformers.
+    from rollmesh.learner.model_files.location import resolve_model
+
+    return replace(choice, base=resolve_model(choice.base))
+
+
+def _count_rows(config: Config) -> int:
+    from rollmesh.learner.data.dataset import open_source
+
+    assert config.data.eval is not None, "it was checked when the configuration was read"
+    count = sum(len(open_source(source, config.data.prompt_key)) for source in config.data.eval)
+    return min(count, config.eval.rows or count)

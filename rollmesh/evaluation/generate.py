@@ -1,0 +1,92 @@
+"""Responses of a model to a user's prompts: an evaluation without rewards."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollmesh.evaluation.evaluate import Evaluation, EvaluationRequest, set_aside
+from rollmesh.evaluation.local import LocalEvaluation
+from rollmesh.evaluation.prompts import Prompt, parse_prompts, read_prompts, write_prompts
+from rollmesh.evaluation.settings import WITHOUT_REWARDS, read_for_evaluation
+from rollmesh.evaluation.summary import Record
+from rollmesh.launcher.console.view import View
+
+_STDIN = Path("-")
+_KEY = "prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """Responses that a user asks for.
+
+    Attributes:
+        config_path: YAML file of a run, for the generators; None: defaults.
+        overrides: as on the command line.
+        model, out, fresh, with_log_probs: see `EvaluationRequest`; without `out` nothing is kept.
+        chat: texts are a user's messages.
+    """
+
+    config_path: Path | None
+    overrides: Sequence[str]
+    model: str | None = None
+    out: Path | None = None
+    chat: bool = False
+    fresh: bool = False
+    with_log_probs: bool = False
+
+
+def generate(
+    request: GenerationRequest,
+    texts: Sequence[str],
+    file: Path | None,
+    view: View,
+    execute: Callable[[LocalEvaluation], None],
+) -> Iterator[str]:
+    """The responses as JSON lines, in the order of the prompts: texts first, then those of the file.
+
+    Args:
+        request: see there.
+        texts: prompts.
+        file: further ones; `-` is stdin.
+        view: shows events.
+        execute: runs the services to their end.
+
+    Raises:
+        RollmeshError: prompts or model cannot be used, or what ended the generation early.
+    """
+    with ExitStack() as closers:
+        folder = request.out or Path(closers.enter_context(tempfile.TemporaryDirectory(prefix="rollmesh-")), "run")
+        if request.fresh:
+            set_aside(folder)
+        path = write_prompts([*texts, *_read(file)], folder, chat=request.chat)
+        given = {**WITHOUT_REWARDS, "data.eval": str(path), "data.prompt_key": _KEY}
+        if request.model is not None and request.config_path is None:
+            given["model.path"] = request.model
+        config = read_for_evaluation(request.config_path, request.overrides, given)
+        evaluation = Evaluation(
+            EvaluationRequest(config, request.model, folder, fresh=request.fresh, with_log_probs=request.with_log_probs)
+        )
+        evaluation.run(view, execute)
+        yield from map(_line, evaluation.records())
+
+
+def _read(file: Path | None) -> list[Prompt]:
+    if file is None:
+        return []
+    return parse_prompts(sys.stdin.read(), "stdin", _KEY) if file == _STDIN else read_prompts(file, _KEY)
+
+
+def _line(record: Record) -> str:
+    """A prompt and its responses, without what concerns rewards."""
+    kept = {key: value for key, value in record.items() if key not in ("data_source", "ground_truth", "responses")}
+    responses = []
+    for response in record["responses"]:
+        unjudged = {key: value for key, value in response.items() if key not in ("reward", "reason")}
+        responses.append({**unjudged, "error": response["reason"]} if response["reason"] else unjudged)
+    return json.dumps({**kept, "responses": responses}, ensure_ascii=False)

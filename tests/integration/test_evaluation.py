@@ -1,0 +1,114 @@
+"""`rollmesh eval`, `generate` and `compare` as commands, on a run's checkpoint that holds an adapter."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rollmesh.learner.builders import build_actor
+from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.standalone.response_file import RESPONSES, read_responses
+from rollmesh.mesh.config import load_config, save_config
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from tests.integration.mesh import DEADLINE_S
+from tests.repository import REPOSITORY
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "rollmesh.cli", *arguments]
+
+
+@pytest.fixture
+def run(demo_data: Path, tmp_path: Path) -> Path:
+    """The folder of a run whose one checkpoint holds an adapter."""
+    folder = tmp_path / "runs" / "tuned"
+    overrides = [
+        f"run.dir={folder.parent}",
+        f"run.name={folder.name}",
+        f"model.path={demo_data / 'model'}",
+        f"data.train={demo_data / 'train.parquet'}",
+        f"data.eval={demo_data / 'eval.parquet'}",
+        "learner.lora.rank=2",
+        "rollout.replicas=1",
+        "rollout.slots=8",
+        "eval.n=8",
+        "eval.temperature=1",
+    ]
+    config = load_config(REPOSITORY / "examples/demo/demo.yaml", overrides)
+    engine = build_actor(config)
+    try:
+        CheckpointStore(folder / "checkpoints").begin({"actor": engine}, PolicyVersion(1, 3), {}).result(60)
+    finally:
+        engine.close()
+    save_config(config, folder / "config.yaml")
+    return folder
+
+
+def kill_generator(out: Path) -> None:
+    """Kills the generator of an evaluation as soon as it is there."""
+    ready, until = out / "services" / "generator-0.json", time.monotonic() + DEADLINE_S
+    while not ready.exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.kill(json.loads(ready.read_text())["pid"], signal.SIGKILL)
+
+
+def test_a_checkpoint_is_evaluated_whatever_dies_and_compared_with_its_base(run: Path, tmp_path: Path) -> None:
+    config, out = str(run / "config.yaml"), tmp_path / "tuned"
+    arguments = command("eval", config, "--model", str(run), "--out", str(out))
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            kill_generator(out)
+            shown, _ = process.communicate(timeout=DEADLINE_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, shown
+    assert "restarting" in shown
+    assert "pass@8" in shown
+    summary = json.loads((out / "evaluation.json").read_text())
+    assert summary["name"] == "tuned-i0001-v00000003"
+    assert summary["prompts"] == {"asked": 32, "answered": 32, "left_out": 0, "without_score": 0}
+    assert (summary["scored"], summary["unscored"]) == (256, 0)
+    whole = list(read_responses(out / RESPONSES))
+    assert sorted(record["row"] for record in whole) == list(range(32))
+
+    # Nothing is left to do. An evaluation of half the prompts is compared over these.
+    lines = (out / RESPONSES).read_text().splitlines(keepends=True)
+    base = tmp_path / "base"
+    base.mkdir()
+    identity = json.loads((out / "measurement.json").read_text())
+    (base / "measurement.json").write_text(json.dumps({**identity, "name": "base"}))
+    (base / RESPONSES).write_text("".join(lines[:16]))
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert "is up" not in done.stdout
+    assert "pass@8" in done.stdout
+    compared = subprocess.run(
+        command("compare", str(base), str(out)), capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    assert "0/0/16" in compared.stdout
+    assert "the same" in compared.stdout
+
+
+def test_prompts_are_answered_on_stdout(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.jsonl").write_text('{"prompt": "1+2="}\n')
+    arguments = command("generate", str(run / "config.yaml"), "--prompt", "1+1=", "--prompts", "-", "--log-probs")
+    with (tmp_path / "more.jsonl").open() as stdin:
+        done = subprocess.run(
+            [*arguments, "--eval.n=2"], stdin=stdin, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    assert "generator-0 is up" in done.stderr
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["prompt"] for record in records] == ["1+1=", "1+2="]
+    for record in records:
+        assert len(record["responses"]) == 2
+        for response in record["responses"]:
+            assert response["tokens"] == len(response["token_ids"]) == len(response["log_probs"])
+            assert "reward" not in response
