@@ -202,6 +202,7 @@ class Coordinator:
             SampleLog(config.run.folder / "samples.jsonl", self._tokenizer, config.logging.samples_per_step),
             progress,
             runtime.status,
+            table_every=config.logging.tables_every_steps,
             pushes=self._publisher.pushes,
             clocks=session.monitor.clocks,
         )

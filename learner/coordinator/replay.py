@@ -31,9 +31,8 @@ from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import PlannedMember
 from rollmesh.learner.distributed.trajectories import InlineTrajectories, TrajectoryOrError, TrajectorySource
 from rollmesh.learner.engines.interface import ACTOR, STATE_NAME
+from rollmesh.learner.metrics import MetricsWriter, open_trackers
 from rollmesh.learner.metrics.sample_log import SampleLog
-from rollmesh.learner.metrics.trackers import open_trackers
-from rollmesh.learner.metrics.writer import MetricsWriter
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.placement.turns import OwnDevices
 from rollmesh.learner.recording.recording import FOLDER, Recording, decode_groups
@@ -167,6 +166,7 @@ def _train(
         SampleLog(out / "samples.jsonl", load_tokenizer(Path(config.model.path)), config.logging.samples_per_step),
         progress,
         runtime.status,
+        table_every=config.logging.tables_every_steps,
         pushes=PushStatistics(),
         clocks=dict,
     )

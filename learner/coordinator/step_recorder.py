@@ -93,6 +93,7 @@ class StepRecorder:
         samples: keeps some responses.
         progress: its totals are updated here, by the training thread (steps) and by results of evaluations.
         status: gets the last metrics.
+        table_every: steps from one table of samples in the trackers to the next; 0: none.
         pushes: what generators report of the weights.
         clocks: of waiting and of stalls.
     """
@@ -104,6 +105,7 @@ class StepRecorder:
         progress: RunProgress,
         status: LearnerStatus,
         *,
+        table_every: int,
         pushes: PushStatistics,
         clocks: Callable[[], Mapping[str, float]],
     ) -> None:
@@ -113,6 +115,7 @@ class StepRecorder:
         self._lineage = progress.lineage
         self._incarnation = progress.incarnation
         self._status = status
+        self._table_every = table_every
         self._pushes = pushes
         self._clocks = clocks
         self._eval_reward: float | None = None
@@ -180,10 +183,13 @@ class StepRecorder:
             "push/errors": pushes.errors,
             **pushes.metrics("push/"),
             "peak_rss_bytes": peak_rss_bytes(),
+            **self._writer.lost_records(),
         }
         numbers = {k: float(v) for k, v in record.items() if isinstance(v, int | float)}
         if self._eval_reward is not None:
             numbers["eval/reward"] = self._eval_reward
         self._status.last_metrics = numbers
         self._writer.write_now(step, record)
-        self._samples.append(step, finished.groups)
+        samples = self._samples.append(step, finished.groups)
+        if samples and self._table_every and step % self._table_every == 0:
+            self._writer.write_samples(step, samples)

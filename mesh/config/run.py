@@ -28,7 +28,23 @@ class LoggingSection(Section):
     console_every_steps: PositiveInt = Field(10, description="Steps between plain log lines without a terminal.")
     tensorboard: bool = Field(False, description="Write TensorBoard events into the run folder.")
     wandb: bool = Field(False, description="Log to Weights & Biases (WANDB_MODE=offline works).")
-    wandb_project: str = Field("rollmesh", description="W&B project.")
+    mlflow: bool = Field(False, description="Log to MLflow.")
+    mlflow_uri: str | None = Field(
+        None,
+        min_length=1,
+        description="MLflow server or store; none: MLFLOW_TRACKING_URI, else the folder `mlruns` in `run.dir`.",
+    )
+    trackio: bool = Field(
+        False,
+        description="Log to trackio: to a Space that TRACKIO_SPACE_ID names, else to TRACKIO_DIR, else to the folder "
+        "`trackio` in `run.dir`.",
+    )
+    project: str = Field("rollmesh", min_length=1, description="Project in W&B and trackio, and experiment in MLflow.")
+    tables_every_steps: int = Field(
+        0,
+        ge=0,
+        description="Steps between tables of kept samples in the trackers; 0: samples stay in the run folder.",
+    )
     record: bool = Field(
         False, description="Keep every claimed batch with its payloads in RUN/recording, for `rollmesh replay`."
     )

@@ -186,6 +186,7 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
     from rollmesh.learner.builders import build_algorithm
     from rollmesh.learner.checkpoint.compatibility import check_newest
     from rollmesh.learner.coordinator.priorities import priority_function
+    from rollmesh.learner.metrics.trackers.opening import check_trackers
     from rollmesh.learner.notices import notices
     from rollmesh.learner.start_requirements import check_device, check_start
     from rollmesh.mesh.runtime.devices import choose_device
@@ -204,6 +205,7 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
         if config.rollout.engine == "hf":
             with naming_config(folder):
                 layout_of(described, folder)
+    check_trackers(config)
     return notices(config, algorithm)
 
 
