@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rollmesh.api import train
+    from rollmesh.learner.callbacks import Callback
     from rollmesh.mesh.config import Config, load_config
     from rollmesh.mesh.errors import RollmeshError
     from rollmesh.report.summary import Summary
 
-__all__ = ["Config", "RollmeshError", "Summary", "load_config", "train"]
+__all__ = ["Callback", "Config", "RollmeshError", "Summary", "load_config", "train"]
 
 _HOMES = {
+    "Callback": "rollmesh.learner.callbacks",
     "Config": "rollmesh.mesh.config",
     "RollmeshError": "rollmesh.mesh.errors",
     "Summary": "rollmesh.report.summary",

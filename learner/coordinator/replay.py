@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.builders import build_algorithm, build_engines, build_worker, open_watch, set_learner_threads
+from rollmesh.learner.callbacks.interface import NO_CALLBACKS
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.control_requests import ControlRequests
@@ -166,6 +167,7 @@ def _train(
         SampleLog(out / "samples.jsonl", load_tokenizer(Path(config.model.path)), config.logging.samples_per_step),
         progress,
         runtime.status,
+        NO_CALLBACKS,
         table_every=config.logging.tables_every_steps,
         pushes=PushStatistics(),
         clocks=dict,

@@ -45,6 +45,17 @@ class LoggingSection(Section):
         ge=0,
         description="Steps between tables of kept samples in the trackers; 0: samples stay in the run folder.",
     )
+    callbacks: list[str] = Field(
+        default_factory=list,
+        description="Classes of callbacks, `file.py:Class` or `module:Class`, which the learner calls at events of the "
+        "run. See docs/tracking.md.",
+    )
+    callback_errors: Literal["stop", "log"] = Field(
+        "stop", description="A callback that raises or hangs ends the run, with a checkpoint, or is only logged."
+    )
+    callback_timeout_s: float = Field(
+        600.0, gt=0.0, description="Longest call of a callback; one that lasts longer hangs."
+    )
     record: bool = Field(
         False, description="Keep every claimed batch with its payloads in RUN/recording, for `rollmesh replay`."
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from rollmesh.learner.metrics.trackers.interface import Record, Sample, Tracker
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.runtime.job_queue import JobQueue
 
 log = logging.getLogger(__name__)
 LIMIT = 1000
@@ -46,9 +46,8 @@ class BackgroundTracker(Tracker):
         self._open_tracker = open_tracker
         self._limit = limit
         self._retry_s = retry_s
-        self._jobs: deque[Job] = deque()
-        self._changed = threading.Condition()
-        self._is_closing = self._is_failing = False
+        self._jobs: JobQueue[Job] = JobQueue(limit)
+        self._is_failing = False
         self._first_attempt: Future[None] = Future()
         self.lost = 0
         self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
@@ -76,26 +75,20 @@ class BackgroundTracker(Tracker):
 
     def close(self) -> None:
         """Gives the tracker `CLOSE_S` for the records that wait."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify()
+        self._jobs.close()
         self._thread.join(CLOSE_S)
         if lost := self.lost + len(self._jobs):
             log.warning("%s lacks %d records; metrics.jsonl and samples.jsonl have them all", self._name, lost)
 
     def _put(self, job: Job) -> None:
-        with self._changed:
-            if len(self._jobs) < self._limit:
-                self._jobs.append(job)
-                self._changed.notify()
-                return
-        self._lose(f"{self._limit} records wait for it")
+        if not self._jobs.put(job):
+            self._lose(f"{self._limit} records wait for it")
 
     def _run(self) -> None:
         tracker = self._open()
         if tracker is None:
             return
-        while (job := self._next()) is not None:
+        while (job := self._jobs.get()) is not None:
             self._attempt(job, tracker)
         self._attempt(lambda opened: opened.close(), tracker)
 
@@ -119,15 +112,8 @@ class BackgroundTracker(Tracker):
                 if not self._first_attempt.done():
                     self._first_attempt.set_result(None)
                 return tracker
-            with self._changed:
-                if self._changed.wait_for(lambda: self._is_closing, self._retry_s):
-                    return None
-
-    def _next(self) -> Job | None:
-        """The next record; None once there are no more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._jobs or self._is_closing)
-            return self._jobs.popleft() if self._jobs else None
+            if self._jobs.wait_closed(self._retry_s):
+                return None
 
     def _attempt(self, job: Job, tracker: Tracker) -> None:
         try:

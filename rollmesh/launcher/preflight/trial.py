@@ -184,6 +184,7 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
             check_first_rows(path, config.data.prompt_key)
     # Torch takes a second or more.
     from rollmesh.learner.builders import build_algorithm
+    from rollmesh.learner.callbacks.loading import callback_factories
     from rollmesh.learner.checkpoint.compatibility import check_newest
     from rollmesh.learner.coordinator.priorities import priority_function
     from rollmesh.learner.metrics.trackers.opening import check_trackers
@@ -206,6 +207,7 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
             with naming_config(folder):
                 layout_of(described, folder)
     check_trackers(config)
+    callback_factories(config)
     return notices(config, algorithm)
 
 
