@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from rollmesh.mesh.config import Config, load_config
     from rollmesh.mesh.errors import RollmeshError
     from rollmesh.report.summary import Summary
+    from rollmesh.run_handle import Run
 
-__all__ = ["Callback", "Config", "RollmeshError", "Summary", "load_config", "train"]
+__all__ = ["Callback", "Config", "RollmeshError", "Run", "Summary", "load_config", "train"]
 
 _HOMES = {
     "Callback": "rollmesh.learner.callbacks",
     "Config": "rollmesh.mesh.config",
     "RollmeshError": "rollmesh.mesh.errors",
+    "Run": "rollmesh.run_handle",
     "Summary": "rollmesh.report.summary",
     "load_config": "rollmesh.mesh.config",
     "train": "rollmesh.api",

@@ -11,14 +11,16 @@ import concurrent.futures
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from rollmesh.caller_callbacks import called_back, with_callbacks
 from rollmesh.launcher.console.view import SilentView, View, open_view
 from rollmesh.launcher.local import LocalRun
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.launcher.trials.opening import opening
+from rollmesh.learner.callbacks.interface import Callback
 from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.access.secret import new_token
 from rollmesh.mesh.config import Config, load_config
@@ -39,6 +41,7 @@ def train(
     config: Config | Mapping[str, Any] | Path | str,
     reward_fn: RewardFunction | str | Sequence[RewardFunction | str] | None = None,
     *,
+    callbacks: Sequence[Callback | str] = (),
     overrides: Sequence[str] = (),
     quiet: bool = False,
     fresh: bool = False,
@@ -52,6 +55,8 @@ def train(
         reward_fn: in place of `reward.functions`: a function (or several, summed) with verl's, TRL's or the batch
             signature, or import paths `module:function`. Functions are called in this process, in threads: one that
             holds the interpreter for ever holds this process. Paths run in worker processes, which are ended then.
+        callbacks: hear of the run's events. Objects of classes derived from `rollmesh.Callback` are called in this
+            process; paths, as in `logging.callbacks`, by the learner.
         overrides: as on the command line, `"learner.steps=10"`.
         quiet: show nothing.
         fresh: start the run over; the folder that it has is kept under another name.
@@ -60,10 +65,11 @@ def train(
             undone.
 
     Raises:
-        RollmeshError: what ended the run early.
+        CallbackError: a callback has ended the run.
+        RollmeshError: what else ended the run early.
         KeyboardInterrupt: after an orderly end of all services.
     """
-    resolved = _resolve(config, overrides)
+    resolved, own_callbacks = with_callbacks(_resolve(config, overrides), callbacks)
     with _serving(resolved, _functions(reward_fn)) as served:
         check_files(served)
         first = opening(served, fresh=fresh)
@@ -79,7 +85,7 @@ def train(
                     allow_changes=allow_changes,
                     from_checkpoint=from_checkpoint,
                 )
-                return _run_in_thread(run)
+                return _run_in_thread(run, resolved, own_callbacks)
             finally:
                 view.close()
 
@@ -163,9 +169,19 @@ def _with_reward(config: Config, **changes: Any) -> Config:
     return config.model_copy(update={"reward": config.reward.model_copy(update=changes)})
 
 
-def _run_in_thread(run: LocalRun) -> Summary:
+def _run_in_thread(run: LocalRun, config: Config, callbacks: Sequence[Callback]) -> Summary:
     """Runs the launcher's event loop in a thread: a notebook's thread has a loop of its own."""
     loop = asyncio.new_event_loop()
+
+    def interrupt() -> None:
+        with suppress(RuntimeError):  # the run has ended by itself
+            loop.call_soon_threadsafe(run.interrupt)
+
+    with called_back(config, callbacks, interrupt):
+        return _wait_for_end(run, loop)
+
+
+def _wait_for_end(run: LocalRun, loop: asyncio.AbstractEventLoop) -> Summary:
     outcome: concurrent.futures.Future[Summary] = concurrent.futures.Future()
 
     def work() -> None:

@@ -49,22 +49,22 @@ class Callback:
     reports them again.
     """
 
-    def on_run_start(self, run: RunControl, start: RunStart) -> None:
+    def on_run_start(self, run: RunControl, start: RunStart, /) -> None:
         """A learner has taken the run over, and is about to train."""
 
-    def on_step_end(self, run: RunControl, step: StepEnd) -> None:
+    def on_step_end(self, run: RunControl, step: StepEnd, /) -> None:
         """A batch was trained."""
 
-    def on_version_published(self, run: RunControl, version: PublishedVersion) -> None:
+    def on_version_published(self, run: RunControl, version: PublishedVersion, /) -> None:
         """Generators may fetch a version, and it is in force."""
 
-    def on_evaluation_end(self, run: RunControl, evaluation: EvaluationEnd) -> None:
+    def on_evaluation_end(self, run: RunControl, evaluation: EvaluationEnd, /) -> None:
         """A round of evaluation has its result."""
 
-    def on_checkpoint_committed(self, run: RunControl, checkpoint: CommittedCheckpoint) -> None:
+    def on_checkpoint_committed(self, run: RunControl, checkpoint: CommittedCheckpoint, /) -> None:
         """A checkpoint is durable, and the run continues from it."""
 
-    def on_run_end(self, run: RunControl, end: RunEnd) -> None:
+    def on_run_end(self, run: RunControl, end: RunEnd, /) -> None:
         """This learner trains no more; all its files are written."""
 
 
@@ -158,13 +158,13 @@ class EvaluationEnd:
 
     Attributes:
         incarnation, version: of the weights that were evaluated, which may not be the newest ones.
-        reward: mean over the held-out prompts.
+        reward: mean over the scored responses.
         metrics: its record in `metrics.jsonl`, as far as it is made of numbers.
     """
 
     incarnation: int
     version: int
-    reward: float | None
+    reward: float
     metrics: Mapping[str, float]
 
     def deliver(self, callback: Callback, run: RunControl) -> None:

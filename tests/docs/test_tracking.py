@@ -9,6 +9,7 @@ from typing import Any
 
 from rollmesh.learner import callbacks
 from rollmesh.learner.callbacks import Callback, EvaluationEnd
+from rollmesh.run_handle import Run
 from tests.repository import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "tracking.md").read_text()
@@ -23,7 +24,7 @@ def test_the_table_has_every_event() -> None:
 
 
 def _parameter(method: str) -> str:
-    return [name for name in Callback.__dict__[method].__annotations__ if name not in ("run", "return")][0]
+    return next(name for name in Callback.__dict__[method].__annotations__ if name not in ("run", "return"))
 
 
 def test_the_example_stops_after_three_evaluations_without_progress() -> None:
@@ -37,3 +38,8 @@ def test_the_example_stops_after_three_evaluations_without_progress() -> None:
     assert not stopped
     example.on_evaluation_end(run, EvaluationEnd(1, 4, 0.0, {}))
     assert stopped == [1]
+
+
+def test_the_table_of_the_handle_names_its_methods() -> None:
+    rows = re.findall(r"^\| `(\w+)\(.*?\)` \|", PAGE, re.MULTILINE)
+    assert set(rows) == {name for name, value in vars(Run).items() if callable(value) and not name.startswith("_")}
