@@ -38,9 +38,13 @@ class MlflowTracker(Tracker):
     """
 
     def __init__(self, uri: str, experiment: str, *, name: str, run_id: str, config: Mapping[str, Any]) -> None:
-        if urlsplit(uri).scheme in ("", "file"):
+        # A folder of files cannot have both `reward` and `reward/math`.
+        self._separator = "." if (in_files := urlsplit(uri).scheme in ("", "file")) else "/"
+        if in_files:
             # MLflow asks for this consent before it writes to a folder.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        # Reports of its own use to its makers.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient
 
         self._client = MlflowClient(tracking_uri=uri)
@@ -59,7 +63,7 @@ class MlflowTracker(Tracker):
         from mlflow.entities import Metric
 
         now = int(1000 * record.get("time", time.time()))
-        metrics = [Metric(_NO_NAME.sub("_", key), value, now, step) for key, value in numbers(record).items()]
+        metrics = [Metric(self._name(key), value, now, step) for key, value in numbers(record).items()]
         for start in range(0, len(metrics), _METRICS_PER_BATCH):
             self._client.log_batch(self._id, metrics=metrics[start : start + _METRICS_PER_BATCH])
 
@@ -73,6 +77,9 @@ class MlflowTracker(Tracker):
 
     def close(self) -> None:
         self._client.set_terminated(self._id)
+
+    def _name(self, metric: str) -> str:
+        return _NO_NAME.sub("_", metric).replace("/", self._separator)
 
     def _log_config(self, config: Mapping[str, Any]) -> None:
         from mlflow.entities import Param

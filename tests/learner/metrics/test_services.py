@@ -25,6 +25,8 @@ STEP = {
     "tokens_per_second": 9.0,
     "timing_s/gen": 0.1,
     "timing_s/step": 0.2,
+    "eval/reward": 0.5,
+    "eval/reward/sums": 0.5,
     "mismatch_warning": "none",
     "dropped/user's reason?": 1,
 }
@@ -107,9 +109,9 @@ def test_mlflow_continues_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (kept,) = client.search_runs([client.get_experiment_by_name("sums").experiment_id])
     assert kept.data.params["model.path"] == "m"
     assert kept.info.status == "FINISHED"
-    curve = client.get_metric_history(kept.info.run_id, "critic/score/mean")
+    curve = client.get_metric_history(kept.info.run_id, "critic.score.mean")
     assert [(point.step, point.value) for point in curve] == [(1, 0.5), (2, 0.5), (2, 0.5), (3, 0.5)]
-    assert kept.data.metrics["dropped/user_s reason_"] == 1
+    assert kept.data.metrics["dropped.user_s reason_"] == 1
     table = tmp_path / "mlruns" / kept.info.experiment_id / kept.info.run_id / "artifacts" / "completions"
     assert sorted(path.name for path in table.iterdir()) == [f"step-0000000{step}.json" for step in (1, 2, 3)]
     assert json.loads((table / "step-00000003.json").read_text())["data"][0][3] == "<b>4</b>"
