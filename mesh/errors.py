@@ -191,6 +191,13 @@ class MemoryHeldError(SwapError):
     exit_code = 17
 
 
+class CallbackError(RollmeshError):
+    """A user's callback that has raised or hung, in a run that is to end then."""
+
+    code = "callback"
+    exit_code = 18
+
+
 class FencedError(RollmeshError):
     """A learner that a newer incarnation has superseded; it must stop and is not restarted."""
 
@@ -231,6 +238,7 @@ class LostStateError(StoreError):
 PERMANENT = frozenset(
     error.exit_code
     for error in (
+        CallbackError,
         ConfigError,
         DataError,
         DivergedError,

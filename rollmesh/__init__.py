@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rollmesh.api import evaluate, train
     from rollmesh.evaluation.summary import EvaluationSummary
+    from rollmesh.learner.callbacks import Callback
     from rollmesh.mesh.config import Config, load_config
     from rollmesh.mesh.errors import RollmeshError
     from rollmesh.report.summary import Summary
+    from rollmesh.run_handle import Run
     from rollmesh.trainers import dpo, rm, sft
 
 __all__ = [
+    "Callback",
     "Config",
     "EvaluationSummary",
     "RollmeshError",
+    "Run",
     "Summary",
     "dpo",
     "evaluate",
@@ -30,11 +34,12 @@ __all__ = [
     "sft",
     "train",
 ]
-
 _HOMES = {
+    "Callback": "rollmesh.learner.callbacks",
     "Config": "rollmesh.mesh.config",
     "EvaluationSummary": "rollmesh.evaluation.summary",
     "RollmeshError": "rollmesh.mesh.errors",
+    "Run": "rollmesh.run_handle",
     "Summary": "rollmesh.report.summary",
     "dpo": "rollmesh.trainers",
     "evaluate": "rollmesh.api",

@@ -12,10 +12,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from rollmesh.caller_callbacks import called_back, with_callbacks
 from rollmesh.data.objects import Rows, write_rows
 from rollmesh.evaluation.evaluate import Evaluation, EvaluationRequest
 from rollmesh.evaluation.settings import read_for_evaluation
@@ -24,6 +26,7 @@ from rollmesh.launcher.console.view import PlainView, SilentView, View, open_vie
 from rollmesh.launcher.local import LocalRun
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.launcher.trials.opening import opening
+from rollmesh.learner.callbacks.interface import Callback
 from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.access.secret import new_token
 from rollmesh.mesh.config import Config, load_config
@@ -52,6 +55,7 @@ def train(
     *,
     train: Rows | Path | str | None = None,
     eval: Rows | Path | str | None = None,  # noqa: A002 - the name of the configuration's key
+    callbacks: Sequence[Callback | str] = (),
     overrides: Sequence[str] = (),
     quiet: bool = False,
     fresh: bool = False,
@@ -68,6 +72,8 @@ def train(
         train: in place of `data.train`: a path, a `datasets.Dataset`, or rows as dicts. Rows are written once, below
             `run.dir`, under a name that follows from their content.
         eval: the same for `data.eval`.
+        callbacks: hear of the run's events. Objects of classes derived from `rollmesh.Callback` are called in this
+            process; paths, as in `logging.callbacks`, by the learner.
         overrides: as on the command line, `"learner.steps=10"`.
         quiet: show nothing.
         fresh: start the run over; the folder that it has is kept under another name.
@@ -76,10 +82,12 @@ def train(
             undone.
 
     Raises:
-        RollmeshError: what ended the run early.
+        CallbackError: a callback has ended the run.
+        RollmeshError: what else ended the run early.
         KeyboardInterrupt: after an orderly end of all services.
     """
-    resolved = _with_rows(config, overrides, {"train": train, "eval": eval})
+    rows = _with_rows(config, overrides, {"train": train, "eval": eval})
+    resolved, own_callbacks = with_callbacks(rows, callbacks)
     with _serving(resolved, _functions(reward_fn)) as served:
         check_files(served)
         first = opening(served, fresh=fresh)
@@ -95,7 +103,7 @@ def train(
                     allow_changes=allow_changes,
                     from_checkpoint=from_checkpoint,
                 )
-                return _run_in_thread(run)
+                return _run_in_thread(run, partial(called_back, resolved, own_callbacks))
             finally:
                 view.close()
 
@@ -243,9 +251,26 @@ class _Launch(Protocol[_Outcome_co]):
     def interrupt(self) -> None: ...
 
 
-def _run_in_thread(run: _Launch[_Outcome]) -> _Outcome:
-    """Runs the launcher's event loop in a thread: a notebook's thread has a loop of its own."""
+def _run_in_thread(
+    run: _Launch[_Outcome], around: Callable[[Callable[[], None]], AbstractContextManager[object]] | None = None
+) -> _Outcome:
+    """Runs the launcher's event loop in a thread: a notebook's thread has a loop of its own.
+
+    Args:
+        run: the launcher.
+        around: a context to run it in, made from a function that interrupts the run.
+    """
     loop = asyncio.new_event_loop()
+
+    def interrupt() -> None:
+        with suppress(RuntimeError):  # the run has ended by itself
+            loop.call_soon_threadsafe(run.interrupt)
+
+    with around(interrupt) if around is not None else nullcontext():
+        return _wait_for_end(run, loop)
+
+
+def _wait_for_end(run: _Launch[_Outcome], loop: asyncio.AbstractEventLoop) -> _Outcome:
     outcome: concurrent.futures.Future[_Outcome] = concurrent.futures.Future()
 
     def work() -> None:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SERVICES = {"buffer", "reward_service", "generators", "learner"}
 PACKAGES = ["protos", "mesh", *sorted(SERVICES), "rollmesh"]
 BEYOND_ALGORITHMS = {"grpc", "redis", "transformers", "protos", "buffer", "generators", "mesh"}
-HEAVY = {"vllm", "sglang", "megatron", "wandb", "flash_attn", "peft", "tensorboard"}
+HEAVY = {"vllm", "sglang", "megatron", "wandb", "flash_attn", "peft", "tensorboard", "mlflow", "trackio"}
 # Where an engine's own package lives, nothing else imports it at the top: it is loaded with the engine.
 ENGINES = {
     "vllm": ROOT / "generators" / "engines" / "vllm",

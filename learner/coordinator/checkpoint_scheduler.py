@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from rollmesh.learner.callbacks.interface import NO_CALLBACKS, CommittedCheckpoint, EventSink
 from rollmesh.learner.checkpoint.copy_thread import CopyThread
 from rollmesh.learner.checkpoint.deadlines import COMMIT_S, WAIT_S, WRITE_S
 from rollmesh.learner.checkpoint.retention import prune
@@ -75,6 +76,7 @@ class CheckpointScheduler:
         best: keeps the best one; None: nothing is kept for its result.
         turns: on the devices, which have the state that is written.
         copies: of checkpoints elsewhere; None without copies.
+        callbacks: hear of committed checkpoints.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class CheckpointScheduler:
         best: BestTracker | None,
         turns: Turns,
         copies: CopyThread | None = None,
+        callbacks: EventSink = NO_CALLBACKS,
     ) -> None:
         self._bridge = runtime.bridge
         self._ranks = runtime.ranks
@@ -97,6 +100,7 @@ class CheckpointScheduler:
         self._best = best
         self._turns = turns
         self._copies = copies
+        self._callbacks = callbacks
         self._thread = ThreadPoolExecutor(1, "commit")
         self._ending = threading.Event()
         self._writing: CheckpointWrite | None = None
@@ -258,6 +262,8 @@ class CheckpointScheduler:
             commit = self._announcer.commit_checkpoint(writing.policy.version, str(folder.resolve()))
             self._bridge.call(commit, COMMIT_S)
             self._took_s = time.monotonic() - writing.began
+            policy = writing.policy
+            self._callbacks.emit(CommittedCheckpoint(policy.incarnation, policy.version, folder.resolve()))
             uploading = None if self._copies is None else self._copies.uploading
             prune(folder.parent, committed=folder.name, keep=self._section.keep, uploading=uploading)
             if self._best is not None and writing.evaluated:

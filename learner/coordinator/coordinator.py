@@ -8,6 +8,7 @@ The data, the prompts and the user's code are checked before anything touches th
   `BatchClaimer` (source of batches), `VersionAnnouncer` (destination of weights) and `CheckpointScheduler`.
 - `Evaluator` and `BestTracker`: held-out rewards, concurrently with the training.
 - `StepRecorder`: metrics, samples and totals.
+- `CallbackDispatcher`: users' code that hears of all this.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from rollmesh.learner.algorithms.interface import Algorithm
+from rollmesh.learner.callbacks.dispatcher import CallbackDispatcher
+from rollmesh.learner.callbacks.interface import RunEnd, RunStart
+from rollmesh.learner.callbacks.loading import start_callbacks
 from rollmesh.learner.checkpoint.copy_thread import CopyThread
 from rollmesh.learner.checkpoint.deadlines import EXPORT_S
 from rollmesh.learner.checkpoint.hf_folders import leave_hf_folders
@@ -52,7 +56,7 @@ from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.weights import PublishRules, WeightPublisher, read_model_bundle
 from rollmesh.learner.weights.transports import configured_transports
 from rollmesh.mesh.config import Config
-from rollmesh.mesh.errors import StalledError, StarvedError, StoreError, SwapError, UnreachableError
+from rollmesh.mesh.errors import CallbackError, StalledError, StarvedError, StoreError, SwapError, UnreachableError
 from rollmesh.mesh.tokenizer_files import load_tokenizer
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -158,13 +162,20 @@ class Coordinator:
         config, session, progress = self._config, self._session, run.progress
         folder = config.run.folder
         sweep(folder / CHECKPOINTS_NAME, progress.incarnation)
+        callbacks = start_callbacks(config, self._controls)
         writer = MetricsWriter(open_trackers(config))
         consumption = ConsumptionLog(folder / LOG_NAME)
         try:
-            loop, reason = self._run_loop(run, writer, consumption)
-        finally:
+            callbacks.emit(RunStart(progress.incarnation, progress.resumed_at))
+            loop, reason = self._run_loop(run, writer, callbacks, consumption)
+        except BaseException as error:
             writer.close()
+            callbacks.emit(RunEnd("error", str(error)))
+            callbacks.close(_LEAVE_S)
+            raise
+        finally:
             consumption.close()
+        writer.close()
         write_learner_json(
             folder / "learner.json",
             progress.totals,
@@ -178,22 +189,41 @@ class Coordinator:
         )
         if reason in _NATURAL_ENDS and config.checkpoint.hf:
             self._leave_hf_folders()
+        self._end_callbacks(callbacks, reason)
         return reason in (*_NATURAL_ENDS, "request")
 
     def _leave_hf_folders(self) -> None:
-        """Writes the folders of `checkpoint.hf`, while the other ranks wait."""
+        """Writes the folders of `checkpoint.hf`."""
         self._status.phase = "exporting"
-        thread = ThreadPoolExecutor(1, "export")
-        written = thread.submit(leave_hf_folders, self._config)
-        # A disk that does not answer must not keep the run from its end.
-        thread.shutdown(wait=False)
-        if wait_keeping_alive(self._runtime.ranks, written, EXPORT_S):
-            written.result()
-        else:
+        if not self._wait_for(partial(leave_hf_folders, self._config), EXPORT_S):
             log.warning("checkpoint.hf is not written after %.0f s: `rollmesh export` writes them later", EXPORT_S)
 
+    def _end_callbacks(self, callbacks: CallbackDispatcher, reason: str) -> None:
+        """Tells callbacks of the end, and waits until they have heard of everything.
+
+        Raises:
+            CallbackError: one has failed, and is to end the run.
+        """
+        most_s = self._config.logging.callback_timeout_s
+        self._status.phase, self._status.waiting_reason = "ending", "waits for callbacks"
+        callbacks.emit(RunEnd(reason))
+        self._wait_for(partial(callbacks.close, most_s), most_s + _LEAVE_S)
+        self._status.waiting_reason = ""
+        self._controls.raise_failure()
+
+    def _wait_for(self, work: Callable[[], None], most_s: float) -> bool:
+        """Does work in a thread while the other ranks wait; False where it has not ended in time."""
+        thread = ThreadPoolExecutor(1, "last work")
+        done = thread.submit(work)
+        # A disk that does not answer must not keep the run from its end.
+        thread.shutdown(wait=False)
+        if not wait_keeping_alive(self._runtime.ranks, done, most_s):
+            return False
+        done.result()
+        return True
+
     def _run_loop(
-        self, run: TakeoverResult, writer: MetricsWriter, consumption: ConsumptionLog
+        self, run: TakeoverResult, writer: MetricsWriter, callbacks: CallbackDispatcher, consumption: ConsumptionLog
     ) -> tuple[TrainingLoop, str]:
         """Builds the parts of the training and runs them; gives the loop, and why it ended."""
         config, session, runtime, progress = self._config, self._session, self._runtime, run.progress
@@ -202,6 +232,8 @@ class Coordinator:
             SampleLog(config.run.folder / "samples.jsonl", self._tokenizer, config.logging.samples_per_step),
             progress,
             runtime.status,
+            callbacks,
+            table_every=config.logging.tables_every_steps,
             pushes=self._publisher.pushes,
             clocks=session.monitor.clocks,
         )
@@ -218,7 +250,7 @@ class Coordinator:
             config, client, self._eval_tasks, self._tokenizer, progress, recorder, runtime.status
         )
         announcement = AnnouncementRules.of(config, progress, self._patience_s)
-        announcer = VersionAnnouncer(runtime, client, self._publisher, evaluation.evaluator, announcement)
+        announcer = VersionAnnouncer(runtime, client, self._publisher, evaluation.evaluator, announcement, callbacks)
         turns = open_turns(
             config,
             runtime,
@@ -230,7 +262,7 @@ class Coordinator:
             probe_ids=self._probe_ids(),
         )
         checkpoints = CheckpointScheduler(
-            runtime, config.checkpoint, progress, announcer, evaluation.best, turns, self._copies
+            runtime, config.checkpoint, progress, announcer, evaluation.best, turns, self._copies, callbacks
         )
         claims = ClaimRules.of(config, progress)
         priorities = self._priorities(progress)
@@ -253,7 +285,7 @@ class Coordinator:
             checkpoints.serve_requests(loop.version)
             checkpoints.wait_for_copies()
             self._bridge.call(session.monitor.refresh(), self._patience_s)
-        except (StalledError, StarvedError, StoreError, SwapError, UnreachableError) as end:
+        except (CallbackError, StalledError, StarvedError, StoreError, SwapError, UnreachableError) as end:
             self._status.phase = "ending"
             left = checkpoints.write_uncommitted(loop.version, at_step_boundary=loop.at_step_boundary)
             raise type(end)(end.message, hint=f"{end.hint}; {left}" if end.hint else left) from end

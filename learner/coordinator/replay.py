@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.builders import build_algorithm, build_engines, build_worker, open_watch, set_learner_threads
+from rollmesh.learner.callbacks.interface import NO_CALLBACKS
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.control_requests import ControlRequests
@@ -31,9 +32,8 @@ from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import PlannedMember
 from rollmesh.learner.distributed.trajectories import InlineTrajectories, TrajectoryOrError, TrajectorySource
 from rollmesh.learner.engines.interface import ACTOR, STATE_NAME
+from rollmesh.learner.metrics import MetricsWriter, open_trackers
 from rollmesh.learner.metrics.sample_log import SampleLog
-from rollmesh.learner.metrics.trackers import open_trackers
-from rollmesh.learner.metrics.writer import MetricsWriter
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.placement.turns import OwnDevices
 from rollmesh.learner.recording.recording import FOLDER, Recording, decode_groups
@@ -167,6 +167,8 @@ def _train(
         SampleLog(out / "samples.jsonl", load_tokenizer(Path(config.model.path)), config.logging.samples_per_step),
         progress,
         runtime.status,
+        NO_CALLBACKS,
+        table_every=config.logging.tables_every_steps,
         pushes=PushStatistics(),
         clocks=dict,
     )

@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollmesh.learner.callbacks.interface import EvaluationEnd, EventSink, StepEnd
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.evaluation.result import EvalResult
 from rollmesh.learner.metrics.run_totals import peak_rss_bytes
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.metrics.step_metrics import group_metrics, staleness_histogram, staleness_metrics
+from rollmesh.learner.metrics.trackers.interface import numbers
 from rollmesh.learner.metrics.writer import MetricsWriter
 from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.learner.status import LearnerStatus
@@ -93,6 +95,8 @@ class StepRecorder:
         samples: keeps some responses.
         progress: its totals are updated here, by the training thread (steps) and by results of evaluations.
         status: gets the last metrics.
+        callbacks: hear of steps and evaluations.
+        table_every: steps from one table of samples in the trackers to the next; 0: none.
         pushes: what generators report of the weights.
         clocks: of waiting and of stalls.
     """
@@ -103,7 +107,9 @@ class StepRecorder:
         samples: SampleLog,
         progress: RunProgress,
         status: LearnerStatus,
+        callbacks: EventSink,
         *,
+        table_every: int,
         pushes: PushStatistics,
         clocks: Callable[[], Mapping[str, float]],
     ) -> None:
@@ -113,6 +119,8 @@ class StepRecorder:
         self._lineage = progress.lineage
         self._incarnation = progress.incarnation
         self._status = status
+        self._callbacks = callbacks
+        self._table_every = table_every
         self._pushes = pushes
         self._clocks = clocks
         self._eval_reward: float | None = None
@@ -150,7 +158,10 @@ class StepRecorder:
         wall_s = self._totals.elapsed_s
         self._totals.evals.append({**result.summary(), "wall_s": wall_s})
         self._eval_reward = result.reward
-        self._writer.log(result.policy.version, {"time": time.time(), "wall_s": wall_s, **result.record()})
+        record = {"time": time.time(), "wall_s": wall_s, **result.record()}
+        self._writer.log(result.policy.version, record)
+        policy = result.policy
+        self._callbacks.emit(EvaluationEnd(policy.incarnation, policy.version, result.reward, numbers(record)))
 
     def _write_record(
         self, step: int, finished: FinishedStep, histogram: Counter[int], totals: Mapping[str, float]
@@ -180,10 +191,14 @@ class StepRecorder:
             "push/errors": pushes.errors,
             **pushes.metrics("push/"),
             "peak_rss_bytes": peak_rss_bytes(),
+            **self._writer.lost_records(),
+            **self._callbacks.metrics(),
         }
-        numbers = {k: float(v) for k, v in record.items() if isinstance(v, int | float)}
-        if self._eval_reward is not None:
-            numbers["eval/reward"] = self._eval_reward
-        self._status.last_metrics = numbers
+        values = numbers(record)
+        evaluated = {} if self._eval_reward is None else {"eval/reward": self._eval_reward}
+        self._status.last_metrics = values | evaluated
         self._writer.write_now(step, record)
-        self._samples.append(step, finished.groups)
+        self._callbacks.emit(StepEnd(step, self._incarnation, finished.trained_version + 1, values))
+        samples = self._samples.append(step, finished.groups)
+        if samples and self._table_every and step % self._table_every == 0:
+            self._writer.write_samples(step, samples)

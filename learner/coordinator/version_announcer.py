@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rollmesh.buffer.client.client import BufferClient
+from rollmesh.learner.callbacks.interface import NO_CALLBACKS, EventSink, PublishedVersion
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.distributed.rank_group import wait_keeping_alive
 from rollmesh.learner.distributed.weight_export import PUBLICATION_S
@@ -77,6 +78,7 @@ class VersionAnnouncer:
         publisher: holds the weights.
         evaluator: None without held-out data.
         rules: of the run.
+        callbacks: hear of versions in force.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class VersionAnnouncer:
         publisher: WeightPublisher,
         evaluator: Evaluator | None,
         rules: AnnouncementRules,
+        callbacks: EventSink = NO_CALLBACKS,
     ) -> None:
         self._bridge = runtime.bridge
         self._ranks = runtime.ranks
@@ -95,6 +98,7 @@ class VersionAnnouncer:
         self._publisher = publisher
         self._evaluator = evaluator
         self._rules = rules
+        self._callbacks = callbacks
         self._committing = asyncio.Lock()
         # The last version that was given, and its announcement.
         self._running: tuple[int, Future[None]] | None = None
@@ -194,6 +198,7 @@ class VersionAnnouncer:
         if self._evaluator is not None and self._evaluating == policy:
             await self._evaluator.start_round(policy)
         await self._client.set_policy_version(self._rules.incarnation, policy.version)
+        self._callbacks.emit(PublishedVersion(policy.incarnation, policy.version))
         if self._rules.commit_each and policy.version > 0:
             await self._commit(policy.version, "")
 

@@ -291,6 +291,8 @@ MESH = [
     Metric("clock/waiting_for_samples_s", "Cumulative: generators had free slots, and the gate was shut.", "s"),
     Metric("clock/stalled_s", "Cumulative, of this learner: it waited, and nothing moved.", "s"),
     Metric("clock/stalls", "Number of such stalls."),
+    Metric("callbacks/failed", "Calls of callbacks that have raised or hung, of this learner."),
+    Metric("trackers/lost_records", "Records that trackers of services have not taken, of this learner."),
     Metric("push/count", "Weights taken into service by generators so far."),
     Metric("push/errors", "Failed transfers so far."),
     Metric("push/first_byte_ms_{p50,p99}", "From the announcement of a version to its first byte.", "ms"),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rollmesh.learner.metrics.trackers.interface import Sample
 from rollmesh.learner.rollouts.group import SampledGroup, SampledMember
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.tables import TRAIN
@@ -91,24 +92,27 @@ class SampleLog:
         self._tokenizer = tokenizer
         self._per_step = per_step
 
-    def append(self, step: int, groups: Sequence[SampledGroup]) -> None:
-        """Appends some of a step's samples; a full disk is reported, not raised."""
-        lines = [
-            self._line(step, group, member.meta, member.trajectory)
+    def append(self, step: int, groups: Sequence[SampledGroup]) -> list[Sample]:
+        """Appends some of a step's samples, and returns them; a full disk is reported, not raised."""
+        samples = [
+            self._sample(step, group, member.meta, member.trajectory)
             for group, member in _choose(groups, self._per_step)
             if member.trajectory is not None
         ]
-        if not lines:
-            return
+        if not samples:
+            return samples
         try:
             with self._path.open("a", encoding="utf-8") as file:
-                file.writelines(lines)
+                file.writelines(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
         except OSError as error:
             log.warning("samples not kept: %s: %s", self._path, error.strerror)
+        return samples
 
-    def _line(self, step: int, group: SampledGroup, member: trajectory_pb2.MemberMeta, trajectory: Trajectory) -> str:
+    def _sample(
+        self, step: int, group: SampledGroup, member: trajectory_pb2.MemberMeta, trajectory: Trajectory
+    ) -> Sample:
         finish = trajectory_pb2.FinishReason.Name(member.finish_reason)
-        entry = {
+        return {
             "step": step,
             "group": group.group_id,
             "member": member.member,
@@ -122,4 +126,3 @@ class SampleLog:
             "finish_reason": finish.removeprefix("FINISH_REASON_").lower(),
             "generator": member.generator,
         }
-        return json.dumps(entry, ensure_ascii=False) + "\n"

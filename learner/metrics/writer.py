@@ -1,7 +1,8 @@
-"""The thread that hands records to the trackers, so that no tracker's I/O is on the training path.
+"""The thread that computes records and hands them to the trackers: none of it is on the training path.
 
-Invariants: records arrive in order; `log` never blocks and never raises. A tracker that fails is reported once and left
-out from then on; the others continue. Every record is written under its second names too.
+Invariants: records arrive in order; `log` never blocks and never raises. A tracker that fails here is reported once and
+left out from then on; the others continue. Trackers of services have threads and rules of their own
+(`learner.metrics.trackers.background`). Every record is written under its second names too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rollmesh.learner.metrics.catalogue import describe
-from rollmesh.learner.metrics.trackers import Record, Tracker
+from rollmesh.learner.metrics.trackers.background import CLOSE_S, BackgroundTracker
+from rollmesh.learner.metrics.trackers.interface import Record, Sample, Tracker
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +46,23 @@ class MetricsWriter:
         """Hands a record to the trackers; for jobs of `submit`, in the writer's thread."""
         self._fan_out(step, record)
 
+    def write_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Hands kept samples to the trackers; for jobs of `submit`, as `write_now`."""
+        for tracker in tuple(self._trackers):
+            self._guard(tracker, functools.partial(tracker.log_samples, step, samples))
+
+    def lost_records(self) -> dict[str, int]:
+        """Records that trackers of services have not taken, as a metric; empty without such trackers."""
+        services = [tracker for tracker in self._trackers if isinstance(tracker, BackgroundTracker)]
+        return {"trackers/lost_records": sum(tracker.lost for tracker in services)} if services else {}
+
     def close(self, timeout_s: float = 30.0) -> None:
-        """Writes the queued records and closes the trackers."""
+        """Writes the queued records and closes the trackers.
+
+        Args:
+            timeout_s: for the records; each tracker has seconds of its own.
+        """
+        timeout_s += CLOSE_S * len(self._trackers)
         self._jobs.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():

@@ -30,10 +30,37 @@ class TrackingSection(Section):
     console_every_steps: PositiveInt = Field(10, description="Steps between plain log lines without a terminal.")
     tensorboard: bool = Field(False, description="Write TensorBoard events into the run folder.")
     wandb: bool = Field(False, description="Log to Weights & Biases (WANDB_MODE=offline works).")
-    wandb_project: str = Field("rollmesh", description="W&B project.")
+    mlflow: bool = Field(False, description="Log to MLflow.")
+    mlflow_uri: str | None = Field(
+        None,
+        min_length=1,
+        description="MLflow server or store; none: MLFLOW_TRACKING_URI, else the folder `mlruns` in `run.dir`.",
+    )
+    trackio: bool = Field(
+        False,
+        description="Log to trackio: to a Space that TRACKIO_SPACE_ID names, else to TRACKIO_DIR, else to the folder "
+        "`trackio` in `run.dir`.",
+    )
+    project: str = Field("rollmesh", min_length=1, description="Project in W&B and trackio, and experiment in MLflow.")
 
 
 class LoggingSection(TrackingSection):
+    tables_every_steps: int = Field(
+        0,
+        ge=0,
+        description="Steps between tables of kept samples in the trackers; 0: samples stay in the run folder.",
+    )
+    callbacks: list[str] = Field(
+        default_factory=list,
+        description="Classes of callbacks, `file.py:Class` or `module:Class`, which the learner calls at events of the "
+        "run. See docs/tracking.md.",
+    )
+    callback_errors: Literal["stop", "log"] = Field(
+        "stop", description="A callback that raises or hangs ends the run, with a checkpoint, or is only logged."
+    )
+    callback_timeout_s: float = Field(
+        600.0, gt=0.0, description="Longest call of a callback; one that lasts longer hangs."
+    )
     record: bool = Field(
         False, description="Keep every claimed batch with its payloads in RUN/recording, for `rollmesh replay`."
     )

@@ -64,6 +64,13 @@ def _export(
             help="Checkpoint: a name in RUN/checkpoints, or `best`; the latest, if left out.",
         ),
     ] = None,
+    push_to: Annotated[
+        str | None,
+        typer.Option("--push-to", metavar="NAMESPACE/NAME", help="Also upload OUT to this repository of the HF Hub."),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="The repository is public, if --push-to has to make it.")
+    ] = False,
 ) -> None:
     """Turn a checkpoint into a Hugging Face model folder."""
     from rollmesh.run_files import read_config
@@ -75,6 +82,11 @@ def _export(
     chosen = checkpoint_path(run, checkpoint) if checkpoint is not None else latest_checkpoint(run)
     export_checkpoint(config, chosen, out)
     typer.echo(f"{out}: {config.model.path} with the weights of {chosen}")
+    if push_to is not None:
+        from rollmesh.push import push_folder
+
+        url = push_folder(out, push_to, private=not public, message=f"{config.run.name}: {chosen.name}")
+        typer.echo(f"{push_to}: {url}")
 
 
 def _fetch(

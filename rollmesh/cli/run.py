@@ -22,6 +22,9 @@ def _run(
     ] = False,
     allow_changes: AllowChanges = False,
     from_checkpoint: FromCheckpoint = None,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Check all that a start checks, say what would start, and end.")
+    ] = False,
 ) -> None:
     """Run the whole mesh here: buffer, reward service, generators, learner. A run continues in its folder.
 
@@ -29,6 +32,12 @@ def _run(
     (make vllm, make sglang), which --rollout.python and --rollout.sglang.python name: see docs/engines.md.
     """
     config = read_config(config_path, context)
+    if dry:
+        from rollmesh.launcher.preflight.dry_run import dry_run
+
+        for line in dry_run(config, fresh=fresh, allow_changes=allow_changes):
+            typer.echo(line)
+        return
     from rollmesh.launcher.local import run_locally
 
     raise typer.Exit(run_locally(config, fresh=fresh, allow_changes=allow_changes, from_checkpoint=from_checkpoint))

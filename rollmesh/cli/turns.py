@@ -92,8 +92,8 @@ def _nothing_shared(where: Target) -> Iterator[None]:
 
 
 async def _learner(where: Target) -> str:
+    from rollmesh.launcher.learner_requests import learner_address
     from rollmesh.launcher.mesh_client import MeshClient
-    from rollmesh.launcher.placement.turns import learner_address
 
     async with MeshClient(where.address, where.security) as mesh:
         return learner_address((await mesh.members()).members)

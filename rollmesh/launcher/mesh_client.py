@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from rollmesh.launcher.placement.turns import awaited, learner_address, read_sleep, read_turns, shares_devices
+from rollmesh.launcher.learner_requests import learner_address
+from rollmesh.launcher.placement.turns import awaited, read_sleep, read_turns, shares_devices
 from rollmesh.learner.placement.swap import Phase
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import RollmeshError

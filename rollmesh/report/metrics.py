@@ -44,6 +44,8 @@ class MetricsTail:
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
+            # A run that starts over has its former folder set aside: the next file is another one.
+            self._offset = 0
             return []
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 import rollmesh as product
+from rollmesh.learner.callbacks import StepEnd
 from rollmesh.run_files import config_path
 from tests.command import Command
 from tests.integration import holding
@@ -29,6 +30,25 @@ _DOORS = {
 }
 
 _STEPS = 8
+
+
+class HeardHere(product.Callback):
+    """Hears of a run in the process of the test."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+        self.steps: list[StepEnd] = []
+        self.ids: set[str] = set()
+
+    def _hear(self, run: Any, event: Any) -> None:
+        self.kinds.append(type(event).__name__)
+        self.ids.add(run.run_id)
+
+    on_run_start = on_checkpoint_committed = on_run_end = _hear
+
+    def on_step_end(self, run: Any, step: StepEnd, /) -> None:
+        self._hear(run, step)
+        self.steps.append(step)
 
 
 @pytest.mark.slow
@@ -79,6 +99,8 @@ def test_a_run_writes_what_it_promises(
         assert figure in page
         shown.append(page)
     assert told(secrets, run.folder, [run.process.pid], shown) == []
+    handle = product.Run(run.folder)
+    assert handle.request_checkpoint(timeout_s=60).is_dir(), "it answers while its learner waits"
     holding.release(tmp_path)
     assert run.finish() == 0, run.tail()
     audit(run)
@@ -102,6 +124,7 @@ def test_a_run_writes_what_it_promises(
     assert told(secrets, run.folder, shown=(*run.lines, samples.stdout)) == []
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in steps if "critic/score/mean" in row] == list(range(1, _STEPS + 1))
+    assert (handle.export(run.folder / "again", handle.checkpoints()[-1].name) / "config.json").exists()
     exported = rollmesh("export", str(run.folder), str(run.folder / "hf"))
     assert exported.returncode == 0, exported.stderr
     assert (run.folder / "hf" / "model.safetensors").stat().st_mode & 0o777 == 0o644, "a model is for others"
@@ -119,14 +142,19 @@ def test_a_run_writes_what_it_promises(
             exposed.extend(open_to_strangers(run.folder, os.getpid()))
         return float(len(solution_str) % 2)
 
+    heard = HeardHere()
     changes = [
         *(f"learner.steps={_STEPS + 3}", "learner.ranks=2", "buffer.fronts=2", "buffer.max_staleness=0"),
         *("rollout.replicas=2", "eval.stop_at=null", "logging.wandb=false"),
         *(f"security.{name}=null" for name in ("token_file", "endpoint_key_file", "metrics_key_file")),
     ]
-    longer = product.train(config_path(run.folder), reward, overrides=changes, quiet=True)
+    longer = product.train(config_path(run.folder), reward, callbacks=[heard], overrides=changes, quiet=True)
     audit(run)
     assert threads
+    assert [event.step for event in heard.steps] == list(range(_STEPS + 1, _STEPS + 4))
+    assert heard.kinds[0] == "RunStart"
+    assert heard.kinds[-1] == "RunEnd"
+    assert heard.ids == {handle.run_id}
     # The former launch has told of the reward service.
     doors = {name: url for name, url in run.doors().items() if name != "reward metrics"}
     further = {"buffer-1 metrics", "generator-1 metrics", "generator-1 endpoint"}

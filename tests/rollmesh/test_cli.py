@@ -475,3 +475,11 @@ def test_a_wrong_algorithm_is_refused_before_anything_starts(
 def test_missing_model_of_a_role(rollmesh: Command, config_file: Path) -> None:
     result = rollmesh("run", str(config_file), "--algorithm=ppo", "--learner.roles.critic.path=/nowhere/critic")
     assert_error(result, 3, "learner.roles.critic.path: no such folder: /nowhere/critic")
+
+
+def test_a_dry_run_starts_nothing_and_finds_what_a_start_would(rollmesh: Command, config_file: Path) -> None:
+    values = yaml.safe_load(config_file.read_text())
+    found = rollmesh("run", str(config_file), "--dry-run", "--data.train=nowhere.parquet")
+    assert found.returncode == 3
+    assert "data.train: no such file: nowhere.parquet" in found.stderr
+    assert not Path(values["run"]["dir"]).exists()

@@ -6,22 +6,20 @@ Every call has a deadline. A learner that does not answer is reported as that, a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import grpc
 
+from rollmesh.launcher.learner_requests import ask_learner
 from rollmesh.learner.placement.swap import Phase
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.errors import RollmeshError, UnreachableError
+from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.membership import SHARES_DEVICES
 from rollmesh.mesh.rpc.channel import open_channel
-from rollmesh.mesh.rpc.errors import to_rollmesh_error
 from rollmesh.protos import (
     generator_pb2,
     generator_pb2_grpc,
     learner_pb2,
-    learner_pb2_grpc,
     membership_pb2,
 )
 
@@ -37,18 +35,6 @@ _LEVELS = {
 }
 
 
-def learner_address(members: Iterable[membership_pb2.Member]) -> str:
-    """Address of the learner among the members.
-
-    Raises:
-        UnreachableError: there is none.
-    """
-    addresses = (member.address for member in members if member.role == membership_pb2.ROLE_LEARNER)
-    if address := next(filter(None, addresses), ""):
-        return address
-    raise UnreachableError("there is no learner")
-
-
 async def read_turns(address: str, security: SecuritySection) -> learner_pb2.PlacementStatus | None:
     """The state of a learner's turns; None where it has its devices for itself.
 
@@ -56,7 +42,7 @@ async def read_turns(address: str, security: SecuritySection) -> learner_pb2.Pla
         RollmeshError: it does not answer.
     """
     request = learner_pb2.LearnerStatusRequest()
-    answer: learner_pb2.LearnerStatusResponse = await _ask_learner(address, security, "Status", request, _DEADLINE_S)
+    answer: learner_pb2.LearnerStatusResponse = await ask_learner(address, security, "Status", request, _DEADLINE_S)
     return answer.placement if answer.HasField("placement") else None
 
 
@@ -72,7 +58,7 @@ async def yield_devices(address: str, security: SecuritySection, *, hold_s: floa
     Raises:
         RollmeshError: it refuses, or does not answer in time.
     """
-    await _ask_learner(address, security, "Yield", learner_pb2.YieldRequest(hold_ms=round(1000 * hold_s)), timeout_s)
+    await ask_learner(address, security, "Yield", learner_pb2.YieldRequest(hold_ms=round(1000 * hold_s)), timeout_s)
 
 
 async def resume_turns(address: str, security: SecuritySection) -> None:
@@ -81,7 +67,7 @@ async def resume_turns(address: str, security: SecuritySection) -> None:
     Raises:
         RollmeshError: it refuses, or does not answer.
     """
-    await _ask_learner(address, security, "Resume", learner_pb2.ResumeTurnsRequest(), _DEADLINE_S)
+    await ask_learner(address, security, "Resume", learner_pb2.ResumeTurnsRequest(), _DEADLINE_S)
 
 
 async def read_sleep(members: Sequence[membership_pb2.Member], security: SecuritySection) -> dict[str, str]:
@@ -133,11 +119,3 @@ async def _read_sleep(address: str, security: SecuritySection) -> str:
     except (RollmeshError, grpc.aio.AioRpcError):
         return "does not answer"
     return _LEVELS.get(status.sleeping, "asleep")
-
-
-async def _ask_learner(address: str, security: SecuritySection, verb: str, request: Any, timeout_s: float) -> Any:
-    try:
-        async with open_channel(address, security) as channel:
-            return await getattr(learner_pb2_grpc.LearnerControlStub(channel), verb)(request, timeout=timeout_s)
-    except grpc.aio.AioRpcError as error:
-        raise to_rollmesh_error(error, f"learner {address}") from error

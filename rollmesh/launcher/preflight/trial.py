@@ -186,8 +186,10 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
         load_curriculum(config.data.curriculum)
     # Torch takes a second or more.
     from rollmesh.learner.builders import build_algorithm
+    from rollmesh.learner.callbacks.loading import callback_factories
     from rollmesh.learner.checkpoint.compatibility import check_newest
     from rollmesh.learner.coordinator.priorities import priority_function
+    from rollmesh.learner.metrics.trackers.opening import check_trackers
     from rollmesh.learner.notices import notices
     from rollmesh.learner.start_requirements import check_device, check_start
     from rollmesh.mesh.runtime.devices import choose_device
@@ -206,6 +208,8 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
         if config.rollout.engine == "hf":
             with naming_config(folder):
                 layout_of(described, folder)
+    check_trackers(config)
+    callback_factories(config)
     return notices(config, algorithm)
 
 

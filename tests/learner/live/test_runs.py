@@ -32,6 +32,7 @@ from rollmesh.learner.recovery.consumption_log import StepUse, read_log, survivi
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import (
+    CallbackError,
     DivergedError,
     FencedError,
     MismatchError,
@@ -93,8 +94,38 @@ def wait_for_line(path: Path, wanted: Callable[[dict[str, Any]], bool], timeout_
     raise AssertionError(f"{path} never held the line")
 
 
+CALLBACKS = """
+import json
+import rollmesh
+
+class Notes(rollmesh.Callback):
+    def note(self, run, event):
+        heard = [type(event).__name__, getattr(event, "version", getattr(event, "reason", None))]
+        with (run.folder / "notes.jsonl").open("a") as file:
+            print(json.dumps(heard), file=file)
+
+    on_run_start = on_version_published = on_evaluation_end = on_checkpoint_committed = on_run_end = note
+
+    def on_step_end(self, run, step):
+        self.note(run, step)
+        assert step.metrics["tokens"] > 0
+
+class Odd(rollmesh.Callback):
+    def on_step_end(self, run, step):
+        raise ValueError("odd")
+"""
+
+
+def notes(config: Config, kind: str) -> list[Any]:
+    """Versions of the events of one kind, as a callback has heard of them."""
+    lines = (config.run.folder / "notes.jsonl").read_text().splitlines()
+    return [version for name, version in map(json.loads, lines) if name == kind]
+
+
 def test_a_run_from_start_to_end(tmp_path: Path) -> None:
-    config = make_config(tmp_path, {"learner.steps": 8, "eval.every_steps": 4, "logging.tensorboard": True})
+    (tmp_path / "callbacks.py").write_text(CALLBACKS)
+    keys = {"learner.steps": 8, "eval.every_steps": 4, "logging.tensorboard": True, "logging.tables_every_steps": 4}
+    config = make_config(tmp_path, {**keys, "logging.callbacks": [f"{tmp_path / 'callbacks.py'}:Notes"]})
     with mesh_of(config) as mesh:
         assert run_learner(config, mesh) == 0
         counts = ledger(mesh).recounted
@@ -127,7 +158,26 @@ def test_a_run_from_start_to_end(tmp_path: Path) -> None:
     assert samples[0]["versions"] == [[len_ := samples[0]["versions"][0][0], 1, 0]]
     assert len_ >= len(samples[0]["response"])
     assert list((config.run.folder / "tensorboard").iterdir())
+    assert (steps[-1]["trackers/lost_records"], steps[-1]["callbacks/failed"]) == (0, 0)
     assert_nothing_twice(config)
+    assert notes(config, "StepEnd") == list(range(1, 9))
+    assert notes(config, "PublishedVersion") == list(range(9))
+    assert notes(config, "EvaluationEnd")[-1] == 8
+    assert notes(config, "CommittedCheckpoint")[-1] == 8
+    assert (notes(config, "RunStart"), notes(config, "RunEnd")) == ([0], ["steps"])
+
+
+def test_a_callback_that_raises_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "callbacks.py").write_text(CALLBACKS)
+    named = [f"{tmp_path / 'callbacks.py'}:{name}" for name in ("Odd", "Notes")]
+    config = make_config(tmp_path, {"learner.steps": 1000, "data.eval": None, "logging.callbacks": named})
+    with mesh_of(config) as mesh:
+        assert run_learner(config, mesh) == CallbackError.exit_code
+    (reason,) = notes(config, "RunEnd")
+    assert reason == "error"
+    trained = max(record["step"] for record in records(config))
+    newest, _ = list_checkpoints(config.run.folder / "checkpoints")[-1]
+    assert newest.version == trained
 
 
 def test_the_data_ends_with_a_short_batch(tmp_path: Path) -> None:

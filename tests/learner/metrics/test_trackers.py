@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from rollmesh.learner.metrics import MetricsWriter, Record, open_trackers
-from rollmesh.learner.metrics.trackers import ConsoleTracker, JsonlTracker
-from rollmesh.mesh.config import Config, load_config
-from tests.secrets_here import files_with
+from rollmesh.learner.metrics import MetricsWriter, Record
+from rollmesh.learner.metrics.trackers.interface import Tracker
+from rollmesh.learner.metrics.trackers.local import ConsoleTracker, JsonlTracker
 
 STEP = {
     "critic/score/mean": 0.5,
@@ -24,27 +23,13 @@ STEP = {
 }
 
 
-class Broken:
+class Broken(Tracker):
     def __init__(self) -> None:
         self.calls = 0
 
     def log(self, step: int, record: Record) -> None:
         self.calls += 1
         raise OSError("disk full")
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-def config(folder: Path, **logging_section: Any) -> Config:
-    return load_config(
-        {
-            "model": {"path": "m"},
-            "data": {"train": "t"},
-            "run": {"dir": str(folder), "name": "r"},
-            "logging": logging_section,
-        }
-    )
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -91,32 +76,3 @@ def test_the_console_speaks_every_so_many_steps(caplog: pytest.LogCaptureFixture
     spoken = [record.message.split(":")[0] for record in caplog.records]
     assert spoken == ["step 1", "step 10", "step 20", "step 20"]
     assert "held-out reward 0.750" in caplog.text
-
-
-def test_tensorboard_holds_the_curves(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    writer = MetricsWriter(open_trackers(config(tmp_path, tensorboard=True)))
-    for step in (1, 2):
-        writer.log(step, {**STEP, "staleness/histogram": {"0": 1}})
-    writer.close()
-    events = EventAccumulator(str(tmp_path / "r" / "tensorboard"))
-    events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("critic/score/mean")] == [(1, 0.5), (2, 0.5)]
-    assert len(lines(tmp_path / "r" / "metrics.jsonl")) == 2
-
-
-def test_wandb_offline_keeps_everything_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for the secrets that it finds in its environment."""
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_API_KEY", key := "d5" * 20)
-    monkeypatch.setenv("HF_TOKEN", token := "hf_of-the-user-of-a-run")
-    writer = MetricsWriter(open_trackers(config(tmp_path, wandb=True)))
-    writer.log(1, STEP)
-    writer.log(1, {"eval/reward": 0.5})
-    writer.close()
-    (kept,) = (tmp_path / "r" / "wandb").glob("offline-run-*/run-*.wandb")
-    assert b"critic/score/mean" in kept.read_bytes()
-    assert files_with(["r"], tmp_path), "it looks into them"
-    assert files_with([key, token], tmp_path) == []

@@ -1,0 +1,58 @@
+"""A run without its services: everything that is checked before they start, and what they would be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollmesh.launcher.placement.description import describe_turns
+from rollmesh.launcher.preflight.checks import check_code, check_files
+from rollmesh.launcher.preflight.continuing import Continuation
+from rollmesh.launcher.run_secrets import with_own_secrets
+from rollmesh.launcher.services import describe_threads, thread_plan
+from rollmesh.launcher.trials.opening import opening
+from rollmesh.learner.recovery.run_identity import RunRecord
+from rollmesh.mesh.config.models import Config
+
+
+def dry_run(config: Config, *, fresh: bool = False, allow_changes: bool = False) -> list[str]:
+    """Checks a run as its start would, and says what would start; nothing is started, and no file is written.
+
+    Args:
+        config: of the run.
+        fresh, allow_changes: see `launcher.local.LocalRun`.
+
+    Returns:
+        Lines for a person.
+
+    Raises:
+        RollmeshError: the mistake that the start would end with.
+    """
+    check_files(config)
+    first = with_own_secrets(opening(config, fresh=fresh))
+    with check_code(first, fresh=fresh) as prepared:
+        return [
+            *_begin(first, fresh=fresh, allow_changes=allow_changes),
+            describe_threads(first, thread_plan(first)),
+            f"the learner trains with {first.learner.describe_engine('actor')}",
+            f"{first.rollout.replicas} generator(s) sample with {first.rollout.engine}",
+            prepared.devices.describe(),
+            describe_turns(first, prepared.devices),
+            *prepared.notices,
+            "a dry run: everything that a start checks is in order, and nothing was started",
+        ]
+
+
+def _begin(config: Config, *, fresh: bool, allow_changes: bool) -> list[str]:
+    """Says whether the run starts or continues, and from which step."""
+    model, folder = Path(config.model.path), config.run.folder
+    before = None
+    if not fresh:
+        record = RunRecord(config, model if model.is_dir() else None)
+        record.check(allow_changes=allow_changes)
+        before = Continuation.of(config, record.edited_files(), inputs_differ=record.inputs_differ())
+    if before is None or before.starts_over:
+        return [f"run {config.run.name} would start in {folder}"]
+    if before.finished:
+        return [f"run {config.run.name} in {folder} has finished, nothing would start: {before.finished}"]
+    named = "name" in config.run.model_fields_set
+    return [f"run {config.run.name} would continue in {folder}", *before.lines(named=named)]

@@ -1,0 +1,57 @@
+"""A run by its folder. Its requests to a learner and its exports: `tests/integration/test_run.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import rollmesh
+from rollmesh.learner.checkpoint.names import checkpoint_name
+from rollmesh.learner.recovery.run_id import take_run_id
+from rollmesh.mesh.config import load_config, save_config
+from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    config = load_config({"model": {"path": "m"}, "data": {"train": "t"}, "run": {"dir": str(tmp_path), "name": "r"}})
+    run = config.run.folder
+    run.mkdir()
+    save_config(config, run / "config.yaml")
+    lines = [
+        {"step": step, "critic/score/mean": step / 10, "attempt": attempt} for attempt, step in enumerate([1, 2, 2, 3])
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    samples = [{"step": step, "reward": reward, "response": "a"} for step, reward in enumerate([0.5, 0.1, 0.9])]
+    (run / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in samples))
+    for version in (2, 3):
+        (run / "checkpoints" / checkpoint_name(PolicyVersion(1, version))).mkdir(parents=True)
+    return run
+
+
+def test_results_are_read_from_the_folder(folder: Path) -> None:
+    run = rollmesh.Run(str(folder))
+    assert run.config.run.name == "r"
+    assert [(record["step"], record["attempt"]) for record in run.metrics()] == [(1, 0), (2, 2), (3, 3)]
+    assert [sample["reward"] for sample in run.samples(2)] == [0.9, 0.1]
+    assert [sample["reward"] for sample in run.samples(1, worst=True)] == [0.1]
+    assert [(found.version, found.is_best) for found in run.checkpoints()] == [(2, False), (3, False)]
+    assert run.checkpoints()[0].folder == folder / "checkpoints" / run.checkpoints()[0].name
+    with pytest.raises(DataError, match="has no id yet"):
+        _ = run.run_id
+    assert take_run_id(folder, "r") == run.run_id
+
+
+def test_requests_need_a_run_in_progress(folder: Path) -> None:
+    run = rollmesh.Run(folder)
+    for request in (run.stop, run.request_checkpoint):
+        with pytest.raises(DataError, match="is not in progress"):
+            request()
+
+
+def test_another_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a run folder"):
+        rollmesh.Run(tmp_path)
