@@ -10,6 +10,7 @@ from rollmesh.learner.engines.interface import ACTOR
 from rollmesh.learner.engines.megatron.families.registry import check_model_type
 from rollmesh.learner.engines.megatron.requirements import ModelFacts, resolve_sizes
 from rollmesh.learner.engines.megatron.unsupported import check_balance, check_optimizer, check_settings
+from rollmesh.learner.engines.sparse_layers import expert_count
 from rollmesh.learner.model_files.checks import attention_heads, read_model_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.parallel import MegatronSection
@@ -34,7 +35,8 @@ def check_layout(config: Config) -> None:
         described = read_model_config(Path(model), setting) if Path(model).is_dir() else None
         if engine == "fsdp2":
             heads = attention_heads(described or {}) or 0
-            check_parallel(parallel, heads=heads, processes=learner.ranks, name=model, key=key)
+            experts = None if described is None else expert_count(described)
+            check_parallel(parallel, heads=heads, experts=experts, processes=learner.ranks, name=model, key=key)
         elif engine == "megatron":
             named = "the actor" if role == ACTOR else f"role {role}"
             check_settings(learner, named)

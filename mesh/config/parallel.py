@@ -54,7 +54,9 @@ class ParallelSection(Section):
         "sequences too long for one device.",
     )
     ep: PositiveInt = Field(
-        1, description="megatron: ranks over which the experts of a layer are divided (expert parallelism)."
+        1,
+        description="Ranks over which the experts of a layer are divided (expert parallelism). With fsdp2 it divides "
+        "the experts and `shards`; ranks with the same experts share each of them by rows.",
     )
     etp: PositiveInt | None = Field(
         None,

@@ -24,6 +24,8 @@ from rollmesh.learner.batching.types import PackedBatch, PackedRow, Packing
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
 from rollmesh.learner.engines.fsdp2.attention_calls import largest_mask, refuse_mask
 from rollmesh.learner.engines.fsdp2.exact_attention_limits import describe_dense_attention, refuse_long_masks
+from rollmesh.learner.engines.fsdp2.experts.division import divide_experts, expert_mesh
+from rollmesh.learner.engines.fsdp2.experts.modules import expert_layers
 from rollmesh.learner.engines.fsdp2.kernels.choice import EXACT, build_layout_for, choose_kernel
 from rollmesh.learner.engines.fsdp2.kernels.choice import KEY as ATTENTION_KEY
 from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
@@ -47,6 +49,7 @@ from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.layer_kinds import window_of
 from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.engines.model_cost import ModelCost, cost_of
+from rollmesh.learner.engines.sparse_layers import expert_count
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.model_files.adapter_names import is_adapter
 from rollmesh.learner.model_files.stored_model import StoredModel, quiet_transformers
@@ -106,7 +109,8 @@ class ModelRunner(ABC):
             self._kernels_separate_sequences = self.device.type == "cuda" and kernels_separate_sequences(
                 choice.recurrent
             )
-            self._layers = CompiledLayers(self.transformer) if spec.compile and not self._why_whole else None
+            self._why_plain = self._why_whole or ("its experts exchange tokens" if spec.parallel.ep > 1 else "")
+            self._layers = CompiledLayers(self.transformer) if spec.compile and not self._why_plain else None
             self._use(choice.packing)
             if self._kernel == EXACT:
                 refuse_long_masks(self.packing, self.device, self._param_dtype, spec.longest, capped=capped)
@@ -272,7 +276,7 @@ class ModelRunner(ABC):
                     capped=self._capped,
                 )
             )
-        if self._spec.compile and (reason := self.why_rows or self._why_whole):
+        if self._spec.compile and (reason := self.why_rows or self._why_plain):
             warnings.append(f"its layers are not compiled: {reason}")
         for warning in warnings:
             if warning and self.layout.leads:
@@ -280,12 +284,17 @@ class ModelRunner(ABC):
 
     def _shard_and_load(self, stored: StoredModel) -> None:
         spec = self._spec
+        experts = None
+        if (ep := spec.parallel.ep) > 1:
+            experts = expert_mesh(self.world, spec.parallel.shards, ep)
+            divide_experts(expert_layers(self.module), experts, spec.model.path)
         prepare(
             self.module,
             Preparation(
                 shard=self.world.processes > 1 or self._param_dtype != torch.float32,
                 param_dtype=self._param_dtype,
                 mesh=shard_mesh(self.world, spec.parallel.shards),
+                experts=experts,
                 trained=spec.optimizer is not None,
                 recompute=spec.activation_checkpointing,
                 offload_activations=spec.memory.offload_activations,
@@ -303,7 +312,8 @@ class ModelRunner(ABC):
         """Takes this process's place among those that share a micro-batch."""
         parallel, processes = self._spec.parallel, self.world.processes
         heads = getattr(config.get_text_config(), "num_attention_heads", 0)
-        check_parallel(parallel, heads=heads, processes=processes, name=self._spec.model.path)
+        experts = expert_count(config.to_dict())
+        check_parallel(parallel, heads=heads, experts=experts, processes=processes, name=self._spec.model.path)
         sp = parallel.sp or 1
         self.layout = Layout.of_neighbours(self.world.process, processes, sp)
         self._exchange = Exchange(self.world.neighbours(sp)) if sp > 1 else None

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts
 from rollmesh.learner.batching.types import PackedBatch
+from rollmesh.learner.engines.fsdp2.optimizers.clipping import clip_gradients
 from rollmesh.learner.engines.fsdp2.preparation.fsdp import recover
 from rollmesh.learner.engines.fsdp2.preparation.gradient_sync import drop_whole_gradients, synchronize_gradients
 from rollmesh.learner.engines.fsdp2.runner import ModelRunner
@@ -101,7 +101,7 @@ class TrainingStep:
                 # Nothing had an advantage on any rank: a gradient of zero, which the optimizer's moments still follow.
                 for parameter in self._runner.parameters:
                     parameter.grad = torch.zeros_like(parameter)
-            norm = self._clip(self._section.max_grad_norm)
+            norm = clip_gradients(self._runner.parameters, self._section.max_grad_norm)
             rate = learning_rate(self._section, self.steps, self._total_steps)
             # Before the weights change: they may be refused.
             metrics = pending.metrics(self._runner.world)
@@ -126,11 +126,6 @@ class TrainingStep:
             self._stuck = not recover(self._runner.module) and pending.passing
             drop_whole_gradients(self._runner.module)
         self._optimizer.zero_grad()
-
-    def _clip(self, most: float) -> float:
-        """Clips the gradient to a global norm; gives the norm before."""
-        norm = torch.nn.utils.clip_grad_norm_(self._runner.parameters, most)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def _zero(output: Tensor) -> Tensor:
