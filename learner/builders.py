@@ -34,6 +34,7 @@ from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.config.memory_release import REST_KEY, rest_folder
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.parallel import RouterSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.files import require_writable
 from rollmesh.mesh.runtime.devices import DeviceType, choose_device
@@ -167,6 +168,7 @@ def build_actor(config: Config, *, entropy_gradient: bool = False) -> Engine:
         "language_model",
         entropy_gradient=entropy_gradient,
         lora=config.learner.lora,
+        router=config.learner.router,
     )
 
 
@@ -179,6 +181,7 @@ def _engine(
     *,
     entropy_gradient: bool = False,
     lora: LoraSection | None = None,
+    router: RouterSection | None = None,
     offload: bool = False,
 ) -> Engine:
     batch = config.learner.batch
@@ -201,6 +204,7 @@ def _engine(
         parallel=config.learner.parallel_of(role),
         megatron=config.learner.megatron,
         lora=lora,
+        router=router or RouterSection(),
         offload=offload,
         rest_folder=rest_folder(config, on_cpu=device == "cpu"),
         longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,

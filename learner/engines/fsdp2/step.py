@@ -8,6 +8,7 @@ share of zero. A step without a finite gradient changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -76,11 +77,13 @@ class TrainingStep:
         real, filling = runner.fill_up(batches)
         pending.counted |= counts.tokens > 0
         pending.computed |= bool(real or filling)
+        weights = self._router_weights(real, counts)
         batches = [*real, *filling]
         pending.passing = True
         for number, batch in enumerate(batches, 1):
             synchronize_gradients(runner.module, last=number == len(batches), once=self._sync_once)
-            output, differentiable = runner.forward(batch)
+            with runner.routers.trained(weights[number - 1]) if number <= len(real) else nullcontext():
+                output, differentiable = runner.forward(batch)
             share = _zero(differentiable)
             if number <= len(real) and runner.layout.has_results:
                 result = loss(output, batch.tokens, counts)
@@ -106,6 +109,7 @@ class TrainingStep:
             # Before the weights change: they may be refused.
             metrics = pending.metrics(self._runner.world)
             skipped = not np.isfinite(norm)
+            metrics |= self._runner.routers.finish_step(skipped=skipped)
             if not skipped:
                 for group in self._optimizer.param_groups:
                     group["lr"] = rate
@@ -125,7 +129,22 @@ class TrainingStep:
             # FSDP keeps a part of what a pass that broke off has computed.
             self._stuck = not recover(self._runner.module) and pending.passing
             drop_whole_gradients(self._runner.module)
+            self._runner.routers.forget()
         self._optimizer.zero_grad()
+
+    def _router_weights(self, batches: Sequence[PackedBatch], counts: GlobalCounts) -> list[float]:
+        """Weights of the losses of routers in each micro-batch: means over the tokens of a step; collective.
+
+        A call that has a part of the step's trained tokens has this part of the weight.
+        """
+        runner = self._runner
+        if not runner.routers.have_losses:
+            return [0.0] * len(batches)
+        own = sum(batch.num_tokens for batch in batches), sum(batch.counts.tokens for batch in batches)
+        computed, trained = runner.world.sum_ints(own)
+        # Gradients are averaged over processes; those that share a micro-batch have a mean of its losses together.
+        factor = runner.layout.dp_size * trained / max(computed * counts.tokens, 1)
+        return [factor * batch.num_tokens for batch in batches]
 
 
 def _zero(output: Tensor) -> Tensor:
