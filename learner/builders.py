@@ -16,6 +16,7 @@ from rollmesh.learner.algorithms.settings import SettingsError
 from rollmesh.learner.algorithms.types import ModelRole, UpdatePlan
 from rollmesh.learner.checkpoint.compatibility import optimizer_forms
 from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.distributed.routed_experts import ExpertSource
 from rollmesh.learner.distributed.step_profiler import FOLDER as PROFILE_FOLDER
 from rollmesh.learner.distributed.step_profiler import StepProfiler
 from rollmesh.learner.distributed.trajectories import TrajectorySource
@@ -33,6 +34,7 @@ from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.parallel import RouterSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.files import require_writable
 from rollmesh.mesh.runtime.devices import choose_device
@@ -142,6 +144,7 @@ def build_actor(config: Config, *, entropy_gradient: bool = False) -> Engine:
         "language_model",
         entropy_gradient=entropy_gradient,
         lora=config.learner.lora,
+        router=config.learner.router,
     )
 
 
@@ -154,6 +157,7 @@ def _engine(
     *,
     entropy_gradient: bool = False,
     lora: LoraSection | None = None,
+    router: RouterSection | None = None,
     offload: bool = False,
 ) -> Engine:
     batch = config.learner.batch
@@ -166,6 +170,7 @@ def _engine(
         longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
         parallel=config.learner.parallel_of(role),
         lora=lora,
+        router=router,
         entropy_gradient=entropy_gradient,
         offload=offload,
         rest_folder=rest_folder(config, on_cpu=device_of(config.learner.device) == "cpu"),
@@ -224,7 +229,12 @@ def watch_ranks(folder: Path, limit_s: float, silent_s: float) -> RankWatch:
 
 
 def build_worker(
-    config: Config, engines: dict[str, Engine], algorithm: Algorithm, payloads: TrajectorySource, checkpoints: Path
+    config: Config,
+    engines: dict[str, Engine],
+    algorithm: Algorithm,
+    payloads: TrajectorySource,
+    checkpoints: Path,
+    experts: ExpertSource | None = None,
 ) -> Worker:
     """This rank's worker.
 
@@ -234,6 +244,7 @@ def build_worker(
         algorithm: of the run.
         payloads: this rank's trajectories.
         checkpoints: folder of the checkpoints.
+        experts: recorded by generators; None: they are not replayed.
     """
     batch, profile = config.learner.batch, config.learner.profile
     return Worker(
@@ -249,6 +260,7 @@ def build_worker(
             base_roles=base_roles(config, algorithm.needs.roles),
             optimizers=optimizer_forms(config.learner, algorithm),
         ),
+        experts,
     )
 
 

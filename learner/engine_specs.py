@@ -13,7 +13,7 @@ from rollmesh.mesh.config.base import DeviceName
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import EngineSection, OptimizerSection
 from rollmesh.mesh.config.lora import LoraSection
-from rollmesh.mesh.config.parallel import ParallelSection
+from rollmesh.mesh.config.parallel import ParallelSection, RouterSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.devices import DeviceType, choose_device
 
@@ -28,6 +28,7 @@ def engine_spec(
     longest: int,
     parallel: ParallelSection,
     lora: LoraSection | None = None,
+    router: RouterSection | None = None,
     entropy_gradient: bool = False,
     head_bias: bool = True,
     offload: bool = False,
@@ -38,7 +39,7 @@ def engine_spec(
     Args:
         learner: gives device, dtype, kernels, memory and deadlines.
         model: to be loaded.
-        optimizer, total_steps, seed, longest, parallel, lora: see `EngineSpec`.
+        optimizer, total_steps, seed, longest, parallel, lora, router: see `EngineSpec`.
         entropy_gradient, head_bias, offload, rest_folder: likewise.
 
     Raises:
@@ -64,6 +65,7 @@ def engine_spec(
         parallel=parallel,
         megatron=learner.megatron,
         lora=lora,
+        router=router or RouterSection(),
         offload=offload,
         rest_folder=rest_folder,
         longest=longest,

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rollmesh.learner.engines.fsdp2.parallel_requirements import check_parallel
 from rollmesh.learner.engines.interface import ACTOR
 from rollmesh.learner.engines.megatron.families.registry import check_model_type
 from rollmesh.learner.engines.megatron.requirements import ModelFacts, resolve_sizes
-from rollmesh.learner.engines.megatron.unsupported import check_balance, check_optimizer, check_settings
+from rollmesh.learner.engines.megatron.unsupported import check_optimizer, check_settings
+from rollmesh.learner.engines.sparse_layers import expert_count
 from rollmesh.learner.model_files.checks import attention_heads, read_model_config
+from rollmesh.mesh.config.learner import LearnerSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.parallel import MegatronSection
 from rollmesh.mesh.errors import ConfigError
+
+# Keys of `learner.router`.
+_ROUTERS_OF_FSDP2 = ("replay", "bias_update_rate")
 
 
 def check_layout(config: Config) -> None:
@@ -26,15 +31,16 @@ def check_layout(config: Config) -> None:
         DataError: a model's folder has no configuration.
     """
     learner = config.learner
-    facts: list[ModelFacts] = []
+    experts: dict[str, int | None] = {}
     for role, model in _models(config):
         own = learner.roles.get(role)
         engine, parallel, key = learner.engine_of(role), learner.parallel_of(role), learner.parallel_key(role)
         setting = "model.path" if own is None or own.path is None else f"learner.roles.{role}.path"
         described = read_model_config(Path(model), setting) if Path(model).is_dir() else None
+        experts[model] = None if described is None else expert_count(described)
         if engine == "fsdp2":
             heads = attention_heads(described or {}) or 0
-            check_parallel(parallel, heads=heads, processes=learner.ranks, name=model, key=key)
+            check_parallel(parallel, heads=heads, experts=experts[model], processes=learner.ranks, name=model, key=key)
         elif engine == "megatron":
             named = "the actor" if role == ACTOR else f"role {role}"
             check_settings(learner, named)
@@ -44,16 +50,38 @@ def check_layout(config: Config) -> None:
                 check_optimizer(learner.optimizer, role=named)
             elif own is not None and own.optimizer is not None:
                 check_optimizer(own.optimizer, f"learner.roles.{role}.optimizer", named)
-            facts.append(ModelFacts(model) if described is None else ModelFacts.read(model, described))
-            resolve_sizes(parallel, learner.ranks, facts[-1], key=key)
-    if facts:
-        check_balance(learner.megatron, facts)
+            facts = ModelFacts(model) if described is None else ModelFacts.read(model, described)
+            resolve_sizes(parallel, learner.ranks, facts, key=key)
+    check_routers(learner, experts)
+    if "megatron" in learner.engines:
         return
     for name, value in learner.megatron:
         if value != getattr(MegatronSection(), name):
             raise ConfigError(
                 f"learner.megatron.{name}: {value} is for engine megatron, which no role has",
                 hint="leave it out, or set learner.engine: megatron",
+            )
+
+
+def check_routers(learner: LearnerSection, models: Mapping[str, int | None]) -> None:
+    """Refuses settings of routers that no model has, or that its engine does not have.
+
+    Args:
+        learner: of the configuration.
+        models: of all roles, with the number of their experts; None: not known.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    for name, value in learner.router:
+        key = f"learner.router.{name}"
+        if value and models and not any(experts is None or experts for experts in models.values()):
+            raise ConfigError(
+                f"{key}: {value} is for models with experts, and {next(iter(models))!r} has none", hint="leave it out"
+            )
+        if value and name in _ROUTERS_OF_FSDP2 and learner.engine == "megatron":
+            raise ConfigError(
+                f"{key}: {value} is for engine fsdp2, and the actor has engine megatron", hint="leave it out"
             )
 
 

@@ -27,6 +27,7 @@ from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.coordinator import Coordinator
 from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.distributed.rank_group import RankGroup, run_follower
+from rollmesh.learner.distributed.routed_experts import ExpertSource, FetchedExperts
 from rollmesh.learner.distributed.trajectories import FetchedTrajectories, InlineTrajectories, TrajectorySource
 from rollmesh.learner.distributed.weight_export import WeightExport
 from rollmesh.learner.engines.interface import ACTOR, WeightPart
@@ -155,10 +156,14 @@ def _run(
             channel = None if alone else RankChannel(config.learner.distributed)
         inline = InlineTrajectories()
         payloads: TrajectorySource = inline
-        if channel is not None:
+        experts: ExpertSource | None = None
+        if channel is not None or config.learner.router.replay:
             client = _fetch_client(config, mesh, bridge, closers)
-            payloads = FetchedTrajectories(bridge, client, timeout_s=config.network.retry_s)
-        worker = build_worker(config, engines, algorithm, payloads, config.run.folder / CHECKPOINTS_NAME)
+            if channel is not None:
+                payloads = FetchedTrajectories(bridge, client, timeout_s=config.network.retry_s)
+            if config.learner.router.replay:
+                experts = FetchedExperts(bridge, client, timeout_s=config.network.retry_s)
+        worker = build_worker(config, engines, algorithm, payloads, config.run.folder / CHECKPOINTS_NAME, experts)
         with watch.phase("check the folder of checkpoints"):
             worker.check_folder()
         if config.placement.learner_takes_turns:

@@ -283,10 +283,7 @@ class BufferClient:
     async def fetch_side(
         self, table: str, group_id: str, member: int, entry: trajectory.SideData
     ) -> bytes | NDArray[np.generic]:
-        """Side data by its entry in `MemberMeta.side`, its digest verified; an array where it was one.
-
-        For tools that read what `upload_side` has stored: no service fetches any.
-        """
+        """Side data by its entry in `MemberMeta.side`, its digest verified; an array where it was one."""
         return await fetch_side(self._stub, table, group_id, member, entry, retry_s=self._retry_s)
 
     def admit(self, table: str, member_id: str, generation: int | Callable[[], int]) -> AdmitStream:

@@ -43,6 +43,7 @@ class ActiveGroup:
         answered: a member has a response.
         undelivered: submitted members without a stored outcome.
         incomplete: members are missing that are not sampled here any more; it is released once the others are stored.
+        prompt_recorded: the experts of the prompt's tokens are stored, or on their way, with a member.
         dropped: the group is not ours any more; results that still arrive for it are thrown away.
     """
 
@@ -57,6 +58,7 @@ class ActiveGroup:
     answered: bool = False
     undelivered: int = 0
     incomplete: bool = False
+    prompt_recorded: bool = False
     dropped: bool = False
 
     @classmethod

@@ -32,6 +32,7 @@ from rollmesh.mesh.runtime.background_tasks import BackgroundTasks
 from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.mesh.text import REASON_CHARACTERS, bounded
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
+from rollmesh.mesh.trajectory.routing import PROMPT_EXPERTS, ROUTED_EXPERTS, split_prompt
 from rollmesh.protos import buffer_pb2, reward_pb2, trajectory_pb2
 from rollmesh.reward_service.client.client import RewardScorer
 
@@ -208,7 +209,7 @@ class TrajectorySubmitter:
 
     async def _upload(self, group: ActiveGroup, finished: FinishedMember, meta: trajectory_pb2.MemberMeta) -> None:
         """Stores a member's side data; arrays that the buffer does not take are left out."""
-        for name, array in finished.result.side.items():
+        for name, array in _side_of(group, finished):
             try:
                 async with self._uploading:
                     entry = await self._member_store.upload_side(group.table, group.grant, finished.member, name, array)
@@ -217,6 +218,8 @@ class TrajectorySubmitter:
             except RollmeshError as error:
                 subject = f"{name} of member {finished.member} of group {group.group_id}"
                 log.warning("%s is left out: %s", subject, error, extra={"group": group.group_id})
+                if name == PROMPT_EXPERTS:
+                    group.prompt_recorded = False
                 continue
             meta.side.append(entry)
 
@@ -300,6 +303,22 @@ def _log_once(group: ActiveGroup, event: str, reasons: Sequence[str]) -> None:
     if reasons:
         extra = {"group": group.group_id}
         log.warning("%d members of group %s %s: %s", len(reasons), group.group_id, event, reasons[0], extra=extra)
+
+
+def _side_of(group: ActiveGroup, finished: FinishedMember) -> list[tuple[str, NDArray[np.generic]]]:
+    """A member's side data as it is stored: rows of the prompt with one member of the group alone."""
+    side = []
+    for name, array in finished.result.side.items():
+        if name != ROUTED_EXPERTS:
+            side.append((name, array))
+            continue
+        prompt, response = split_prompt(array, len(group.prompt_ids))
+        if len(response):
+            side.append((name, response))
+        if not group.prompt_recorded:
+            group.prompt_recorded = True
+            side.append((PROMPT_EXPERTS, prompt))
+    return side
 
 
 def _score_item(group: ActiveGroup, finished: FinishedMember, text: str) -> reward_pb2.ScoreItem:

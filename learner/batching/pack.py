@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rollmesh.learner.algorithms.types import GlobalCounts, TokenBatch
+from rollmesh.learner.batching.routed_experts import join_experts, shares_prompt
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import PackedBatch, PackedRow, Segments, TrainSequence
 from rollmesh.mesh.errors import PayloadError
@@ -80,6 +81,7 @@ def lay_out(chosen: Sequence[TrainSequence], mask: NDArray[np.bool_], device: to
     np.maximum.at(inputs, trained_owner, trained_offset)
     trained = np.bincount(trained_owner, minlength=len(chosen))
     segments, ids, prompt_ends, response_starts = _place(chosen, inputs, trained > 0)
+    experts = join_experts(chosen, inputs, trained > 0)
     predictors = np.where(
         trained_offset == 0, prompt_ends[trained_owner] - 1, response_starts[trained_owner] + trained_offset - 1
     )
@@ -98,6 +100,7 @@ def lay_out(chosen: Sequence[TrainSequence], mask: NDArray[np.bool_], device: to
         temperatures=_temperatures([s.temperature or 1.0 for s in chosen], trained_owner, device),
         sequence_ids=to(trained_owner),
         sequence_lengths=to(trained),
+        routed_experts=None if experts is None else to_device(experts, device),
     )
 
 
@@ -157,7 +160,7 @@ def _place(
             prompt_ends.append(0)
             response_starts.append(0)
             continue
-        if prompt is None or not (sequence.prompt_ids is prompt or np.array_equal(sequence.prompt_ids, prompt)):
+        if not shares_prompt(sequence, prompt):
             prompt, prompt_start, prompt_length = sequence.prompt_ids, place, len(sequence.prompt_ids)
             pieces.append(prompt)
             table.append((place, prompt_length, 0, 0))

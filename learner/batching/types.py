@@ -47,6 +47,8 @@ class TrainSequence:
         staleness: int32 [T], or an int for all tokens: versions between sampling and training.
         temperature: softmax temperature of the sampling; log-probs are computed at it (0 counts as 1).
         reward: of the whole response.
+        prompt_experts: int16 [P, layers, K], to which the generator has routed the prompt's tokens; None: not known.
+        response_experts: int16 [T - 1, layers, K], the same of the response but its last token; None: not known.
     """
 
     prompt_ids: NDArray[np.int32]
@@ -57,6 +59,8 @@ class TrainSequence:
     staleness: NDArray[np.int32] | int = 0
     temperature: float = 1.0
     reward: float = 0.0
+    prompt_experts: NDArray[np.int16] | None = None
+    response_experts: NDArray[np.int16] | None = None
 
     def __len__(self) -> int:
         """Prompt and response tokens."""
@@ -93,6 +97,8 @@ class PackedRow:
         temperatures: float32 [R], or one float where all agree (0 became 1).
         sequence_ids: int64 [R], the sequence of every trained token.
         sequence_lengths: int64 [S], trained tokens per sequence.
+        routed_experts: int16 [N, layers, K], to which the generators have routed each token, -1 where it is not known;
+            None: of no token.
     """
 
     input_ids: Tensor
@@ -103,6 +109,7 @@ class PackedRow:
     temperatures: Tensor | float
     sequence_ids: Tensor
     sequence_lengths: Tensor
+    routed_experts: Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)

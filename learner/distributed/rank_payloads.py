@@ -12,6 +12,7 @@ import numpy as np
 
 from rollmesh.learner.batching.pack import check_sequence
 from rollmesh.learner.batching.types import TrainSequence
+from rollmesh.learner.distributed.routed_experts import ExpertSource, add_experts
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.distributed.trajectories import TrajectorySource
 from rollmesh.learner.engines.interface import Engine
@@ -22,7 +23,7 @@ Unusable = dict[str, str]
 
 
 def gather_sequences(
-    engines: Collection[Engine], plan: TrainPlan, payloads: TrajectorySource
+    engines: Collection[Engine], plan: TrainPlan, payloads: TrajectorySource, experts: ExpertSource | None = None
 ) -> tuple[dict[int, TrainSequence], Unusable]:
     """The sequences that this process's models compute, by their index in the plan; collective.
 
@@ -30,6 +31,7 @@ def gather_sequences(
         engines: of this process.
         plan: of the batch.
         payloads: of this process.
+        experts: recorded by generators, of this process; None: they are not replayed.
 
     Returns:
         The sequences, and the groups that any rank has found unusable.
@@ -43,6 +45,8 @@ def gather_sequences(
     unusable: Unusable = {}
     try:
         sequences, unusable = _decode(engines, plan, payloads)
+        if experts is not None:
+            sequences = add_experts(sequences, plan, experts)
     except (UnreachableError, StoreError) as error:
         unreachable = error
     world = next(iter(engines)).world

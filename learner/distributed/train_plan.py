@@ -19,6 +19,8 @@ from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.mesh.trajectory.lineage import Lineage
+from rollmesh.mesh.trajectory.routing import PROMPT_EXPERTS, ROUTED_EXPERTS
+from rollmesh.protos import trajectory_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class PlannedMember:
         reward: of the whole response.
         truncated: the token budget ended it.
         components: reward components, in the order of `TrainPlan.components`.
+        experts: entry of the side data with the experts of its tokens, serialized; empty: there is none.
     """
 
     prompt: int
@@ -41,6 +44,7 @@ class PlannedMember:
     reward: float
     truncated: bool
     components: Sequence[float] = ()
+    experts: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +56,16 @@ class PlannedPrompt:
         temperature: of the sampling.
         baseline_reward: of the group's greedy response; None without one.
         probability: with which the buffer drew the group; 1 where its order does not draw.
+        experts: entry of the side data with the experts of the prompt's tokens, serialized; empty: there is none.
+        experts_of: the member that has it.
     """
 
     ids: bytes
     temperature: float
     baseline_reward: float | None = None
     probability: float = 1.0
+    experts: bytes = b""
+    experts_of: int = 0
 
     def array(self) -> NDArray[np.int32]:
         """int32 [P]."""
@@ -118,9 +126,12 @@ class TrainPlan:
             {
                 "version": self.version,
                 "lineage": self.lineage.to_wire(),
-                "prompts": [[p.ids, p.temperature, p.baseline_reward, p.probability] for p in self.prompts],
+                "prompts": [
+                    [p.ids, p.temperature, p.baseline_reward, p.probability, p.experts, p.experts_of]
+                    for p in self.prompts
+                ],
                 "members": [
-                    [m.prompt, m.group_id, m.member, m.response_tokens, m.reward, m.truncated, m.components]
+                    [m.prompt, m.group_id, m.member, m.response_tokens, m.reward, m.truncated, m.components, m.experts]
                     for m in self.members
                 ],
                 "components": self.components,
@@ -174,9 +185,15 @@ def plan_training(
     prompts, members, items = [], [], []
     for index, group in enumerate(groups):
         task = group.leased.task
+        holder = next((meta for meta in group.leased.members if _entry(meta, PROMPT_EXPERTS)), None)
         prompts.append(
             PlannedPrompt(
-                task.prompt_ids, task.sampling.temperature, group.baseline_reward, group.leased.probability or 1.0
+                task.prompt_ids,
+                task.sampling.temperature,
+                group.baseline_reward,
+                group.leased.probability or 1.0,
+                b"" if holder is None else _entry(holder, PROMPT_EXPERTS),
+                0 if holder is None else holder.member,
             )
         )
         share = 1.0 if shares is None else shares[index]
@@ -185,7 +202,14 @@ def plan_training(
             components = [meta.components.get(name, 0.0) for name in names]
             members.append(
                 PlannedMember(
-                    index, group.group_id, meta.member, meta.response_tokens, meta.reward, member.truncated, components
+                    index,
+                    group.group_id,
+                    meta.member,
+                    meta.response_tokens,
+                    meta.reward,
+                    member.truncated,
+                    components,
+                    _entry(meta, ROUTED_EXPERTS),
                 )
             )
             items.append(PlanItem(index, len(group.prompt_ids), meta.response_tokens, share))
@@ -196,6 +220,13 @@ def plan_training(
         for ranks in sorted(dp_sizes)
     }
     return TrainPlan(version, lineage, prompts, members, names, divisions, packing)
+
+
+def _entry(meta: trajectory_pb2.MemberMeta, name: str) -> bytes:
+    """An entry of a member's side data, serialized; empty: there is none."""
+    entry = next((entry for entry in meta.side if entry.name == name), None)
+    serialized: bytes = b"" if entry is None else entry.SerializeToString()
+    return serialized
 
 
 def _tuples(

@@ -27,6 +27,7 @@ from rollmesh.learner.distributed.mismatch import Mismatch
 from rollmesh.learner.distributed.rank_payloads import Unusable, gather_sequences
 from rollmesh.learner.distributed.roles_memory import RolesMemory
 from rollmesh.learner.distributed.rollout_batch import RolloutBatch
+from rollmesh.learner.distributed.routed_experts import ExpertSource
 from rollmesh.learner.distributed.step_profiler import StepProfiler
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.distributed.trajectories import TrajectorySource
@@ -96,6 +97,7 @@ class Worker:
         payloads: this rank's trajectories.
         store: of the checkpoints.
         rules: of the training.
+        experts: that generators have recorded of them; None: they are not replayed.
 
     Attributes:
         memory: of the engines, for turns on shared devices.
@@ -108,7 +110,9 @@ class Worker:
         payloads: TrajectorySource,
         store: CheckpointStore,
         rules: WorkerRules,
+        experts: ExpertSource | None = None,
     ) -> None:
+        self._experts = experts
         self._engines = dict(engines)
         self._actor = engines[ACTOR]
         self._algorithm = algorithm
@@ -152,7 +156,7 @@ class Worker:
             StoreError: likewise, Redis.
         """
         self._prepared = None
-        sequences, unusable = gather_sequences(self._engines.values(), plan, self._payloads)
+        sequences, unusable = gather_sequences(self._engines.values(), plan, self._payloads, self._experts)
         if not unusable:
             self._prepared = plan, sequences
         return unusable

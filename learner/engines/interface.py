@@ -30,7 +30,7 @@ from rollmesh.learner.engines.world import World
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import AttentionName, MemorySection, OptimizerSection
 from rollmesh.mesh.config.lora import LoraSection
-from rollmesh.mesh.config.parallel import MegatronSection, ParallelSection
+from rollmesh.mesh.config.parallel import MegatronSection, ParallelSection, RouterSection
 
 STATE_NAME = "state.json"
 """File that every engine writes into a checkpoint, next to its tensors: JSON, with the caller's `extra` in it."""
@@ -63,6 +63,7 @@ class EngineSpec:
         memory: switches between memory and time.
         parallel: how the model and its batches are divided over the processes; an engine refuses what it cannot divide.
         megatron: settings of that engine alone; others do not read them.
+        router: how routers of models with experts are used; the default: they choose, and nothing is added.
         lora: adapters are trained, and the model itself stays as it was loaded; None: the whole model is trained.
         offload: between calls the weights rest in host memory (models that are not trained).
         rest_folder: what rests is written to files in it, where the device is a CPU; None: it stays in memory.
@@ -87,6 +88,7 @@ class EngineSpec:
     memory: MemorySection = field(default_factory=MemorySection)
     parallel: ParallelSection = field(default_factory=ParallelSection)
     megatron: MegatronSection = field(default_factory=MegatronSection)
+    router: RouterSection = field(default_factory=RouterSection)
     lora: LoraSection | None = None
     offload: bool = False
     rest_folder: Path | None = None

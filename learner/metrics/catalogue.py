@@ -158,12 +158,12 @@ CRITIC = [
     Metric("<role>/loss", "Loss of a role other than the actor."),
     Metric(
         "<role>/load_balance_loss",
-        "Loss of unequally used experts (`learner.megatron.load_balance_coeff`), without its weight: 1 where all get "
+        "Loss of unequally used experts (`learner.router.load_balance_coeff`), without its weight: 1 where all get "
         "as many tokens. Mean over micro-batches and layers.",
     ),
     Metric(
         "<role>/router_z_loss",
-        "Loss of large logits of routers (`learner.megatron.z_loss_coeff`), without its weight; mean over "
+        "Loss of large logits of routers (`learner.router.z_loss_coeff`), without its weight; mean over "
         "micro-batches and layers.",
     ),
     Metric("<role>/grad_norm", "Norm of its gradient before clipping.", verl="critic/grad_norm"),

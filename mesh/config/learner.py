@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, NonNegativeInt, model_validator
 
 from rollmesh.mesh.config.base import DeviceName, ModelPath, PositiveFloat, PositiveInt, Section
 from rollmesh.mesh.config.lora import LoraSection
-from rollmesh.mesh.config.parallel import MegatronSection, ParallelSection
+from rollmesh.mesh.config.parallel import MegatronSection, ParallelSection, RouterSection
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -235,6 +235,9 @@ class EngineSection(Section):
     )
     parallel: ParallelSection = Field(
         default_factory=ParallelSection, description="Division of a batch, and of models, over ranks."
+    )
+    router: RouterSection = Field(
+        default_factory=RouterSection, description="Routers of models with experts: replay, and balance of the experts."
     )
     megatron: MegatronSection = Field(
         default_factory=MegatronSection, description="Settings of `engine: megatron` alone."

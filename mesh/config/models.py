@@ -95,6 +95,20 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _replays_what_is_recorded(self) -> Config:
+        if not self.learner.router.replay or self.rollout.records_experts:
+            return self
+        if self.rollout.engine == "sglang":
+            raise ValueError(
+                "learner.router.replay needs the experts that generators have chosen, which are not taken from sglang: "
+                "set rollout.engine to hf or vllm, or learner.router.replay to false"
+            )
+        raise ValueError(
+            "learner.router.replay needs the experts that generators have chosen: set "
+            f"rollout.{self.rollout.engine}.routed_experts to true"
+        )
+
+    @model_validator(mode="after")
     def _no_secrets(self) -> Config:
         refuse_secrets(self.model_dump())
         return self

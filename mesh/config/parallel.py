@@ -1,4 +1,4 @@
-"""The configuration of how training engines divide models and batches over ranks, and what Megatron-Core alone has."""
+"""The configuration of training engines: divisions over ranks, routers of experts, what Megatron-Core alone has."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class ParallelSection(Section):
         "sequences too long for one device.",
     )
     ep: PositiveInt = Field(
-        1, description="megatron: ranks over which the experts of a layer are divided (expert parallelism)."
+        1,
+        description="Ranks over which the experts of a layer are divided (expert parallelism). With fsdp2 it divides "
+        "the experts and `shards`; ranks with the same experts share each of them by rows.",
     )
     etp: PositiveInt | None = Field(
         None,
@@ -63,9 +65,15 @@ class ParallelSection(Section):
     )
 
 
-class MegatronSection(Section):
-    """Settings of Megatron-Core that no other engine has."""
+class RouterSection(Section):
+    """Settings of the routers of models with experts."""
 
+    replay: bool = Field(
+        False,
+        description="Compute each token with the experts that its generator has chosen, weighted by the learner's own "
+        "router (router replay). Generators record them with `rollout.hf.routed_experts` or "
+        "`rollout.vllm.routed_experts`.",
+    )
     load_balance_coeff: PositiveFloat | None = Field(
         None,
         description="Weight of a loss that gives all experts tokens (Switch Transformers), over each micro-batch; "
@@ -74,6 +82,17 @@ class MegatronSection(Section):
     z_loss_coeff: PositiveFloat | None = Field(
         None, description="Weight of a loss that keeps the routers' logits small (ST-MoE); none: there is none."
     )
+    bias_update_rate: PositiveFloat | None = Field(
+        None,
+        description="fsdp2: change, at each step, of the bias with which experts are chosen: up for those with less "
+        "than the mean load, down for those with more (DeepSeek-V3). Only for architectures with such a bias; none: "
+        "it stays as it is.",
+    )
+
+
+class MegatronSection(Section):
+    """Settings of Megatron-Core that no other engine has."""
+
     overlap_grad_reduce: bool = Field(
         False, description="Gradients travel between data-parallel ranks during the backward pass."
     )

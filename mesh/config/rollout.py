@@ -22,6 +22,9 @@ class HfSection(Section):
         "memory that a second set of weights leaves free, half on a CPU, 0.8 on a GPU. It is "
         "divided among the processes that use the device.",
     )
+    routed_experts: bool = Field(
+        False, description="Carry the experts to which each token was routed along with the trajectory (side data)."
+    )
 
 
 class VllmSection(Section):
@@ -226,6 +229,11 @@ class RolloutSection(Section):
         if self.engine == "vllm" and self.temperature > 2:
             raise ValueError(f"temperature {self.temperature:g}: vLLM samples at 2 at most")
         return self
+
+    @property
+    def records_experts(self) -> bool:
+        """The engine records the experts to which it routes tokens."""
+        return {"hf": self.hf.routed_experts, "vllm": self.vllm.routed_experts}.get(self.engine, False)
 
     @property
     def owns_processes(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -35,7 +35,13 @@ _MIB = 1 << 20
 
 
 class MemoryContract(Suite):
-    """Memory that is moved to the host is given back, comes back as it was, and is not used meanwhile."""
+    """Memory that is moved to the host is given back, comes back as it was, and is not used meanwhile.
+
+    Attributes:
+        larger_model: transformers' name of the architecture whose memory is measured, and settings.
+    """
+
+    larger_model: ClassVar[tuple[str, Mapping[str, Any]]] = ("llama", {})
 
     @pytest.mark.parametrize("parts", [PARTS, *((part,) for part in PARTS)], ids=lambda parts: " ".join(parts))
     def test_a_step_continues_after_a_rest(
@@ -70,9 +76,10 @@ class MemoryContract(Suite):
 
         There the host has as much more as the device has less.
         """
-        folder = tmp_path_factory.getbasetemp() / "larger-model"
+        kind, settings = self.larger_model
+        folder = tmp_path_factory.getbasetemp() / f"larger-{kind}"
         if not folder.exists():
-            _make_larger_model(folder)
+            _make_larger_model(folder, kind, settings)
         for size, given_back, (before, resting, after) in world.run(_resident, folder):
             assert size > 60 * _MIB / world.layout.processes
             assert given_back > 0.9 * size
@@ -193,9 +200,9 @@ def _used_at_rest(harness: Harness, model: Path, folder: Path) -> None:
             call()
 
 
-def _make_larger_model(folder: Path) -> None:
+def _make_larger_model(folder: Path, kind: str, settings: Mapping[str, Any]) -> None:
     sizes = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8}
-    config = AutoConfig.for_model("llama", vocab_size=4096, **sizes, tie_word_embeddings=False)
+    config = AutoConfig.for_model(kind, vocab_size=4096, **sizes, **settings, tie_word_embeddings=False)
     AutoModelForCausalLM.from_config(config, trust_remote_code=False).save_pretrained(folder)
 
 

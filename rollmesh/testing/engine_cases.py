@@ -31,7 +31,7 @@ from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.testing.worlds import Harness
 
 VOCABULARY = 64
-_SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -44,6 +44,7 @@ _SMALL = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+"""Sizes of all models, as transformers names them."""
 _EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("llama", {"tie_word_embeddings": False}),
@@ -60,7 +61,7 @@ _PLAIN_STEP = OptimizerSection(lr=1.0, eps=1.0, max_grad_norm=1e9)
 def make_model(folder: Path, architecture: str) -> Path:
     """Writes a random model of an architecture."""
     kind, settings = ARCHITECTURES[architecture]
-    return save_random(AutoConfig.for_model(kind, **_SMALL, **settings), folder)
+    return save_random(AutoConfig.for_model(kind, **SMALL, **settings), folder)
 
 
 def save_random(config: PreTrainedConfig, folder: Path, seed: int = 0) -> Path:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rollmesh.learner.layout_requirements import check_layout
+from rollmesh.learner.layout_requirements import check_layout, check_routers
 from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.learner import LearnerSection
+from rollmesh.mesh.config.parallel import RouterSection
 from rollmesh.mesh.errors import ConfigError
 
 
@@ -39,12 +42,16 @@ from rollmesh.mesh.errors import ConfigError
             "learner.optimizer.name: muon is for engine fsdp2",
         ),
         (
-            ["learner.megatron.load_balance_coeff=0.01"],
-            "learner.megatron.load_balance_coeff: 0.01 is for engine megatron, which no role has",
+            ["learner.megatron.overlap_grad_reduce=true"],
+            "learner.megatron.overlap_grad_reduce: True is for engine megatron, which no role has",
         ),
         (
-            ["learner.engine=megatron", "learner.megatron.load_balance_coeff=0.01"],
-            "learner.megatron.load_balance_coeff: 0.01",
+            ["learner.router.load_balance_coeff=0.01"],
+            "learner.router.load_balance_coeff: 0.01 is for models with experts, and",
+        ),
+        (
+            ["learner.engine=megatron", "learner.router.z_loss_coeff=0.01"],
+            "learner.router.z_loss_coeff: 0.01 is for models with experts, and",
         ),
     ],
 )
@@ -122,3 +129,25 @@ def test_a_family_that_megatron_does_not_know_is_refused_by_name(tmp_path: Path,
     with pytest.raises(ConfigError) as refused:
         check_layout(load_config(settings, [f"learner.{role}engine=megatron"]))
     assert refused.value.message.startswith(f"learner.{role}engine: megatron does not know models of model_type olmo2")
+
+
+@pytest.mark.parametrize(
+    ("engine", "router", "models", "said"),
+    [
+        ("fsdp2", {"load_balance_coeff": 0.01}, {"actor": 0, "critic": 8}, None),
+        ("fsdp2", {"replay": True}, {"of a hub": None}, None),
+        ("fsdp2", {}, {"actor": 0}, None),
+        ("megatron", {"load_balance_coeff": 0.01}, {"actor": 8}, None),
+        ("megatron", {"bias_update_rate": 0.01}, {"actor": 8}, "bias_update_rate: 0.01 is for engine fsdp2"),
+    ],
+)
+def test_settings_of_routers_are_for_models_and_engines_that_have_them(
+    engine: str, router: dict[str, Any], models: dict[str, int | None], said: str | None
+) -> None:
+    learner = LearnerSection(engine=engine, router=RouterSection(**router))
+    if said is None:
+        check_routers(learner, models)
+        return
+    with pytest.raises(ConfigError) as refused:
+        check_routers(learner, models)
+    assert refused.value.message.startswith(f"learner.router.{said}")

@@ -190,7 +190,7 @@ def test_roles_have_their_own_engine_and_division() -> None:
     ("override", "said"),
     [
         ("learner.megatron.overlap_param_gather=true", "overlap_param_gather needs overlap_grad_reduce"),
-        ("learner.megatron.load_balance_coeff=-1", "learner.megatron.load_balance_coeff"),
+        ("learner.router.load_balance_coeff=-1", "learner.router.load_balance_coeff"),
         ("learner.parallel.layers=[2, 0]", "learner.parallel.layers"),
         ("learner.parallel.tp=0", "learner.parallel.tp"),
     ],

@@ -30,6 +30,7 @@ from rollmesh.generators.engines.types import (
     TokenEvent,
 )
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
+from rollmesh.mesh.trajectory.routing import ROUTED_EXPERTS
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 
@@ -172,7 +173,7 @@ class RequestState:
         assert self.finish is not None
         side = {}
         if self._routed_experts is not None:
-            side["routed_experts"] = self._routed_experts[: self.prompt_tokens + len(self.ids) - 1]
+            side[ROUTED_EXPERTS] = self._routed_experts[: self.prompt_tokens + len(self.ids) - 1]
         return GenerationResult(
             request_id=self.request.request_id,
             sampled=self._sampled(),

@@ -22,6 +22,7 @@ from rollmesh.generators.engines.errors import EngineSettingsError
 from rollmesh.generators.engines.hf.kv_budget import COLUMNS, Budget, Shape, free_bytes, rounded
 from rollmesh.generators.engines.hf.kv_cache import SlotCache
 from rollmesh.generators.engines.hf.model.attention_masks import MaskBuilder
+from rollmesh.generators.engines.hf.model.expert_recorder import ExpertRecorder
 from rollmesh.generators.engines.hf.model.loading import LoadedModel
 from rollmesh.generators.engines.hf.model.prefill import HARMLESS, Prefiller, Prefix, PrefixBatch
 from rollmesh.generators.engines.hf.model.traced_forward import DirectForward, ForwardPass, record
@@ -54,6 +55,7 @@ class Decoder:
         seed: of requests that bring none.
         kv_bytes: that keys and values may take; None: what the device has, see `free_bytes`.
         sharing: processes that share the device's memory.
+        recorder: of the model's experts; None: they are not recorded.
 
     Attributes:
         table: of the sequences.
@@ -62,15 +64,22 @@ class Decoder:
     """
 
     def __init__(
-        self, loaded: LoadedModel, slots: int, seed: int, kv_bytes: int | None = None, sharing: int = 1
+        self,
+        loaded: LoadedModel,
+        slots: int,
+        seed: int,
+        kv_bytes: int | None = None,
+        sharing: int = 1,
+        recorder: ExpertRecorder | None = None,
     ) -> None:
+        self._recorder = recorder
         self._loaded = loaded
         self._model = loaded.model
         self._device = self._model.device
         self._masks = MaskBuilder(loaded.layer_types, loaded.window, self._model.dtype, self._device)
         self._forward_pass: ForwardPass = DirectForward(self._model)
         vision = None if loaded.images is None else Vision(self._model, loaded.images)
-        self._prefiller = Prefiller(self._model, len(loaded.layer_types), self._masks, vision)
+        self._prefiller = Prefiller(self._model, len(loaded.layer_types), self._masks, vision, recorder)
         self._kv_bytes = kv_bytes
         self._sharing = sharing
         # The bytes of a token are not known until the model has run.
@@ -233,7 +242,9 @@ class Decoder:
                 "rollout.replicas",
             )
         self._budget = self._allowed = replace(self._budget, tokens=min(tokens, self._budget.tokens))
-        self._forward_pass = record(self._loaded, self._masks, self._prefiller)
+        # A recording calls no layers whose experts could be seen.
+        if self._recorder is None:
+            self._forward_pass = record(self._loaded, self._masks, self._prefiller)
         with model_errors_named(self._model):
             probe(self._loaded, self._forward_pass)
 
@@ -326,6 +337,11 @@ class Decoder:
             (self._store([new_rows[member] for member, _ in members], batch, [index for _, index in members]), batch)
             for batch, members in batches
         ]
+        for batch, members in batches:
+            if batch.experts is not None:
+                for member, index in members:
+                    tokens = len(starting[member].prompt.ids)
+                    table.record_prefix_experts(new_rows[member], batch.experts[index, :tokens])
         if len(new_rows) < rows:
             logits = self._decode()
         else:
@@ -347,7 +363,13 @@ class Decoder:
         positions = torch.from_numpy(position).to(self._device)
         input_ids = torch.from_numpy(table.last_token[:rows, None]).to(self._device)
         self._cache.begin(positions, columns)
-        return self._forward_pass(input_ids, positions[:, None], self._masks.decode(positions, columns), self._cache)
+        mask = self._masks.decode(positions, columns)
+        if self._recorder is None:
+            return self._forward_pass(input_ids, positions[:, None], mask, self._cache)
+        with self._recorder.recording():
+            logits = self._forward_pass(input_ids, positions[:, None], mask, self._cache)
+            table.record_experts(self._recorder.taken())
+        return logits
 
     def _close_ended(self, tokens: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[GenerationResult]:
         table, rows = self.table, self.table.rows

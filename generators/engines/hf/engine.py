@@ -15,6 +15,7 @@ from rollmesh.generators.engines.hf.command_queue import CommandQueue, Progress
 from rollmesh.generators.engines.hf.decode_loop import DecodeLoop
 from rollmesh.generators.engines.hf.decoder import Decoder
 from rollmesh.generators.engines.hf.image_reader import ImageReader
+from rollmesh.generators.engines.hf.model.expert_recorder import ExpertRecorder
 from rollmesh.generators.engines.hf.model.loading import LoadedModel, load_model
 from rollmesh.generators.engines.hf.weights import ModelWeights, StagedWeights
 from rollmesh.generators.engines.interface import EngineListener
@@ -45,7 +46,9 @@ class HfEngine(ControlledEngine):
         self._weights = ModelWeights(loaded.model)
         gib = None if settings.hf is None else settings.hf.kv_cache_gib
         kv_bytes = None if gib is None else int(gib * 2**30)
-        self._decoder = Decoder(loaded, settings.slots, settings.seed, kv_bytes, settings.sharing)
+        recorded = settings.hf is not None and settings.hf.routed_experts
+        recorder = ExpertRecorder(loaded.model) if recorded else None
+        self._decoder = Decoder(loaded, settings.slots, settings.seed, kv_bytes, settings.sharing, recorder)
         self._commands = CommandQueue()
         image_reader = ImageReader(loaded.images, loaded.limits, self._commands)
         self._loop = DecodeLoop(self._decoder, self._weights, image_reader, self._commands, listener, settings.kv)

@@ -26,6 +26,7 @@ from rollmesh.generators.engines.types import (
     TokenEvent,
 )
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
+from rollmesh.mesh.trajectory.routing import ROUTED_EXPERTS
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 _FIRST_CAPACITY = 64
@@ -67,6 +68,7 @@ class SlotTable:
         self._top_p = np.ones(slots, np.float32)
         self.tokens = np.zeros((slots, _FIRST_CAPACITY), np.int32)
         self.log_probs = np.zeros((slots, _FIRST_CAPACITY), np.float32)
+        self._experts: NDArray[np.generic] | None = None
         self._index = np.arange(slots)
         self._sampling: RowSampling | None = None
         self._watched: list[int] | None = None
@@ -138,16 +140,40 @@ class SlotTable:
         self.log_probs[index, position] = log_probs
         self.last_token[:rows] = tokens
 
+    def record_prefix_experts(self, row: int, experts: NDArray[np.generic]) -> None:
+        """Keeps the experts of a new row's tokens.
+
+        Args:
+            row: of the sequence.
+            experts: [tokens, layers, K], of its prompt and prefix.
+        """
+        if self._experts is None:
+            self._experts = np.zeros((*self.tokens.shape, *experts.shape[1:]), experts.dtype)
+        self._experts[row, : len(experts)] = experts
+
+    def record_experts(self, experts: NDArray[np.generic]) -> None:
+        """Keeps the experts of the token that each row has fed; `position` does not count the step yet.
+
+        Args:
+            experts: [rows, layers, K]; those of rows without a sequence, or with a new one, are written over later.
+        """
+        if self._experts is not None:
+            self._experts[self._index[: self.rows], self.position[: self.rows]] = experts
+
     def close(self, row: int, reason: FinishReason) -> GenerationResult:
         """Ends a row: it becomes a hole, and its sequence a result."""
         running = self.running[row]
         assert running is not None
         sampled = self._sampled(row, running)
+        side = {}
+        if self._experts is not None:
+            side[ROUTED_EXPERTS] = self._experts[row, : self.position[row]].copy()
         self.clear_row(row)
         return GenerationResult(
             request_id=running.request.request_id,
             sampled=sampled,
             finish_reason=reason,
+            side=side,
         )
 
     def clear_row(self, row: int) -> None:
@@ -244,6 +270,8 @@ class SlotTable:
             new *= 2
         self.tokens = np.pad(self.tokens, ((0, 0), (0, new - have)))
         self.log_probs = np.pad(self.log_probs, ((0, 0), (0, new - have)))
+        if self._experts is not None:
+            self._experts = np.pad(self._experts, ((0, 0), (0, new - have), (0, 0), (0, 0)))
 
     def _drawn(self, row: int) -> int:
         return int(self.position[row] - self.prompt_length[row]) + 1
@@ -274,6 +302,8 @@ class SlotTable:
         end = int(self.position[source]) + 1
         self.tokens[target, :end] = self.tokens[source, :end]
         self.log_probs[target, :end] = self.log_probs[source, :end]
+        if self._experts is not None:
+            self._experts[target, :end] = self._experts[source, :end]
         self._membership_changed()
 
     def _membership_changed(self) -> None:

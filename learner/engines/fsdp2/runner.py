@@ -24,6 +24,9 @@ from rollmesh.learner.batching.types import PackedBatch, PackedRow, Packing
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
 from rollmesh.learner.engines.fsdp2.attention_calls import largest_mask, refuse_mask
 from rollmesh.learner.engines.fsdp2.exact_attention_limits import describe_dense_attention, refuse_long_masks
+from rollmesh.learner.engines.fsdp2.experts.division import divide_experts, expert_mesh
+from rollmesh.learner.engines.fsdp2.experts.modules import expert_layers
+from rollmesh.learner.engines.fsdp2.experts.routers import Routers
 from rollmesh.learner.engines.fsdp2.kernels.choice import EXACT, build_layout_for, choose_kernel
 from rollmesh.learner.engines.fsdp2.kernels.choice import KEY as ATTENTION_KEY
 from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
@@ -47,15 +50,24 @@ from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.layer_kinds import window_of
 from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.engines.model_cost import ModelCost, cost_of
+from rollmesh.learner.engines.sparse_layers import expert_count
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.model_files.adapter_names import is_adapter
 from rollmesh.learner.model_files.stored_model import StoredModel, quiet_transformers
 from rollmesh.learner.model_files.weight_files import WeightFiles
+from rollmesh.mesh.config.parallel import RouterSection
 from rollmesh.mesh.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 # Name, in transformers' configurations and layers, of the number of tokens that sliding attention sees.
 _WINDOW = "sliding_window"
+
+
+def _why_experts_are_plain(spec: EngineSpec) -> str:
+    """The reason why layers with experts are not compiled; empty: they may be."""
+    if spec.parallel.ep > 1:
+        return "its experts exchange tokens"
+    return "its routers are watched" if spec.router != RouterSection() else ""
 
 
 class ModelRunner(ABC):
@@ -70,6 +82,7 @@ class ModelRunner(ABC):
         transformer: the part of it that is transformers' own.
         parameters: those that are trained.
         layout, packing, vocab_size: as of the engine.
+        routers: of its experts.
         why_rows: why sequences get a row each, where they do.
     """
 
@@ -106,7 +119,8 @@ class ModelRunner(ABC):
             self._kernels_separate_sequences = self.device.type == "cuda" and kernels_separate_sequences(
                 choice.recurrent
             )
-            self._layers = CompiledLayers(self.transformer) if spec.compile and not self._why_whole else None
+            self._why_plain = self._why_whole or _why_experts_are_plain(spec)
+            self._layers = CompiledLayers(self.transformer) if spec.compile and not self._why_plain else None
             self._use(choice.packing)
             if self._kernel == EXACT:
                 refuse_long_masks(self.packing, self.device, self._param_dtype, spec.longest, capped=capped)
@@ -114,6 +128,7 @@ class ModelRunner(ABC):
             self.module = self._build(stored.model)
             if spec.lora is not None:
                 add_adapters(self.module, spec.lora, spec.model.path)
+            self.routers = Routers(self.module, spec.router, spec.model.path, world)
             self._shard_and_load(stored)
         self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self._warn()
@@ -272,7 +287,7 @@ class ModelRunner(ABC):
                     capped=self._capped,
                 )
             )
-        if self._spec.compile and (reason := self.why_rows or self._why_whole):
+        if self._spec.compile and (reason := self.why_rows or self._why_plain):
             warnings.append(f"its layers are not compiled: {reason}")
         for warning in warnings:
             if warning and self.layout.leads:
@@ -280,12 +295,17 @@ class ModelRunner(ABC):
 
     def _shard_and_load(self, stored: StoredModel) -> None:
         spec = self._spec
+        experts = None
+        if (ep := spec.parallel.ep) > 1:
+            experts = expert_mesh(self.world, spec.parallel.shards, ep)
+            divide_experts(expert_layers(self.module), experts, spec.model.path)
         prepare(
             self.module,
             Preparation(
                 shard=self.world.processes > 1 or self._param_dtype != torch.float32,
                 param_dtype=self._param_dtype,
                 mesh=shard_mesh(self.world, spec.parallel.shards),
+                experts=experts,
                 trained=spec.optimizer is not None,
                 recompute=spec.activation_checkpointing,
                 offload_activations=spec.memory.offload_activations,
@@ -303,7 +323,8 @@ class ModelRunner(ABC):
         """Takes this process's place among those that share a micro-batch."""
         parallel, processes = self._spec.parallel, self.world.processes
         heads = getattr(config.get_text_config(), "num_attention_heads", 0)
-        check_parallel(parallel, heads=heads, processes=processes, name=self._spec.model.path)
+        experts = expert_count(config.to_dict())
+        check_parallel(parallel, heads=heads, experts=experts, processes=processes, name=self._spec.model.path)
         sp = parallel.sp or 1
         self.layout = Layout.of_neighbours(self.world.process, processes, sp)
         self._exchange = Exchange(self.world.neighbours(sp)) if sp > 1 else None
@@ -332,7 +353,10 @@ class ModelRunner(ABC):
         predictors = to_device(part.predictors, self.device)
         if self.packing is Packing.ROWS:
             rows = build_rows(part.segments, self.device)
+            chosen = part.routed_experts
+            self.routers.use(None if chosen is None else chosen[rows.tokens.flatten()])
             return {"input_ids": part.input_ids[0, rows.tokens]}, rows.places[predictors]
+        self.routers.use(part.routed_experts)
         whole = build_layout_for(self._kernel, part.segments, self.device)
         layout = whole if self._exchange is None else DividedLayout(whole, self._exchange)
         inputs: dict[str, Any] = {

@@ -8,16 +8,17 @@ share of zero. A step without a finite gradient changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts
 from rollmesh.learner.batching.types import PackedBatch
+from rollmesh.learner.engines.fsdp2.optimizers.clipping import clip_gradients
 from rollmesh.learner.engines.fsdp2.preparation.fsdp import recover
 from rollmesh.learner.engines.fsdp2.preparation.gradient_sync import drop_whole_gradients, synchronize_gradients
 from rollmesh.learner.engines.fsdp2.runner import ModelRunner
@@ -76,11 +77,13 @@ class TrainingStep:
         real, filling = runner.fill_up(batches)
         pending.counted |= counts.tokens > 0
         pending.computed |= bool(real or filling)
+        weights = self._router_weights(real, counts)
         batches = [*real, *filling]
         pending.passing = True
         for number, batch in enumerate(batches, 1):
             synchronize_gradients(runner.module, last=number == len(batches), once=self._sync_once)
-            output, differentiable = runner.forward(batch)
+            with runner.routers.trained(weights[number - 1]) if number <= len(real) else nullcontext():
+                output, differentiable = runner.forward(batch)
             share = _zero(differentiable)
             if number <= len(real) and runner.layout.has_results:
                 result = loss(output, batch.tokens, counts)
@@ -101,11 +104,12 @@ class TrainingStep:
                 # Nothing had an advantage on any rank: a gradient of zero, which the optimizer's moments still follow.
                 for parameter in self._runner.parameters:
                     parameter.grad = torch.zeros_like(parameter)
-            norm = self._clip(self._section.max_grad_norm)
+            norm = clip_gradients(self._runner.parameters, self._section.max_grad_norm)
             rate = learning_rate(self._section, self.steps, self._total_steps)
             # Before the weights change: they may be refused.
             metrics = pending.metrics(self._runner.world)
             skipped = not np.isfinite(norm)
+            metrics |= self._runner.routers.finish_step(skipped=skipped)
             if not skipped:
                 for group in self._optimizer.param_groups:
                     group["lr"] = rate
@@ -125,12 +129,22 @@ class TrainingStep:
             # FSDP keeps a part of what a pass that broke off has computed.
             self._stuck = not recover(self._runner.module) and pending.passing
             drop_whole_gradients(self._runner.module)
+            self._runner.routers.forget()
         self._optimizer.zero_grad()
 
-    def _clip(self, most: float) -> float:
-        """Clips the gradient to a global norm; gives the norm before."""
-        norm = torch.nn.utils.clip_grad_norm_(self._runner.parameters, most)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    def _router_weights(self, batches: Sequence[PackedBatch], counts: GlobalCounts) -> list[float]:
+        """Weights of the losses of routers in each micro-batch: means over the tokens of a step; collective.
+
+        A call that has a part of the step's trained tokens has this part of the weight.
+        """
+        runner = self._runner
+        if not runner.routers.have_losses:
+            return [0.0] * len(batches)
+        own = sum(batch.num_tokens for batch in batches), sum(batch.counts.tokens for batch in batches)
+        computed, trained = runner.world.sum_ints(own)
+        # Gradients are averaged over processes; those that share a micro-batch have a mean of its losses together.
+        factor = runner.layout.dp_size * trained / max(computed * counts.tokens, 1)
+        return [factor * batch.num_tokens for batch in batches]
 
 
 def _zero(output: Tensor) -> Tensor:

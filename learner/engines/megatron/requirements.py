@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from rollmesh.learner.engines.megatron.parallel import ParallelSizes
-from rollmesh.learner.engines.megatron.sparse_layers import layers_with_experts
-from rollmesh.learner.engines.model_cost import EXPERTS
+from rollmesh.learner.engines.sparse_layers import expert_count
 from rollmesh.learner.model_files.checks import attention_heads, text_section
 from rollmesh.mesh.config.parallel import ParallelSection
 from rollmesh.mesh.errors import ConfigError
@@ -57,9 +56,7 @@ class ModelFacts:
             # A list has a size for each layer.
             return value if isinstance(value := text.get(key), int) else 0
 
-        experts = next(filter(None, map(size, EXPERTS)), 0)
-        if size("num_hidden_layers") and not any(layers_with_experts(text)):
-            experts = 0
+        experts = expert_count(config)
         width, expert_width = size("intermediate_size"), size("moe_intermediate_size")
         if experts and not expert_width:
             # Mixtral has no other MLPs than those of its experts.

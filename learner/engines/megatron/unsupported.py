@@ -5,12 +5,9 @@ Some are of other engines alone; others are for models of another kind.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
-from rollmesh.learner.engines.megatron.requirements import ModelFacts
 from rollmesh.mesh.config.learner import AttentionName, MemorySection, OptimizerSection
-from rollmesh.mesh.config.parallel import MegatronSection
 from rollmesh.mesh.errors import ConfigError
 
 
@@ -63,28 +60,6 @@ def check_optimizer(optimizer: OptimizerSection, key: str = "learner.optimizer",
         _refuse(f"{key}.name", optimizer.name, "adamw", role)
     if optimizer.state_dtype != "float32":
         _refuse(f"{key}.state_dtype", optimizer.state_dtype, "float32", role)
-
-
-def check_balance(section: MegatronSection, models: Sequence[ModelFacts]) -> None:
-    """Refuses to balance experts that no model has.
-
-    Args:
-        section: of the engine.
-        models: of all roles that have this engine, at least one.
-
-    Raises:
-        ConfigError: names the key.
-    """
-    wanted = {
-        "load_balance_coeff": section.load_balance_coeff,
-        "z_loss_coeff": section.z_loss_coeff,
-    }
-    for name, value in wanted.items():
-        if value is not None and all(model.experts == 0 for model in models):
-            raise ConfigError(
-                f"learner.megatron.{name}: {value} is for models with experts, and {models[0].name!r} has none",
-                hint="leave it out",
-            )
 
 
 def _refuse(key: str, value: str, works: str, role: str) -> None:

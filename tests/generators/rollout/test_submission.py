@@ -282,17 +282,30 @@ async def test_an_episode_that_failed_is_an_error_and_never_scored() -> None:
     assert (around.submitter.failed, around.members_settled) == (2, 2)
 
 
+async def test_the_experts_of_a_prompt_are_stored_with_one_member_of_its_group() -> None:
+    around = Surroundings(scored)
+    members = [
+        FinishedMember(n, replace(finished(n, 6, 1).result, side={"routed_experts": np.zeros((4, 2, 2), np.uint8)}), 99)
+        for n in range(2)
+    ]
+    around.submitter.submit([(held("g1"), members)])
+    await around.submitter.drained()
+    names = [[entry.name for entry in write.head.meta.side] for write in around.writes]
+    assert sorted(names, key=len) == [["routed_experts"], ["routed_experts", "prompt_experts"]]
+
+
 async def test_side_data_is_stored_before_the_member_that_names_it() -> None:
     around = Surroundings(scored)
     experts = np.zeros((4, 2, 2), np.uint8)
+    experts[3:] = 1
     whole = finished(0, 6, 1)
     side = {"routed_experts": experts, "odd": np.zeros(3)}
     with_side = FinishedMember(0, replace(whole.result, side=side), 99)
     around.submitter.submit([(held("g1"), [with_side, finished(1, 7, 1)])])
     await around.submitter.drained()
-    assert around.uploads == [("train", "a1", 0, "routed_experts", 0), ("train", "a1", 0, "odd", 0)]
-    [entry] = around.writes[0].head.meta.side
-    assert (entry.name, entry.dtype, list(entry.shape)) == ("routed_experts", "uint8", [4, 2, 2])
+    assert [name for *_, name, _ in around.uploads] == ["routed_experts", "prompt_experts", "odd"]
+    stored = {entry.name: (entry.dtype, list(entry.shape)) for entry in around.writes[0].head.meta.side}
+    assert stored == {"routed_experts": ("uint8", [1, 2, 2]), "prompt_experts": ("uint8", [3, 2, 2])}
     assert around.writes[0].head.meta.outcome == trajectory_pb2.OUTCOME_SCORED, "what is refused is left out"
     assert not around.writes[1].head.meta.side
     assert around.members_settled == 2

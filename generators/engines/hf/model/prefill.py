@@ -7,14 +7,17 @@ several passes, each over the keys and values of those before it, so that memory
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from rollmesh.generators.engines.hf.kv_cache import PrefixCache
 from rollmesh.generators.engines.hf.model.attention_masks import MaskBuilder
+from rollmesh.generators.engines.hf.model.expert_recorder import ExpertRecorder, Experts
 from rollmesh.generators.engines.hf.model.vision import Vision
 
 # Padded tokens of one forward pass, and those of one sequence in it; they bound its memory.
@@ -31,10 +34,12 @@ class PrefixBatch:
     Attributes:
         cache: keys and values of all its sequences, right-padded.
         logits: [sequences, vocabulary], of each sequence's last token.
+        experts: [sequences, columns, layers, K], of each token; None: they are not recorded.
     """
 
     cache: PrefixCache
     logits: torch.Tensor
+    experts: Experts | None = None
 
 
 class Prefix(NamedTuple):
@@ -52,9 +57,18 @@ class Prefiller:
         layers: of the model.
         masks: of the model.
         vision: of a model that takes images.
+        recorder: of its experts; None: they are not recorded.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: int, masks: MaskBuilder, vision: Vision | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layers: int,
+        masks: MaskBuilder,
+        vision: Vision | None = None,
+        recorder: ExpertRecorder | None = None,
+    ) -> None:
+        self._recorder = recorder
         self._model = model
         self._vision = vision
         self._layers = layers
@@ -104,8 +118,14 @@ class Prefiller:
         last = torch.tensor([[len(ids) - 1] for ids in sequences], device=self._device)
         # Several sequences take one pass; the last token of a single one is in the last pass.
         keep: int | torch.Tensor = last if len(sequences) > 1 else 1
-        *_, (_, _, logits) = self._passes(inputs, columns, keep=keep, cache=cache)
-        return PrefixBatch(cache, logits[:, 0])
+        recorded: list[Experts] = []
+        with nullcontext() if self._recorder is None else self._recorder.recording():
+            for begin, end, output in self._passes(inputs, columns, keep=keep, cache=cache):
+                logits = output
+                if self._recorder is not None:
+                    experts = self._recorder.taken()
+                    recorded.append(experts.reshape(len(sequences), end - begin, *experts.shape[1:]))
+        return PrefixBatch(cache, logits[:, 0], np.concatenate(recorded, axis=1) if recorded else None)
 
     def _passes(
         self,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from rollmesh.learner.engines.fsdp2.optimizers.clipping import mesh_of
 from rollmesh.learner.engines.fsdp2.optimizers.muon import Muon
 from rollmesh.learner.engines.fsdp2.optimizers.quantized_adamw import QuantizedAdamW
 from rollmesh.learner.engines.fsdp2.optimizers.rounded_adamw import RoundedAdamW
@@ -36,7 +37,8 @@ def build_optimizer(section: OptimizerSection, model: nn.Module, blocks: Iterabl
         {"params": [p for p in trained if id(p) in vectors], "weight_decay": 0.0},
         {"params": [p for p in trained if id(p) in hidden], "momentum": section.momentum},
     ]
-    groups = [group for group in groups if group["params"]]
+    # Torch's optimizers compute with parameters of one mesh at a time.
+    groups = [part for group in groups for part in _by_mesh(group)]
     common: dict[str, Any] = {
         "lr": section.lr,
         "betas": section.betas,
@@ -49,6 +51,15 @@ def build_optimizer(section: OptimizerSection, model: nn.Module, blocks: Iterabl
     if section.state_dtype in compact:
         return compact[section.state_dtype](groups, **common)
     return torch.optim.AdamW(groups, fused=True, **common)
+
+
+def _by_mesh(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A group in parts that are sharded over one mesh each."""
+    parts: dict[object, list[nn.Parameter]] = {}
+    for parameter in group["params"]:
+        parts.setdefault(mesh_of(parameter), []).append(parameter)
+    for parameters in parts.values():
+        yield {**group, "params": parameters}
 
 
 def _vectors(model: nn.Module) -> set[int]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import AdamW
 
 # The quintic iteration of the post above: the steepest slope at 0 that keeps values within about [0.7, 1.2].
@@ -103,8 +103,9 @@ def _orthogonal(updates: Iterator[Tensor]) -> Iterator[Tensor]:
     """This rank's shards of the orthogonalized updates, in their order."""
     waiting: list[DTensor] = []
     for update in updates:
-        if not isinstance(update, DTensor):
-            yield orthogonalize(update)
+        if not isinstance(update, DTensor) or len(_sharded(update)) > 1:
+            # Nothing to put together: it is whole, or of experts in a group that has no other matrices.
+            yield orthogonalize(_local(update))
             continue
         waiting.append(update)
         if len(waiting) == _ranks(update):
@@ -150,8 +151,13 @@ def _rows(update: DTensor) -> list[int]:
 
 def _group(update: DTensor) -> dist.ProcessGroup:
     """The ranks that hold the shards."""
-    (dimension,) = (i for i, placement in enumerate(update.placements) if isinstance(placement, Shard))
+    (dimension,) = _sharded(update)
     return update.device_mesh.get_group(dimension)
+
+
+def _sharded(update: DTensor) -> list[int]:
+    """The dimensions of the mesh along which it is sharded."""
+    return [i for i, placement in enumerate(update.placements) if not isinstance(placement, Replicate)]
 
 
 def _ranks(update: DTensor) -> int:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from rollmesh.learner.engines.fsdp2.experts.modules import expert_layers
 from rollmesh.learner.engines.fsdp2.output_layer import OutputLayer
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.fsdp2.preparation.recomputation import recompute_blocks
@@ -30,6 +31,7 @@ class Preparation:
         shard: apply FSDP2; master weights stay float32, computation is in `param_dtype`, gradients reduce in float32.
         param_dtype: compute dtype.
         mesh: to shard over, see `shard_mesh`.
+        experts: the mesh of experts where they are divided, see `experts.division`.
         trained: False: no gradients. Parameters without gradient have no master weights beside those in `param_dtype`.
         recompute: compute each block's activations again in the backward pass: all, or `selective`: all but the outputs
             of products and of attention.
@@ -41,6 +43,7 @@ class Preparation:
     shard: bool
     param_dtype: torch.dtype
     mesh: DeviceMesh | None = None
+    experts: DeviceMesh | None = None
     trained: bool = True
     recompute: bool | Literal["selective"] = False
     offload_activations: bool = False
@@ -68,9 +71,20 @@ def prepare(model: nn.Module, how: Preparation) -> None:
     policy = MixedPrecisionPolicy(param_dtype=how.param_dtype, reduce_dtype=torch.float32)
     for module in exact:
         fully_shard(module, mesh=how.mesh, mp_policy=replace(policy, param_dtype=torch.float32))
+    if how.experts is not None:
+        _shard_experts(model, how.experts, policy, reshard=reshard)
     for module in (*transformer_blocks(model), *_vocabulary_layers(model)):
         fully_shard(module, mesh=how.mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=how.mesh, mp_policy=policy)
+
+
+def _shard_experts(model: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy, *, reshard: bool) -> None:
+    """Shards divided experts over the ranks that share them, apart from the rest of their blocks."""
+    # Their router gives weights in a dtype of its own choice.
+    policy = replace(policy, cast_forward_inputs=False)
+    *shared, _ = mesh.mesh_dim_names or ()
+    for layer in expert_layers(model):
+        fully_shard(layer.module, mesh=mesh[tuple(shared)], mp_policy=policy, reshard_after_forward=reshard)
 
 
 def free_gathered(model: nn.Module) -> None:

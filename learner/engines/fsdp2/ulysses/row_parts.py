@@ -32,6 +32,7 @@ class RowPart:
         most: the largest r of all parts.
         places: int64 [R], where each trained token of the row stands in the values of all parts, each padded to `most`.
             None: this part is the whole row.
+        routed_experts: as of the row, of the part's tokens.
     """
 
     input_ids: Tensor
@@ -42,6 +43,7 @@ class RowPart:
     temperatures: Tensor | float
     most: int
     places: Tensor | None
+    routed_experts: Tensor | None = None
 
 
 def part_of(row: PackedRow, part: int, parts: int) -> RowPart:
@@ -63,6 +65,7 @@ def part_of(row: PackedRow, part: int, parts: int) -> RowPart:
             row.temperatures,
             count,
             None,
+            row.routed_experts,
         )
     device = row.labels.device
     tokens = row.input_ids.shape[1]
@@ -88,7 +91,12 @@ def part_of(row: PackedRow, part: int, parts: int) -> RowPart:
         temperatures=temperatures[on_device] if isinstance(temperatures, torch.Tensor) else temperatures,
         most=most,
         places=to_device(places, device),
+        routed_experts=_padded_experts(row.routed_experts, padding, own),
     )
+
+
+def _padded_experts(experts: Tensor | None, padding: int, own: slice) -> Tensor | None:
+    return None if experts is None else functional.pad(experts, (0, 0, 0, 0, 0, padding), value=-1)[own]
 
 
 def _padded(segments: Segments, tokens: int, padding: int) -> Segments:

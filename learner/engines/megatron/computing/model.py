@@ -44,15 +44,15 @@ def build_config(spec: EngineSpec, settings: Settings, sizes: ParallelSizes, dev
     """
     cuda = device.type == "cuda"
     dtype: torch.dtype = getattr(torch, spec.param_dtype)
-    megatron = spec.megatron
+    router = spec.router
     experts = "num_moe_experts" in settings.transformer
     arguments = dict(settings.transformer)
     if experts:
         arguments |= {
             "moe_grouped_gemm": cuda,
-            "moe_router_load_balancing_type": "aux_loss" if megatron.load_balance_coeff else "none",
-            "moe_aux_loss_coeff": megatron.load_balance_coeff or 0.0,
-            "moe_z_loss_coeff": megatron.z_loss_coeff and megatron.z_loss_coeff * token_parts(sizes),
+            "moe_router_load_balancing_type": "aux_loss" if router.load_balance_coeff else "none",
+            "moe_aux_loss_coeff": router.load_balance_coeff or 0.0,
+            "moe_z_loss_coeff": router.z_loss_coeff and router.z_loss_coeff * token_parts(sizes),
         }
     if spec.activation_checkpointing == "selective":
         modules = [_recomputed(experts=experts, cuda=cuda)]

@@ -16,7 +16,7 @@ from rollmesh.learner.engines.megatron.families.decoder import (
     refuse_biases,
 )
 from rollmesh.learner.engines.megatron.families.family import Family, Settings
-from rollmesh.learner.engines.megatron.sparse_layers import layers_with_experts
+from rollmesh.learner.engines.sparse_layers import layers_with_experts
 
 
 def _translate(config: Any) -> Settings:

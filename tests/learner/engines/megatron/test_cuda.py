@@ -21,7 +21,7 @@ from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.metrics import Metrics
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
 from rollmesh.learner.engines.interface import Engine
-from rollmesh.mesh.config.parallel import MegatronSection
+from rollmesh.mesh.config.parallel import MegatronSection, RouterSection
 from rollmesh.testing.contract_inference import InferenceContract, infer
 from rollmesh.testing.contract_memory import MemoryContract
 from rollmesh.testing.contract_state import StateContract
@@ -128,8 +128,8 @@ def smooth_loss(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -
 
 def test_losses_of_routers_are_measured(tmp_path: Path) -> None:
     harness = Harness(ON_CUDA)
-    losses = MegatronSection(load_balance_coeff=0.01, z_loss_coeff=0.01)
-    engine = harness.make(make_spec(_model(tmp_path / "model", "qwen3_moe"), megatron=losses, **HALF))
+    losses = RouterSection(load_balance_coeff=0.01, z_loss_coeff=0.01)
+    engine = harness.make(make_spec(_model(tmp_path / "model", "qwen3_moe"), router=losses, **HALF))
     metrics = train(engine, make_sequences(1)).metrics
     harness.close()
     assert metrics["load_balance_loss"] == pytest.approx(1.0, abs=0.1), "every expert is visited"

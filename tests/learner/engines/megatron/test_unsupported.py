@@ -8,10 +8,9 @@ import pytest
 
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.megatron.requirements import ModelFacts
-from rollmesh.learner.engines.megatron.unsupported import check_balance, check_optimizer, check_settings
+from rollmesh.learner.engines.megatron.unsupported import check_optimizer, check_settings
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import LearnerSection, MemorySection, OptimizerSection
-from rollmesh.mesh.config.parallel import MegatronSection
 from rollmesh.mesh.errors import ConfigError
 
 DENSE, EXPERTS = ModelFacts("dense", experts=0), ModelFacts("experts", experts=4)
@@ -53,23 +52,3 @@ def test_optimizers_of_other_engines_are_refused(optimizer: OptimizerSection, sa
     with pytest.raises(ConfigError) as refused:
         check_optimizer(optimizer, "x.optimizer")
     assert refused.value.message.startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        (
-            {"load_balance_coeff": 0.01},
-            "learner.megatron.load_balance_coeff: 0.01 is for models with experts, and 'dense'",
-        ),
-        ({"z_loss_coeff": 0.001}, "learner.megatron.z_loss_coeff: 0.001 is for models with experts"),
-    ],
-)
-def test_experts_that_no_model_has_are_not_balanced(values: dict[str, Any], said: str) -> None:
-    section = MegatronSection(**values)
-    with pytest.raises(ConfigError) as refused:
-        check_balance(section, [DENSE])
-    assert refused.value.message.startswith(said)
-    check_balance(section, [DENSE, EXPERTS])
-    check_balance(section, [ModelFacts("of a hub")])
-    check_balance(MegatronSection(), [DENSE])

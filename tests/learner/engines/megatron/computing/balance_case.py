@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.engines.interface import StepResult
-from rollmesh.mesh.config.parallel import MegatronSection
+from rollmesh.mesh.config.parallel import RouterSection
 from rollmesh.testing.engine_cases import (
     critic_loss,
     gradient_of_step,
@@ -33,8 +33,8 @@ _ONE_MICRO_BATCH = 1 << 20
 
 def step(harness: Harness, model: Path) -> tuple[StepResult, dict[str, Tensor]]:
     """The result of a step of one micro-batch, and the gradient that it has followed; collective."""
-    section = MegatronSection(load_balance_coeff=BALANCE, z_loss_coeff=LOGITS)
-    engine = harness.make(plain_step_spec(model, megatron=section))
+    section = RouterSection(load_balance_coeff=BALANCE, z_loss_coeff=LOGITS)
+    engine = harness.make(plain_step_spec(model, router=section))
     before = weights(engine)
     result = train(engine, make_sequences(1), token_budget=_ONE_MICRO_BATCH)
     return result, gradient_of_step(before, weights(engine))
@@ -42,9 +42,9 @@ def step(harness: Harness, model: Path) -> tuple[StepResult, dict[str, Tensor]]:
 
 def beside_another(harness: Harness, model: Path) -> list[float]:
     """The losses of balance of a model alone, and of it and a critic whose micro-batches come between; collective."""
-    section = MegatronSection(load_balance_coeff=BALANCE)
-    alone, first = (harness.make(make_spec(model, megatron=section)) for _ in range(2))
-    second = harness.make(make_spec(model, megatron=section), "value_model")
+    section = RouterSection(load_balance_coeff=BALANCE)
+    alone, first = (harness.make(make_spec(model, router=section)) for _ in range(2))
+    second = harness.make(make_spec(model, router=section), "value_model")
     results = [train(alone, make_sequences(1))]
     for engine, loss in ((first, policy_loss), (second, critic_loss)):
         batches = make_batches(engine, make_sequences(1))
@@ -57,7 +57,7 @@ def in_parts(harness: Harness, model: Path) -> list[float]:
     """Norms of the gradient of a step in one call, and in two of half the micro-batches each; collective."""
     norms = []
     for parts in (1, 2):
-        engine = harness.make(make_spec(model, megatron=MegatronSection(z_loss_coeff=LOGITS)))
+        engine = harness.make(make_spec(model, router=RouterSection(z_loss_coeff=LOGITS)))
         batches = make_batches(engine, make_sequences(1))
         counts = engine.global_counts(batches)
         for first in range(parts):
@@ -68,8 +68,8 @@ def in_parts(harness: Harness, model: Path) -> list[float]:
 
 def probe(harness: Harness, model: Path) -> float | None:
     """The probe's difference of gradients where routers have losses; collective."""
-    section = MegatronSection(load_balance_coeff=BALANCE, z_loss_coeff=LOGITS)
-    return harness.make(make_spec(model, megatron=section)).probe().truth.gradient
+    section = RouterSection(load_balance_coeff=BALANCE, z_loss_coeff=LOGITS)
+    return harness.make(make_spec(model, router=section)).probe().truth.gradient
 
 
 def expected(model: Path) -> tuple[float, float, dict[str, Tensor]]:

@@ -1,0 +1,1 @@
+"""Mixtures of experts: their division over ranks, and what their routers choose."""

@@ -1,0 +1,54 @@
+"""Router replay: experts are those that the generator has chosen, their weights the learner's own (arXiv 2510.11370).
+
+Routers of transformers take the best of all experts by one call of `torch.topk`. Its answer is replaced within a call
+of the router: by the given experts, and by what was to be compared at their places. So a router's weights arise from
+its own logits, as each architecture makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_TOP_K: frozenset[Any] = frozenset({torch.topk, torch.Tensor.topk})
+
+
+class ReplayedChoice(TorchFunctionMode):
+    """Has a router choose given experts, within the context.
+
+    Args:
+        given: int64 [T, K]. A token with an expert that does not exist, such as -1, keeps the router's choice.
+        experts: of the layer.
+
+    Attributes:
+        replayed, drifted: int64 0-d, tokens with given experts, and those of them for which the router would have
+            chosen others.
+    """
+
+    def __init__(self, given: Tensor, experts: int) -> None:
+        super().__init__()
+        self._given = given
+        self._experts = experts
+        self.replayed = self.drifted = given.new_zeros(())
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Passes everything on, and replaces the choice among all experts."""
+        result = func(*args, **(kwargs or {}))
+        if func not in _TOP_K or args[0].shape[-1] != self._experts or result.indices.shape != self._given.shape:
+            return result
+        own = result.indices
+        exists = ((self._given >= 0) & (self._given < self._experts)).all(-1, keepdim=True)
+        chosen = torch.where(exists, self._given, own)
+        differs = (own.sort(-1).values != chosen.sort(-1).values).any(-1)
+        self.replayed, self.drifted = exists.sum(), differs.sum()
+        return torch.return_types.topk((args[0].gather(-1, chosen), chosen))

@@ -1,0 +1,139 @@
+"""Routers of experts: losses, loads, biases, and the replay of a generator's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+from rollmesh.learner.engines.fsdp2.experts.balance import balance_loss, bias_step, load_metrics
+from rollmesh.mesh.config.parallel import ParallelSection, RouterSection
+from rollmesh.testing.engine_cases import MEMBERS, SMALL, assert_same, make_sequences, save_random
+from rollmesh.testing.fixtures import GetWorld
+from rollmesh.testing.worlds import EngineLayout
+from tests.learner.engines.experts import router_cases
+from tests.learner.engines.experts.router_cases import CHOSEN, EXPERTS
+
+torch.set_num_threads(1)
+ONE = EngineLayout("one_process")
+EP = EngineLayout("experts_apart", processes=2, changes={"parallel": ParallelSection(ep=2)})
+DIVIDED = EngineLayout("divided_sequences", processes=2, changes={"parallel": ParallelSection(sp=2)})
+LAYOUTS = pytest.mark.parametrize("layout", [ONE, EP, DIVIDED], ids=lambda layout: layout.name)
+_ONE_MICRO_BATCH = 1 << 20
+
+
+def test_the_loss_of_balance_is_that_of_transformers_per_chosen_expert() -> None:
+    logits = torch.randn(50, EXPERTS, generator=torch.Generator().manual_seed(0))
+    expected = load_balancing_loss_func((logits,), EXPERTS, CHOSEN)
+    found = balance_loss(logits, logits.topk(CHOSEN).indices)
+    assert float(found) == pytest.approx(float(expected) / CHOSEN, rel=1e-6)
+
+
+def test_experts_that_are_used_alike_have_a_loss_of_one() -> None:
+    chosen = torch.arange(8).view(4, 2) % EXPERTS
+    assert float(balance_loss(torch.zeros(4, EXPERTS), chosen)) == pytest.approx(1.0)
+    even = load_metrics(torch.full((2, EXPERTS), 3.0))
+    assert even == {"expert_load_max": pytest.approx(1.0), "expert_load_entropy": pytest.approx(1.0)}
+    one = load_metrics(torch.tensor([[8.0, 0, 0, 0], [2, 2, 2, 2]]))
+    assert one == {"expert_load_max": pytest.approx(4.0), "expert_load_entropy": pytest.approx(0.5)}
+
+
+def test_the_bias_of_experts_with_less_than_the_mean_load_rises() -> None:
+    assert bias_step(torch.tensor([6.0, 0.0, 3.0, 3.0]), 0.1).tolist() == pytest.approx([-0.1, 0.1, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True}], ids=["kept", "computed again"])
+def test_losses_of_routers_are_those_of_plain_torch(
+    engine_worlds: GetWorld, engine_models: Mapping[str, Path], changes: dict[str, Any]
+) -> None:
+    router = {"load_balance_coeff": 0.5, "z_loss_coeff": 0.1}
+    model, sequences = engine_models["experts"], make_sequences(1)
+    balance, z, gradient = router_cases.losses(model, sequences, RouterSection(**router))
+    ((result, found),) = engine_worlds(ONE).run(router_cases.step, model, router, sequences, _ONE_MICRO_BATCH, changes)
+    assert result.metrics["load_balance_loss"] == pytest.approx(balance, rel=1e-5)
+    assert result.metrics["router_z_loss"] == pytest.approx(z, rel=1e-5)
+    assert_same(found, gradient)
+
+
+@LAYOUTS
+def test_a_loss_over_tokens_is_the_same_however_they_are_divided(
+    engine_worlds: GetWorld, engine_models: Mapping[str, Path], layout: EngineLayout
+) -> None:
+    # Prompts that ranks share are computed by each of them.
+    model, sequences = engine_models["experts"], make_sequences(1, 18)[::MEMBERS]
+    _, _, gradient = router_cases.losses(model, sequences, RouterSection(z_loss_coeff=0.1))
+    results = engine_worlds(layout).run(router_cases.step, model, {"z_loss_coeff": 0.1}, sequences, 24, {})
+    # Parts of equal length have padding, which counts here.
+    assert_same(results[0][1], gradient, 5e-2 if layout is DIVIDED else 1e-5)
+    assert {result.metrics["expert_load_max"] for result, _ in results} == {results[0][0].metrics["expert_load_max"]}
+
+
+def test_a_step_in_parts_has_the_same_weight_of_these_losses(
+    engine_worlds: GetWorld, engine_models: Mapping[str, Path]
+) -> None:
+    ((whole, parts),) = engine_worlds(ONE).run(router_cases.in_parts, engine_models["experts"])
+    # Parts are weighted by their trained tokens, and computed ones are not quite in proportion.
+    assert parts == pytest.approx(whole, rel=0.1)
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["packed", "rows"])
+@LAYOUTS
+def test_log_probs_are_those_of_the_given_experts(
+    engine_worlds: GetWorld, engine_models: Mapping[str, Path], layout: EngineLayout, rows: bool
+) -> None:
+    if rows and layout is DIVIDED:
+        pytest.skip("rows are not divided")
+    model, sequences = engine_models["experts"], router_cases.routed(make_sequences(1), 0)
+    expected = router_cases.forced_log_probs(model, sequences)
+    for found in engine_worlds(layout).run(router_cases.infer, model, {"replay": True}, sequences, rows):
+        if found is not None:
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    (own,) = engine_worlds(ONE).run(router_cases.infer, model, {}, sequences, rows)
+    assert float((own - expected).abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True}], ids=["kept", "computed again"])
+def test_experts_that_the_router_would_not_have_chosen_are_counted(
+    engine_worlds: GetWorld, engine_models: Mapping[str, Path], changes: dict[str, Any]
+) -> None:
+    model, sequences = engine_models["experts"], router_cases.routed(make_sequences(1), 0)
+    ((result, gradient),) = engine_worlds(ONE).run(router_cases.step, model, {"replay": True}, sequences, 24, changes)
+    # Two of four experts by chance: one in six are those of the router.
+    assert 0.7 < result.metrics["router_drift"] < 0.95
+    assert 0.8 < result.metrics["router_replayed"] < 1.0
+    ((_, other),) = engine_worlds(EP).run(router_cases.step, model, {"replay": True}, sequences, 24, changes)[:1]
+    assert_same(gradient, other)
+
+
+@pytest.mark.parametrize("layout", [ONE, EP], ids=lambda layout: layout.name)
+def test_biases_move_against_the_load_and_leave_with_the_weights(
+    engine_worlds: GetWorld, tmp_path: Path, layout: EngineLayout
+) -> None:
+    latent = {"kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    experts = {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 16,
+    }
+    config = AutoConfig.for_model(
+        "deepseek_v3",
+        **SMALL
+        | {"num_key_value_heads": 4}
+        | latent
+        | experts
+        | {"first_k_dense_replace": 1, "tie_word_embeddings": False},
+    )
+    save_random(config, tmp_path)
+    for biases, metrics in engine_worlds(layout).run(router_cases.bias_after, tmp_path, 0.25):
+        assert metrics["expert_load_max"] >= 1.0
+        if biases:
+            (bias,) = biases.values()
+            assert set(bias.tolist()) <= {-0.25, 0.0, 0.25}
+            assert bias.abs().max() == 0.25
