@@ -29,7 +29,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.rpc.held_ports import HeldPorts
 from rollmesh.mesh.weights.shared_files import SHARED_MEMORY, sweep
 
-_LOOK_EVERY_S = 5.0
+_LOOK_EVERY_S = 15.0
 
 
 class LocalEvaluation:
@@ -40,6 +40,7 @@ class LocalEvaluation:
         choice: the model.
         view: shows events.
         prepared: results of the checks.
+        asked: prompts of the evaluation.
         with_log_probs: token ids and log-probs are stored too.
     """
 
@@ -50,12 +51,14 @@ class LocalEvaluation:
         view: View,
         prepared: Preparation,
         *,
+        asked: int,
         with_log_probs: bool,
     ) -> None:
         self._config = config = with_own_secrets(config)
         self._folder = config.run.folder
         self._choice = choice
         self._prepared = prepared
+        self._asked = asked
         self._with_log_probs = with_log_probs
         self._events = EventLog(view, self._folder)
         self._supervisor = Supervisor(
@@ -128,7 +131,9 @@ class LocalEvaluation:
             count = counter.count()
             if count != before:
                 before = count
-                self._events.record(f"{count} prompts have their responses after {time.monotonic() - began:.0f} s")
+                self._events.record(
+                    f"{count} of {self._asked} prompts have their responses after {time.monotonic() - began:.0f} s"
+                )
 
 
 class _LineCounter:
