@@ -225,16 +225,18 @@ def _serving(config: Config, functions: Sequence[RewardFunction | str]) -> Itera
     bridge = AsyncBridge("reward")
     try:
         server = bridge.call(start(), _START_DEADLINE_S)
-        address = advertised_address(config.network.host, server.port, config.network.advertise)
-        routes = {source: list(endpoints) for source, endpoints in remote.items()}
-        with tempfile.TemporaryDirectory(prefix="rollmesh-") as folder:
-            file = Path(folder, "reward.key")
-            file.touch(0o600)
-            file.write_text(key, encoding="utf-8")
-            endpoint = f"grpc://{address}"
-            keys = {**config.reward.key_files, endpoint: file}
-            yield _with_reward(config, endpoints=[endpoint], by_data_source=routes, key_files=keys)
-        bridge.call(server.stop(), _START_DEADLINE_S)
+        try:
+            address = advertised_address(config.network.host, server.port, config.network.advertise)
+            routes = {source: list(endpoints) for source, endpoints in remote.items()}
+            with tempfile.TemporaryDirectory(prefix="rollmesh-") as folder:
+                file = Path(folder, "reward.key")
+                file.touch(0o600)
+                file.write_text(key, encoding="utf-8")
+                endpoint = f"grpc://{address}"
+                keys = {**config.reward.key_files, endpoint: file}
+                yield _with_reward(config, endpoints=[endpoint], by_data_source=routes, key_files=keys)
+        finally:
+            bridge.call(server.stop(), _START_DEADLINE_S)
     finally:
         bridge.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,8 @@ def compare_all(given: Sequence[str]) -> Comparison:
         raise DataError(
             f"{given[everyone.index(None)]} has no evaluation, and others have", hint="evaluate it with `rollmesh eval`"
         )
+    if len({one.name for one in measured}) < len(measured):
+        measured = [replace(one, name=name) for one, name in zip(measured, given, strict=True)]
     return Comparison(measured, [compare(measured[0], other) for other in measured[1:]], runs)
 
 
@@ -87,7 +89,7 @@ def read_measured(given: str) -> Measured | None:
     if (path / IDENTITY).exists():
         identity = read_identity(path)
         records = [record for record in read_responses(path / RESPONSES) if "refused" not in record]
-        return Measured(str(identity["name"]), str(identity["data"]), identity["measurement"], records)
+        return Measured(path.name, str(identity["data"]), identity["measurement"], records)
     if not is_run(path):
         raise DataError(
             f"{path} is neither a run nor an evaluation", hint="give RUN, RUN@VERSION, or a folder of `rollmesh eval`"

@@ -27,7 +27,7 @@ class Measured:
     """A model's responses to held-out prompts.
 
     Attributes:
-        name: of the model, or of the run and its version.
+        name: of the evaluation's folder, or of the run and its version.
         data: the file of the prompts, for people.
         measurement: all that its values depend on (`learner.evaluation.measurement_identity.measurement`).
         records: its prompts.

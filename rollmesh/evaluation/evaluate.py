@@ -87,7 +87,15 @@ class Evaluation:
         claim_folder(self.folder, identity)
         if len(self.records()) < self._asked:
             prepared = check_rewards(self.config)
-            execute(LocalEvaluation(self.config, self._choice, view, prepared, with_log_probs=self._with_log_probs))
+            launch = LocalEvaluation(
+                self.config,
+                self._choice,
+                view,
+                prepared,
+                asked=self._asked,
+                with_log_probs=self._with_log_probs,
+            )
+            execute(launch)
         return self._summarize()
 
     def records(self) -> list[Record]:

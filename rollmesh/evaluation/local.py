@@ -22,14 +22,15 @@ from rollmesh.launcher.local import handling_signals
 from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.run_secrets import make_secrets, with_own_secrets
 from rollmesh.launcher.service_process import ServiceSpec, log_file
-from rollmesh.launcher.services import REDIS_FOLDER, ServiceCatalogue, drain_order, mesh_address, thread_plan
+from rollmesh.launcher.services import REDIS_FOLDER, ServiceCatalogue, drain_order, mesh_address
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.learner.standalone.response_file import RESPONSES
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.rpc.held_ports import HeldPorts
+from rollmesh.mesh.runtime.threads import ThreadPlan, available_cores, plan_threads
 from rollmesh.mesh.weights.shared_files import SHARED_MEMORY, sweep
 
-_LOOK_EVERY_S = 5.0
+_LOOK_EVERY_S = 15.0
 
 
 class LocalEvaluation:
@@ -40,6 +41,7 @@ class LocalEvaluation:
         choice: the model.
         view: shows events.
         prepared: results of the checks.
+        asked: prompts of the evaluation.
         with_log_probs: token ids and log-probs are stored too.
     """
 
@@ -50,12 +52,14 @@ class LocalEvaluation:
         view: View,
         prepared: Preparation,
         *,
+        asked: int,
         with_log_probs: bool,
     ) -> None:
         self._config = config = with_own_secrets(config)
         self._folder = config.run.folder
         self._choice = choice
         self._prepared = prepared
+        self._asked = asked
         self._with_log_probs = with_log_probs
         self._events = EventLog(view, self._folder)
         self._supervisor = Supervisor(
@@ -95,7 +99,7 @@ class LocalEvaluation:
                 closers.enter_context(handling_signals(self._on_signal))
                 closers.enter_context(stderr_into(log_file(self._folder, LOG)))
             catalogue = ServiceCatalogue(
-                self._config, config_path, thread_plan(self._config), self._prepared, ports, allow_changes=False
+                self._config, config_path, self._plan_threads(), self._prepared, ports, allow_changes=False
             )
             watching = asyncio.create_task(self._watch(), name="watch over the responses")
             try:
@@ -117,6 +121,17 @@ class LocalEvaluation:
         folders.write_mesh(self._folder, address)
         return catalogue.around_evaluator(address, self._choice.weights, with_log_probs=self._with_log_probs)
 
+    def _plan_threads(self) -> ThreadPlan:
+        """All cores are the generators': the evaluator computes only before they begin."""
+        return plan_threads(
+            available_cores(),
+            ranks=1,
+            replicas=self._config.rollout.replicas,
+            in_turns=True,
+            learner=self._config.resources.learner_threads,
+            generator=self._config.resources.generator_threads,
+        )
+
     def _on_signal(self, _number: signal.Signals) -> None:
         self._supervisor.interrupt()
 
@@ -128,7 +143,9 @@ class LocalEvaluation:
             count = counter.count()
             if count != before:
                 before = count
-                self._events.record(f"{count} prompts have their responses after {time.monotonic() - began:.0f} s")
+                self._events.record(
+                    f"{count} of {self._asked} prompts have their responses after {time.monotonic() - began:.0f} s"
+                )
 
 
 class _LineCounter:

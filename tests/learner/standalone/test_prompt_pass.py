@@ -84,3 +84,11 @@ async def test_a_mesh_that_answers_nothing_is_an_error_by_name(
             asking = make_pass(found.client, tmp_path, tokenizer, file, 3, stall_limit_s=0.3)
             with pytest.raises(StalledError, match="no prompt was begun or answered for"):
                 await asyncio.wait_for(asking.run(), 20)
+
+
+async def test_a_pass_ends_where_no_prompt_can_be_asked(tmp_path: Path, tokenizer: Any) -> None:
+    with ResponseFile(tmp_path / "responses.jsonl") as file:
+        file.append([{"row": 0, "responses": []}])
+        async with mesh(tmp_path) as found:
+            await asyncio.wait_for(make_pass(found.client, tmp_path, tokenizer, file, 2).run(), 20)
+        assert file.rows == {0, 1}

@@ -131,7 +131,10 @@ def test_runs_and_evaluations_are_compared_over_the_same_rows(run: Path, tmp_pat
     identity = {"name": "m", "data": "held.jsonl", "measurement": dict(found.measured[0].measurement)}
     (out / IDENTITY).write_text(json.dumps(identity))
     (out / RESPONSES).write_text("".join(json.dumps(record(row, [1.0])) + "\n" for row in (0, 2, 7)))
-    (mean, *_) = compare_all([str(run), str(out)]).pairs[0]
+    found = compare_all([str(run), str(out)])
+    assert [one.name for one in found.measured] == ["mine@1:4", "out"]
+    assert [one.name for one in compare_all([str(out), str(out)]).measured] == [str(out), str(out)]
+    (mean, *_) = found.pairs[0]
     assert (mean.difference.prompts, mean.baseline, mean.other) == (2, 1.0, 1.0)
     with pytest.raises(DataError, match=r"version 9 of .* was not evaluated"):
         compare_all([f"{run}@9", str(run)])

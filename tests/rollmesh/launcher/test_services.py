@@ -55,3 +55,18 @@ def test_generators_are_told_whether_they_share_devices_and_have_threads_of_thei
         assert specs[name].environment["OMP_NUM_THREADS"] == threads
         assert ("--shares-devices" in commands[name]) == name.startswith("shared")
         assert drain_order(name) == 0
+
+
+def test_an_evaluator_takes_the_place_of_the_learner(tmp_path: Path) -> None:
+    asked = load_config({"model": {"path": "m"}, "data": {"train": "t.jsonl"}}, [f"run.dir={tmp_path}"])
+    with HeldPorts(asked.network.host) as held:
+        plan, prepared = ThreadPlan(1, 1, 1), Preparation(DevicePlan())
+        catalogue = ServiceCatalogue(asked, Path("c.yaml"), plan, prepared, held, allow_changes=False)
+        evaluator, *others = catalogue.around_evaluator("host:1", tmp_path / "weights", with_log_probs=True)
+        bare, *_ = catalogue.around_evaluator("host:1", None, with_log_probs=False)
+    assert [spec.name for spec in others] == ["reward", "generator-0"]
+    assert (evaluator.name, evaluator.completes_run, drain_order("evaluator")) == ("evaluator", True, 1)
+    command = evaluator.command(False)
+    assert command[command.index("--weights") + 1] == str(tmp_path / "weights")
+    assert "--log-probs" in command
+    assert not {"--weights", "--log-probs"} & set(bare.command(True))

@@ -1,0 +1,34 @@
+"""Held-out prompts are sampled as the section `eval` says, training prompts as `rollout` says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rollmesh.learner.coordinator.prompt_sources import open_held_out, open_prompts
+from rollmesh.mesh.config import load_config
+from tests.learner.data.conftest import record, tokenizer, write_jsonl  # noqa: F401 - a fixture
+
+
+def test_each_side_has_its_own_sampling(tmp_path: Path, tokenizer: Any) -> None:  # noqa: F811 - the fixture
+    train = write_jsonl(tmp_path / "train.jsonl", [record(index) for index in range(4)])
+    held_out = write_jsonl(tmp_path / "eval.jsonl", [record(index) for index in range(3)])
+    config = load_config(
+        {
+            "model": {"path": str(tmp_path)},
+            "data": {"train": str(train), "eval": str(held_out)},
+            "rollout": {"n": 4, "temperature": 0.9, "max_response_tokens": 7, "stop": ["x"]},
+            "eval": {"n": 2, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "rows": 2},
+        }
+    )
+    prompts, tasks = open_prompts(config, tokenizer, greedy=1)
+    trained = prompts.after(0, 1).tasks[0]
+    assert (trained.n, trained.greedy, trained.sampling.top_k) == (5, 1, 0)
+    assert (round(trained.sampling.temperature, 6), trained.sampling.top_p) == (0.9, 1.0)
+    assert tasks is not None
+    assert len(tasks) == 2
+    assert (tasks[0].n, tasks[0].greedy, tasks[0].sampling.top_k) == (2, 0, 20)
+    assert [round(value, 6) for value in (tasks[0].sampling.temperature, tasks[0].sampling.top_p)] == [0.6, 0.95]
+    for task in (trained, tasks[0]):
+        assert (task.sampling.max_tokens, list(task.sampling.stop)) == (7, ["x"])
+    assert len(open_held_out(config, tokenizer).source) == 3
