@@ -10,11 +10,23 @@ from rollmesh.launcher.placement.description import core_notices, describe_turns
 from rollmesh.launcher.placement.devices import device_plan
 from rollmesh.launcher.services import describe_threads, interpreters_of, thread_plan
 from rollmesh.mesh.config.derived.generator_places import generator_places
+from rollmesh.mesh.config.inputs import DataSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.rollout import RolloutSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.liveness.freeze_detector import Bounds
 from rollmesh.mesh.runtime.threads import available_cores, reward_workers
+
+
+def _mixture(data: DataSection) -> str:
+    """The shares of the sources of training data, in words."""
+    if data.curriculum is not None:
+        return f"{', '.join(source.label for source in data.train)}, in shares that {data.curriculum} sets"
+    total = sum(source.weight or 0.0 for source in data.train)
+    if not total:
+        rows = ", in proportion to their rows" if len(data.train) > 1 else ""
+        return ", ".join(source.label for source in data.train) + rows
+    return ", ".join(f"{source.label} {(source.weight or 0.0) / total:.1%}" for source in data.train)
 
 
 def explain(config: Config) -> Iterator[str]:
@@ -30,6 +42,7 @@ def explain(config: Config) -> Iterator[str]:
         f"samples of the run: {samples} x {config.learner.steps} steps = {samples * config.learner.steps}"
         f" ({batch.groups * config.learner.steps} prompts)"
     )
+    yield f"training data: {_mixture(config.data)}"
     epochs = config.data.epochs
     passes = f", or after {epochs} pass(es) over the data where that is sooner" if epochs else ""
     yield f"end of the run: after {config.learner.steps} steps{passes}"

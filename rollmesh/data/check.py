@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _CHUNK = 256
+# Fewer row groups in memory mix too few rows.
+_FEW_GROUPS = 4
 
 
 @dataclass(slots=True)
@@ -176,6 +178,9 @@ class _SourceCheck:
             self._add("the source cannot be used", str(error), fails=True)
             return self._report
         self._report.rows = len(rows)
+        if rows.blocks is not None and rows.blocks.window < _FEW_GROUPS:
+            what = f"only {rows.blocks.window} row groups fit into memory at a time, so that rows are hardly shuffled"
+            self._add(f"{what}: write the file with row groups of 1,000 rows", self._source.label)
         for row in _read(rows):
             self._report.data_sources[row.data_source] += 1
             self._measure(row)

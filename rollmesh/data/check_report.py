@@ -47,7 +47,7 @@ def lines(report: DataReport) -> Iterator[str]:
             for example in finding.examples:
                 yield f"    {example}"
     errors, warnings = len(report.errors), len(report.warnings)
-    yield f"{errors} kinds of errors, {warnings} kinds of warnings" if errors or warnings else "nothing is wrong"
+    yield f"errors: {errors}, warnings: {warnings}" if errors or warnings else "nothing is wrong"
 
 
 def _lengths(source: SourceReport, limit: int) -> Iterator[str]:

@@ -233,7 +233,11 @@ def test_what_one_second_shows_is_said_before_anything_starts(
 
 
 def test_missing_data_file(rollmesh: Command, config_file: Path) -> None:
-    assert_error(rollmesh("run", str(config_file), "--data.eval=/nowhere/eval.parquet"), 3, "data.eval: no such file")
+    assert_error(
+        rollmesh("run", str(config_file), "--data.eval=/nowhere/eval.parquet"),
+        3,
+        "data.eval: dataset /nowhere/eval.parquet does not exist",
+    )
 
 
 def test_a_taken_port_ends_the_run(rollmesh: Command, config_file: Path, taken_port: int, tmp_path: Path) -> None:

@@ -147,6 +147,12 @@ def test_what_changes_the_learning_is_told_and_nothing_else() -> None:
     assert describe_changes(before, before) == []
 
 
+def test_changes_of_one_source_among_several_name_its_setting() -> None:
+    before = {"data": {"train": [{"path": "a", "weight": 1.0}, {"path": "b", "weight": 1.0}]}}
+    now = {"data": {"train": [{"path": "a", "weight": 1.0}, {"path": "b", "weight": 2.0}]}}
+    assert describe_changes(before, now) == ["data.train.1.weight 1.0 -> 2.0"]
+
+
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [

@@ -9,8 +9,9 @@ import pytest
 
 from examples.demo.prepare import main as prepare
 from examples.demo.problems import LETTERS, split_problems
-from rollmesh.learner.data.dataset import open_dataset
+from rollmesh.learner.data.dataset import open_source
 from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from tests.repository import REPOSITORY
@@ -64,7 +65,7 @@ def test_prepare_writes_what_a_run_needs(tmp_path: Path, capsys: pytest.CaptureF
     prepare(["--out", str(tmp_path), "--task", "both", "--warm-steps", "2", "--held-out", "20"])
     assert "supervised warm start: 2 steps, held-out accuracy 0.0" in capsys.readouterr().out
     for name in ("train.parquet", "eval.parquet"):
-        (row,) = open_dataset(tmp_path / name).rows([0])
+        (row,) = open_source(DataSource(path=str(tmp_path / name))).rows([0])
         assert row.data_source in ("demo/arithmetic", "demo/strings")
         assert row.ground_truth
     from transformers import AutoModelForCausalLM, AutoTokenizer

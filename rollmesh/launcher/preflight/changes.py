@@ -40,6 +40,8 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            yield from _leaves({str(number): item for number, item in enumerate(value)}, f"{prefix}{name}.")
         elif value not in ({}, None):
             yield f"{prefix}{name}", value
 

@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from hypothesis import given
@@ -193,3 +195,14 @@ def test_prompts_are_the_same_whatever_their_spacing(one: Any, other: Any, same:
 def test_the_report_is_json(config: dict[str, Any]) -> None:
     report = to_json(check(config, record(0), record(0)))
     assert json.loads(json.dumps(report)) == report
+
+
+def test_row_groups_too_large_to_be_shuffled_are_found(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollmesh.learner.data.tables.HELD_BYTES", 1)
+    pq.write_table(pa.Table.from_pylist([record(i) for i in range(20)]), tmp_path / "d.parquet", row_group_size=10)
+    config["data"]["train"] = str(tmp_path / "d.parquet")
+    [(what, fails, count, _)] = found(check_data(load_config(config), examples=1))
+    assert what.startswith("only 1 row groups fit")
+    assert (fails, count) == (False, 1)
