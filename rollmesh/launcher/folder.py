@@ -2,6 +2,7 @@
 
 Layout:
 - `config.yaml` and `inputs.json`: the run's identity (`learner.recovery.run_identity`);
+- `run_id`: the id by which trackers know it;
 - `mesh.json`: the mesh address, while the run is in progress;
 - `logs/`, `services/`: ready files, and the configuration of the last launch;
 - `metrics.jsonl` and `samples.jsonl` of the learner, `mesh.jsonl` of the launcher;

@@ -18,10 +18,8 @@ from tests.repository import REPOSITORY
 from tests.rollmesh.planning.plans import ARCHITECTURES, planned
 
 RECIPES = sorted((REPOSITORY / "examples" / "recipes").glob("*.yaml"))
-# The plan does not know adapters.
-PLANNED = [path for path in RECIPES if "lora" not in path.stem]
 # As the plan assumes them for such devices: a machine that has some would be asked instead.
-HOSTS = {"1x4090-24G": "128G", "8xH100-80G": "1600G"}
+HOSTS = {"1x4090-24G": "128G", "1xH100-80G": "200G", "8xH100-80G": "1600G"}
 
 
 def header(recipe: Path, name: str) -> str:
@@ -63,7 +61,7 @@ def test_every_recipe_says_what_it_needs_and_how_it_starts() -> None:
         assert f"](../{name})" in page
 
 
-@pytest.mark.parametrize("recipe", PLANNED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_fits_the_devices_that_it_names(recipe: Path) -> None:
     name = re.escape(str(recipe.relative_to(REPOSITORY)))
     command = re.fullmatch(rf"rollmesh plan {name} --devices (\S+)(?: --nodes (\d+))?", header(recipe, "Plan"))

@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from typer.testing import CliRunner
 
+import rollmesh
+from rollmesh.cli.app import app
+from rollmesh.learner.checkpoint.names import checkpoint_name
+from rollmesh.learner.recovery.run_id import take_run_id
+from rollmesh.mesh.config import load_config, save_config
+from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError, UnreachableError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.push import push_folder
 
 _DEADLINE_S = 30.0
@@ -127,3 +135,28 @@ def test_wrong_names_and_folders_are_refused(hub: Hub, model: Path, tmp_path: Pa
     with pytest.raises(DataError, match=r"has no config\.json"):
         push_folder(tmp_path / "none", "org/name")
     assert hub.created == []
+
+
+def test_a_run_pushes_a_checkpoint_and_keeps_no_copy(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the handle and by the command, which leaves the folder that it was asked for."""
+    config = load_config({"model": {"path": "m"}, "data": {"train": "t"}, "run": {"dir": str(tmp_path), "name": "r"}})
+    folder = config.run.folder
+    checkpoint = folder / "checkpoints" / checkpoint_name(PolicyVersion(1, 3))
+    checkpoint.mkdir(parents=True)
+    save_config(config, folder / "config.yaml")
+    take_run_id(folder, "r")
+
+    def export(_config: Config, chosen: Path, out: Path) -> None:
+        out.mkdir()
+        (out / "config.json").write_text(chosen.name)
+
+    monkeypatch.setattr("rollmesh.export.export_checkpoint", export)
+    before = sorted(folder.iterdir())
+    assert rollmesh.Run(folder).push("org/name", private=False).startswith(f"{hub.url}/org/name")
+    assert sorted(folder.iterdir()) == before
+    assert hub.files == {"config.json": checkpoint.name.encode()}
+    found = CliRunner().invoke(app, ["export", str(folder), str(tmp_path / "out"), "--push-to", "org/other"])
+    assert found.exit_code == 0, found.output
+    assert f"org/other: {hub.url}/org/other/commit/" in found.output
+    assert (tmp_path / "out" / "config.json").exists()
+    assert [asked["visibility"] for asked in hub.created] == ["public", "private"]

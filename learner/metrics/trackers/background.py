@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 
 from rollmesh.learner.metrics.trackers.interface import Record, Sample, Tracker
 from rollmesh.mesh.errors import ConfigError
@@ -19,8 +20,8 @@ from rollmesh.mesh.runtime.job_queue import JobQueue
 log = logging.getLogger(__name__)
 LIMIT = 1000
 """Records that wait at most: those of an outage of minutes to hours."""
-OPEN_S = 60.0
-"""Seconds for which a start waits for the tracker; later it is opened while the run trains."""
+OPEN_S = 20.0
+"""Seconds for which a start waits for its trackers; later they are opened while the run trains."""
 RETRY_S = 60.0
 CLOSE_S = 20.0
 Job = Callable[[Tracker], None]
@@ -53,7 +54,7 @@ class BackgroundTracker(Tracker):
         self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
-    def wait_open(self, timeout_s: float = OPEN_S) -> None:
+    def wait_open(self, timeout_s: float) -> None:
         """Waits until the tracker is open, or could not be opened for now.
 
         Args:
@@ -62,10 +63,13 @@ class BackgroundTracker(Tracker):
         Raises:
             ConfigError: its settings or its credentials are wrong.
         """
-        try:
+        with suppress(TimeoutError):
             self._first_attempt.result(timeout_s)
-        except TimeoutError:
-            log.warning("%s is not open after %.0f s; the run begins, and its records wait", self._name, timeout_s)
+            return
+        if self._first_attempt.cancel():
+            log.warning("%s is not open yet; the run begins, and its records wait", self._name)
+        else:
+            self._first_attempt.result()
 
     def log(self, step: int, record: Record) -> None:
         self._put(lambda tracker: tracker.log(step, record))
@@ -98,22 +102,29 @@ class BackgroundTracker(Tracker):
             try:
                 tracker = self._open_tracker()
             except ConfigError as error:
-                if self._first_attempt.done():
+                if not self._answer_start(error):
                     log.warning("%s is not used: %s", self._name, error)
-                else:
-                    self._first_attempt.set_exception(error)
                 return None
             except Exception as error:  # noqa: BLE001  # third-party trackers raise anything; training must continue
-                self._report(f"it cannot be opened, and is tried again every {self._retry_s:.0f} s: {error}")
-                if not self._first_attempt.done():
-                    self._first_attempt.set_result(None)
+                trouble = f"it cannot be opened, and is tried again every {self._retry_s:.0f} s"
+                self._report(f"{trouble}: {type(error).__name__} {error}")
+                self._answer_start()
             else:
                 self._is_failing = False
-                if not self._first_attempt.done():
-                    self._first_attempt.set_result(None)
+                self._answer_start()
                 return tracker
             if self._jobs.wait_closed(self._retry_s):
                 return None
+
+    def _answer_start(self, error: ConfigError | None = None) -> bool:
+        """Gives the outcome of the first attempt to the start; False where that does not wait for it any more."""
+        if self._first_attempt.done() or not self._first_attempt.set_running_or_notify_cancel():
+            return False
+        if error is None:
+            self._first_attempt.set_result(None)
+        else:
+            self._first_attempt.set_exception(error)
+        return True
 
     def _attempt(self, job: Job, tracker: Tracker) -> None:
         try:

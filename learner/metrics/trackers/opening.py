@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import time
 from collections.abc import Callable
 
-from rollmesh.learner.metrics.trackers.background import BackgroundTracker
+from rollmesh.learner.metrics.trackers.background import OPEN_S, BackgroundTracker
 from rollmesh.learner.metrics.trackers.interface import Tracker
 from rollmesh.learner.metrics.trackers.local import ConsoleTracker, JsonlTracker
 from rollmesh.learner.recovery.run_id import take_run_id
@@ -14,8 +15,8 @@ from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import ConfigError
 
-# Key below `logging` -> the package that it needs.
-_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
+# Key below `logging`, which is the name of the package and of its extra too, and the service's name for people.
+_NAMES = {"tensorboard": "TensorBoard", "wandb": "W&B", "mlflow": "MLflow", "trackio": "trackio"}
 
 
 def check_trackers(config: Config | TrainerConfig) -> None:
@@ -24,10 +25,10 @@ def check_trackers(config: Config | TrainerConfig) -> None:
     Raises:
         ConfigError: names the key, and the extra that has the package.
     """
-    for key, package in _PACKAGES.items():
-        if getattr(config.logging, key) and importlib.util.find_spec(package) is None:
+    for key in _NAMES:
+        if getattr(config.logging, key) and importlib.util.find_spec(key) is None:
             raise ConfigError(
-                f"logging.{key} is on, but {package} is not installed in the learner's environment",
+                f"logging.{key} is on, but {key} is not installed in the learner's environment",
                 hint=f"pip install 'rollmesh[{key}]'",
             )
 
@@ -40,14 +41,19 @@ def open_trackers(config: Config | TrainerConfig) -> list[Tracker]:
     """
     check_trackers(config)
     folder = config.run.folder
-    background = [BackgroundTracker(name, opened) for name, opened in _services(config).items()]
+    background = [
+        BackgroundTracker(_NAMES[key], opened)
+        for key, opened in _services(config).items()
+        if getattr(config.logging, key)
+    ]
+    until = time.monotonic() + OPEN_S
     for tracker in background:
-        tracker.wait_open()
+        tracker.wait_open(max(0.0, until - time.monotonic()))
     return [JsonlTracker(folder / "metrics.jsonl"), ConsoleTracker(config.logging.console_every_steps), *background]
 
 
 def _services(config: Config | TrainerConfig) -> dict[str, Callable[[], Tracker]]:
-    """The opening of each tracker that is on, by the service's name."""
+    """The opening of each tracker, by its key."""
     logging, run = config.logging, config.run
     run_id = take_run_id(run.folder, run.name)
     shown = config.model_dump(mode="json")
@@ -73,5 +79,4 @@ def _services(config: Config | TrainerConfig) -> dict[str, Callable[[], Tracker]
 
         return TrackioTracker(run.dir / "trackio", project=logging.project, run_id=run_id, config=shown)
 
-    services = {"TensorBoard": tensorboard, "W&B": wandb, "MLflow": mlflow, "trackio": trackio}
-    return {name: services[name] for key, name in zip(_PACKAGES, services, strict=True) if getattr(logging, key)}
+    return {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "trackio": trackio}

@@ -40,7 +40,7 @@ class Service(Tracker):
 def test_a_service_that_hangs_loses_what_does_not_fit(caplog: pytest.LogCaptureFixture) -> None:
     service = Service()
     tracker = BackgroundTracker("S", lambda: service, limit=2)
-    tracker.wait_open()
+    tracker.wait_open(_DEADLINE_S)
     tracker.log(1, {})
     assert service.began.wait(_DEADLINE_S)
     for step in range(2, 7):
@@ -81,7 +81,7 @@ def test_a_service_that_comes_later_gets_what_waited() -> None:
 
     tracker = BackgroundTracker("S", open_tracker, retry_s=0.01)
     tracker.log(1, {})
-    tracker.wait_open()
+    tracker.wait_open(_DEADLINE_S)
     assert service.began.wait(_DEADLINE_S)
     tracker.close()
     assert service.taken == [1]
@@ -94,7 +94,7 @@ def test_wrong_settings_end_the_start() -> None:
 
     tracker = BackgroundTracker("S", refuse)
     with pytest.raises(ConfigError, match="no key"):
-        tracker.wait_open()
+        tracker.wait_open(_DEADLINE_S)
     tracker.close()
 
 
@@ -108,7 +108,21 @@ def test_a_service_that_never_opens_lets_the_run_begin_and_end(caplog: pytest.Lo
     tracker = BackgroundTracker("S", hang)
     tracker.wait_open(timeout_s=0.01)
     tracker.log(1, {})
-    assert "is not open after" in caplog.text
+    assert "S is not open yet" in caplog.text
     answers.set()
     tracker.close()
     assert "S lacks 1 records" in caplog.text
+
+
+def test_wrong_settings_that_are_found_late_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    answers = threading.Event()
+
+    def refuse() -> Tracker:
+        answers.wait(_DEADLINE_S)
+        raise ConfigError("no key")
+
+    tracker = BackgroundTracker("S", refuse)
+    tracker.wait_open(0.01)
+    answers.set()
+    tracker.close()
+    assert "S is not used: no key" in caplog.text
