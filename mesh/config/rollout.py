@@ -233,8 +233,9 @@ class RolloutSection(Section):
     @property
     def records_experts(self) -> bool:
         """The engine records the experts to which it routes tokens."""
-        sections = {"hf": self.hf, "vllm": self.vllm}
-        return self.engine in sections and sections[self.engine].routed_experts
+        if self.engine == "hf":
+            return self.hf.routed_experts
+        return self.engine == "vllm" and self.vllm.routed_experts
 
     @property
     def owns_processes(self) -> bool:
