@@ -1,6 +1,6 @@
 """Router replay: the gap of log-probs between a generator and a learner that round differently, with it and without.
 
-    python -m benchmarks.engines.experts.replay docs/moe.md
+    python -m benchmarks.engines.router_replay docs/moe.md
 
 The real `hf` engine samples in a low precision from random mixtures of experts, and records the experts of each token.
 The learner's engine computes the same tokens in float32, once with its own router's choice and once with the

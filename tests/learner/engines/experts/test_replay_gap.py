@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.engines.experts.replay import measure
+
+from benchmarks.engines.router_replay import measure
 
 
 def test_log_probs_are_nearer_to_those_of_a_generator_in_half_precision(tmp_path: Path) -> None:
