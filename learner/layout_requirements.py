@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rollmesh.learner.engines.experts.layers import expert_count
 from rollmesh.learner.engines.fsdp2.parallel_requirements import check_parallel
 from rollmesh.learner.engines.interface import ACTOR
 from rollmesh.learner.engines.megatron.families.registry import check_model_type
 from rollmesh.learner.engines.megatron.requirements import ModelFacts, resolve_sizes
 from rollmesh.learner.engines.megatron.unsupported import check_optimizer, check_settings
-from rollmesh.learner.engines.sparse_layers import expert_count
 from rollmesh.learner.model_files.checks import attention_heads, read_model_config
 from rollmesh.mesh.config.learner import LearnerSection
 from rollmesh.mesh.config.models import Config
@@ -18,7 +18,7 @@ from rollmesh.mesh.config.parallel import MegatronSection
 from rollmesh.mesh.errors import ConfigError
 
 # Keys of `learner.router`.
-_ROUTERS_OF_FSDP2 = ("replay", "bias_update_rate")
+_ROUTERS_OF_FSDP2 = ("bias_update_rate",)
 
 
 def check_layout(config: Config) -> None:
@@ -83,6 +83,12 @@ def check_routers(learner: LearnerSection, models: Mapping[str, int | None]) -> 
             raise ConfigError(
                 f"{key}: {value} is for engine fsdp2, and the actor has engine megatron", hint="leave it out"
             )
+    if learner.router.replay and learner.parallel.pp > 1 and learner.activation_checkpointing is not False:
+        raise ConfigError(
+            "learner.router.replay: stages compute several micro-batches before the backward pass of the first, which "
+            "would compute layers again with the experts of another one",
+            hint="set learner.activation_checkpointing: false, or learner.parallel.pp: 1",
+        )
 
 
 def _models(config: Config) -> Iterator[tuple[str, str]]:

@@ -36,7 +36,10 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 # Names of the engine's own metrics where the field has its own word for them.
 _METRIC_NAMES = {"critic": {"loss": "vf_loss"}}
-_ENGINE_METRICS = ("loss", "grad_norm", "lr", "load_balance_loss", "router_z_loss")
+_OF_ROUTERS = (
+    "load_balance_loss", "router_z_loss", "expert_load_max", "expert_load_entropy", "router_replayed", "router_drift"
+)  # fmt: skip
+_ENGINE_METRICS = ("loss", "grad_norm", "lr", *_OF_ROUTERS)
 
 
 class UpdateRefused(Exception):  # noqa: N818  # an ordinary turn of events: the batch could not be claimed

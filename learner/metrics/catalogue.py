@@ -166,6 +166,27 @@ CRITIC = [
         "Loss of large logits of routers (`learner.router.z_loss_coeff`), without its weight; mean over "
         "micro-batches and layers.",
     ),
+    Metric(
+        "<role>/expert_load_max",
+        "Tokens of the expert that gets most, over the mean of its layer; of the layer where it is largest. None is "
+        "dropped.",
+    ),
+    Metric(
+        "<role>/expert_load_entropy",
+        "Entropy of the experts' shares of the tokens over that of equal shares, mean over layers: 1 where all get as "
+        "many.",
+    ),
+    Metric(
+        "<role>/router_replayed",
+        "Tokens, over layers, that are computed with the experts that their generator has chosen "
+        "(`learner.router.replay`).",
+        "share",
+    ),
+    Metric(
+        "<role>/router_drift",
+        "Of these, tokens for which the learner's router would have chosen other experts.",
+        "share",
+    ),
     Metric("<role>/grad_norm", "Norm of its gradient before clipping.", verl="critic/grad_norm"),
     Metric("<role>/lr", "Its learning rate.", verl="critic/lr"),
     _verl("critic/vf_loss", "Value loss per token."),

@@ -233,7 +233,9 @@ class RolloutSection(Section):
     @property
     def records_experts(self) -> bool:
         """The engine records the experts to which it routes tokens."""
-        return {"hf": self.hf.routed_experts, "vllm": self.vllm.routed_experts}.get(self.engine, False)
+        if self.engine == "hf":
+            return self.hf.routed_experts
+        return self.engine == "vllm" and self.vllm.routed_experts
 
     @property
     def owns_processes(self) -> bool:

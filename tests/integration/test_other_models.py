@@ -89,6 +89,8 @@ def test_a_run_on_another_architecture_whatever_a_reward_function_does(start_mes
         "--rollout.max_response_tokens=12",
         "--buffer.max_staleness=0",
         "--learner.batch.groups=4",
+        "--rollout.hf.routed_experts=true",
+        "--learner.router.replay=true",
         "--learner.optimizer.lr=1e-5",
         "--learner.steps=5",
         env={"PYTHONPATH": str(unpack(build(tmp_path / "wheel"), tmp_path / "site"))},
@@ -109,5 +111,9 @@ def test_a_run_on_another_architecture_whatever_a_reward_function_does(start_mes
     drifts = [row["rollout_corr/log_ratio_max"] for row in steps if "rollout_corr/log_ratio_max" in row]
     assert drifts, "no step had a gradient"
     assert max(drifts) < 1e-4, "the learner recomputes what the generator sampled from"
+    trained = [row for row in steps if "actor/router_drift" in row]
+    assert len(trained) == len(drifts)
+    assert min(row["actor/router_replayed"] for row in trained) == 1.0, "a prompt's experts come with one member"
+    assert max(row["actor/router_drift"] for row in trained) < 0.05, "both compute in float32"
     samples = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
     assert all(row["prompt"].endswith("<assistant>!") for row in samples), samples[:1]

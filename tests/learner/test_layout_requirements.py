@@ -11,7 +11,7 @@ import pytest
 from rollmesh.learner.layout_requirements import check_layout, check_routers
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.learner import LearnerSection
-from rollmesh.mesh.config.parallel import RouterSection
+from rollmesh.mesh.config.parallel import ParallelSection, RouterSection
 from rollmesh.mesh.errors import ConfigError
 
 
@@ -138,6 +138,7 @@ def test_a_family_that_megatron_does_not_know_is_refused_by_name(tmp_path: Path,
         ("fsdp2", {"replay": True}, {"of a hub": None}, None),
         ("fsdp2", {}, {"actor": 0}, None),
         ("megatron", {"load_balance_coeff": 0.01}, {"actor": 8}, None),
+        ("megatron", {"replay": True}, {"actor": 8}, None),
         ("megatron", {"bias_update_rate": 0.01}, {"actor": 8}, "bias_update_rate: 0.01 is for engine fsdp2"),
     ],
 )
@@ -151,3 +152,11 @@ def test_settings_of_routers_are_for_models_and_engines_that_have_them(
     with pytest.raises(ConfigError) as refused:
         check_routers(learner, models)
     assert refused.value.message.startswith(f"learner.router.{said}")
+
+
+def test_replay_is_refused_where_layers_are_computed_again_amid_other_micro_batches() -> None:
+    stages = LearnerSection(engine="megatron", parallel=ParallelSection(pp=2), router=RouterSection(replay=True))
+    with pytest.raises(ConfigError) as refused:
+        check_routers(stages, {"actor": 8})
+    assert refused.value.hint == "set learner.activation_checkpointing: false, or learner.parallel.pp: 1"
+    check_routers(stages.model_copy(update={"activation_checkpointing": False}), {"actor": 8})

@@ -201,6 +201,26 @@ def test_divisions_that_no_model_can_have_are_refused(override: str, said: str) 
     assert said in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("engine", "recorded", "said"),
+    [
+        ("hf", "rollout.hf.routed_experts=true", None),
+        ("vllm", "rollout.vllm.routed_experts=true", None),
+        ("hf", "rollout.vllm.routed_experts=true", "set rollout.hf.routed_experts to true"),
+        ("vllm", "rollout.hf.routed_experts=true", "set rollout.vllm.routed_experts to true"),
+        ("sglang", "rollout.hf.routed_experts=true", "which are not taken from sglang"),
+    ],
+)
+def test_experts_are_replayed_where_generators_record_them(engine: str, recorded: str, said: str | None) -> None:
+    overrides = [f"rollout.engine={engine}", recorded, "learner.router.replay=true"]
+    if said is None:
+        assert load_config(MINIMAL, overrides).learner.router.replay
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_config(MINIMAL, overrides)
+    assert said in caught.value.message
+
+
 @pytest.mark.parametrize(("given", "slots"), [([], 64), (["rollout.engine=vllm"], 256), (["rollout.slots=5"], 5)])
 def test_engines_made_for_a_gpu_decode_more_sequences_together(given: list[str], slots: int) -> None:
     config = load_config(MINIMAL, given)

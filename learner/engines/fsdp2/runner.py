@@ -21,6 +21,7 @@ from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.empty import empty_batch
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import PackedBatch, PackedRow, Packing
+from rollmesh.learner.engines.experts.layers import expert_count
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
 from rollmesh.learner.engines.fsdp2.attention_calls import largest_mask, refuse_mask
 from rollmesh.learner.engines.fsdp2.exact_attention_limits import describe_dense_attention, refuse_long_masks
@@ -50,7 +51,6 @@ from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.layer_kinds import window_of
 from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.engines.model_cost import ModelCost, cost_of
-from rollmesh.learner.engines.sparse_layers import expert_count
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.model_files.adapter_names import is_adapter
 from rollmesh.learner.model_files.stored_model import StoredModel, quiet_transformers

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from rollmesh.learner.engines.experts.layers import expert_count
 from rollmesh.learner.engines.megatron.parallel import ParallelSizes
-from rollmesh.learner.engines.sparse_layers import expert_count
 from rollmesh.learner.model_files.checks import attention_heads, text_section
 from rollmesh.mesh.config.parallel import ParallelSection
 from rollmesh.mesh.errors import ConfigError

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rollmesh.learner.engines.fsdp2.experts.balance import balance_loss, bias_step, load_metrics, z_loss
+from rollmesh.learner.engines.experts.balance import balance_loss, bias_step, load_metrics, z_loss
+from rollmesh.learner.engines.experts.replay import ReplayedChoice, layer_places
 from rollmesh.learner.engines.fsdp2.experts.modules import ExpertLayer, expert_layers
-from rollmesh.learner.engines.fsdp2.experts.replay import ReplayedChoice
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.config.parallel import RouterSection
-from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.mesh.errors import ConfigError
 
 # The buffer of architectures that choose experts by their scores and a bias.
 _BIAS = "e_score_correction_bias"
@@ -81,7 +81,8 @@ class Routers:
             DataError: they are of another number of layers.
         """
         replayed = given if self._section.replay else None
-        places = self._places(replayed.shape[1]) if replayed is not None else []
+        numbers = [router.layer for router in self._routers]
+        places = [] if replayed is None or not numbers else layer_places(replayed.shape[1], numbers)
         for number, router in enumerate(self._routers):
             router.given = None if replayed is None else replayed[:, places[number]].long()
             if not router.recording:
@@ -120,18 +121,6 @@ class Routers:
         if self._section.replay:
             metrics |= {"router_replayed": replayed / tokens, "router_drift": drifted / max(replayed, 1.0)}
         return metrics
-
-    def _places(self, layers: int) -> list[int]:
-        """Where each router's layer stands among those of recorded experts: of all layers, or of those with experts."""
-        numbers = [router.layer for router in self._routers]
-        if layers == len(numbers):
-            return list(range(layers))
-        if layers > max(numbers):
-            return numbers
-        raise DataError(
-            f"the recorded experts are of {layers} layers, and the model has experts in layers {numbers}",
-            hint="are generators of the same model? else set learner.router.replay: false",
-        )
 
     def _check(self, name: str) -> None:
         section = self._section

@@ -14,6 +14,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rollmesh.learner.batching.routed_experts import UNKNOWN
 from rollmesh.learner.batching.sequences import whole_sequences
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import PackedBatch
@@ -34,6 +35,7 @@ class MegatronInputs:
         predictors: int64 [r], places among the t of the trained tokens' predecessors.
         trained: int64 [r], which of the R trained tokens these predict.
         total: R.
+        experts: int16 [t, layers, K], to which generators have routed these tokens, see `PackedRow`.
     """
 
     batch: PackedBatch
@@ -44,6 +46,7 @@ class MegatronInputs:
     predictors: Tensor
     trained: Tensor
     total: int
+    experts: Tensor | None = None
 
 
 def prepare_inputs(
@@ -95,12 +98,19 @@ def prepare_inputs(
         predictors=to_device(chosen, device),
         trained=to_device(trained, device),
         total=len(row.predictors),
+        experts=None if row.routed_experts is None else _of_tokens(row.routed_experts, source, padding, device),
     )
 
 
 def padded_tokens(batch: PackedBatch, sizes: ParallelSizes) -> int:
     """Tokens of all sequences of a micro-batch, with the padding that dividing them needs."""
     return int(padded_lengths(whole_sequences(batch.row.segments).lengths, sizes.cp, sizes.tp).sum())
+
+
+def _of_tokens(experts: Tensor, source: NDArray[np.int64], padding: Tensor, device: torch.device) -> Tensor:
+    """The experts of this process's tokens; padding has none."""
+    own = experts.index_select(0, to_device(np.maximum(source, 0), device))
+    return own.masked_fill(padding[:, None, None], UNKNOWN)
 
 
 def _filler_lengths(missing: int, longest: int) -> NDArray[np.int64]:

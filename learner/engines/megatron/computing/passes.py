@@ -19,6 +19,7 @@ from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.megatron.computing.heads import ResultHead
 from rollmesh.learner.engines.megatron.computing.inputs import MegatronInputs, padded_tokens, prepare_inputs
+from rollmesh.learner.engines.megatron.computing.routers import RouterChoices
 from rollmesh.learner.engines.megatron.parallel import ParallelPlace, ParallelSizes
 
 Consume = Callable[[int, ModelOutput], Tensor]
@@ -33,6 +34,7 @@ class Passes:
         head: the last layer, where this process has it.
         sizes, place: of the process.
         device: of the model.
+        routers: of its experts.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class Passes:
         sizes: ParallelSizes,
         place: ParallelPlace,
         device: torch.device,
+        routers: RouterChoices,
     ) -> None:
+        self._routers = routers
         self._chunks, self._head = list(chunks), head
         self._sizes, self._place, self._device = sizes, place, device
         self._run = get_forward_backward_func()
@@ -66,7 +70,7 @@ class Passes:
         length = max(padded_tokens(batch, self._sizes) for batch in batches) if self._sizes.vpp > 1 else 0
         inputs = [prepare_inputs(batch, self._sizes, self._place, self._device, length) for batch in batches]
         iterators = [_Numbered(inputs) for _ in self._chunks]
-        step = _ForwardStep(self._head, consume)
+        step = _ForwardStep(self._head, self._routers, consume)
         single = len(self._chunks) == 1
         self._run(
             forward_step_func=step,
@@ -92,20 +96,21 @@ class _Numbered(Iterator[tuple[int, MegatronInputs]]):
 class _ForwardStep:
     """A forward pass of one micro-batch through one chunk, as Megatron's schedules call it."""
 
-    def __init__(self, head: ResultHead | None, consume: Consume) -> None:
-        self._head, self._consume = head, consume
+    def __init__(self, head: ResultHead | None, routers: RouterChoices, consume: Consume) -> None:
+        self._head, self._routers, self._consume = head, routers, consume
 
     def __call__(self, data_iterator: _Numbered, model: GPTModel) -> tuple[Tensor, Callable[[Tensor], Any]]:
         number, inputs = next(data_iterator)
         if self._head is not None:
             self._head.inputs = inputs
-        out = model(
-            inputs.input_ids,
-            inputs.position_ids,
-            None,
-            packed_seq_params=inputs.sequences,
-            padding_mask=inputs.padding,
-        )
+        with self._routers.passing(inputs):
+            out = model(
+                inputs.input_ids,
+                inputs.position_ids,
+                None,
+                packed_seq_params=inputs.sequences,
+                padding_mask=inputs.padding,
+            )
 
         def loss_of(results: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             assert self._head is not None, "only the last stage has results"

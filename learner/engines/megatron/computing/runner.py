@@ -22,6 +22,7 @@ from rollmesh.learner.engines.megatron.computing.data_parallel import wrap_chunk
 from rollmesh.learner.engines.megatron.computing.heads import LogProbHead, ResultHead, ValueHead
 from rollmesh.learner.engines.megatron.computing.model import build_chunks, build_config, head_of, named_parameters
 from rollmesh.learner.engines.megatron.computing.passes import Passes
+from rollmesh.learner.engines.megatron.computing.routers import RouterChoices
 from rollmesh.learner.engines.megatron.families.family import Settings
 from rollmesh.learner.engines.megatron.parallel import ParallelSizes
 from rollmesh.learner.engines.megatron.weights.weight_map import WeightMap
@@ -49,6 +50,7 @@ class MegatronRunner:
         chunks: this process's parts of the model; wrapped where it is trained.
         parameters: by number of the chunk and Megatron's name.
         router_losses: that Megatron adds to the gradient.
+        routers: what they choose.
         passes: runs micro-batches.
         cost: operations of a forward pass.
     """
@@ -98,7 +100,17 @@ class MegatronRunner:
             # Moves parameters into buffers of its own.
             self.chunks = wrap_chunks(chunks, self._config, spec)
         self.router_losses = RouterLosses(self._config, sizes, self.layout, world)
-        self.passes = Passes(self.chunks, self._head, sizes, self.place, self.device)
+        frequency = self._config.moe_layer_freq
+        self.routers = RouterChoices(
+            chunks,
+            list(map(bool, frequency)) if isinstance(frequency, list) else [],
+            self._config.num_moe_experts or 0,
+            sizes,
+            self.place,
+            world,
+            replay=spec.router.replay,
+        )
+        self.passes = Passes(self.chunks, self._head, sizes, self.place, self.device, self.routers)
         text = stored.model.config.get_text_config()
         shapes = [(name, tuple(tensor.shape)) for name, tensor in stored.model.named_parameters()]
         cost = cost_of(text, shapes, tied=bool(text.tie_word_embeddings) and not value_model)

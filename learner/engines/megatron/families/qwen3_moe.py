@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from rollmesh.learner.engines.experts.layers import layers_with_experts
 from rollmesh.learner.engines.megatron.families.decoder import (
     ATTENTION,
     DENSE,
@@ -16,7 +17,6 @@ from rollmesh.learner.engines.megatron.families.decoder import (
     refuse_biases,
 )
 from rollmesh.learner.engines.megatron.families.family import Family, Settings
-from rollmesh.learner.engines.sparse_layers import layers_with_experts
 
 
 def _translate(config: Any) -> Settings:

@@ -115,6 +115,7 @@ class MegatronStep:
             # Before the weights change: they may be refused.
             metrics = pending.metrics(self._runner.world)
             metrics |= self._runner.router_losses.take_metrics(self._micro_batches)
+            metrics |= self._runner.routers.take_metrics()
             skipped = not np.isfinite(norm)
             if not skipped:
                 with self._groups.active(optimizer=True):
@@ -134,6 +135,7 @@ class MegatronStep:
         self.pending = None
         self._micro_batches = 0
         self._runner.router_losses.forget()
+        self._runner.routers.forget()
         with self._groups.active():
             self._optimizer.release_gradients()
             self._gradients.free(broken=broken)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import TrainSequence
-from rollmesh.learner.engines.fsdp2.experts.balance import balance_loss, z_loss
+from rollmesh.learner.engines.experts.balance import balance_loss, z_loss
 from rollmesh.learner.engines.interface import Engine, StepResult
 from rollmesh.mesh.config.parallel import RouterSection
 from rollmesh.testing.engine_cases import (

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-from rollmesh.learner.engines.fsdp2.experts.balance import balance_loss, bias_step, load_metrics
+from rollmesh.learner.engines.experts.balance import balance_loss, bias_step, load_metrics
 from rollmesh.mesh.config.parallel import ParallelSection, RouterSection
 from rollmesh.testing.engine_cases import MEMBERS, SMALL, assert_same, make_sequences, save_random
 from rollmesh.testing.fixtures import GetWorld

@@ -1,8 +1,8 @@
 """Router replay: experts are those that the generator has chosen, their weights the learner's own (arXiv 2510.11370).
 
-Routers of transformers take the best of all experts by one call of `torch.topk`. Its answer is replaced within a call
-of the router: by the given experts, and by what was to be compared at their places. So a router's weights arise from
-its own logits, as each architecture makes them.
+Routers of transformers and of Megatron-Core take the best of all experts by one call of `torch.topk`. Its answer is
+replaced within a call of the router: by the given experts, and by what was to be compared at their places. So a
+router's weights arise from its own logits, as each architecture makes them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from rollmesh.mesh.errors import DataError
 
 _TOP_K: frozenset[Any] = frozenset({torch.topk, torch.Tensor.topk})
 
@@ -52,3 +54,23 @@ class ReplayedChoice(TorchFunctionMode):
         differs = (own.sort(-1).values != chosen.sort(-1).values).any(-1)
         self.replayed, self.drifted = exists.sum(), differs.sum()
         return torch.return_types.topk((args[0].gather(-1, chosen), chosen))
+
+
+def layer_places(recorded: int, numbers: Sequence[int]) -> list[int]:
+    """Where each layer with experts stands among those of recorded experts: of all layers, or of those with experts.
+
+    Args:
+        recorded: layers of the recorded experts.
+        numbers: of the model's layers with experts.
+
+    Raises:
+        DataError: they are of another model.
+    """
+    if recorded == len(numbers):
+        return list(range(recorded))
+    if recorded > max(numbers):
+        return list(numbers)
+    raise DataError(
+        f"the recorded experts are of {recorded} layers, and the model has experts in layers {list(numbers)}",
+        hint="are generators of the same model? else set learner.router.replay: false",
+    )

@@ -1,0 +1,41 @@
+"""Routers of Megatron's model: replay of given experts, and loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from rollmesh.mesh.config.parallel import ParallelSection
+from rollmesh.testing.engine_cases import assert_same, make_sequences
+from rollmesh.testing.fixtures import GetWorld
+from rollmesh.testing.worlds import EngineLayout
+from tests.learner.engines.experts import router_cases
+
+FSDP2 = EngineLayout("one_process")
+
+
+@pytest.mark.parametrize(
+    ("processes", "parallel"),
+    [(1, {}), (2, {"ep": 2}), (2, {"pp": 2}), (2, {"cp": 2}), (2, {"tp": 2, "ep": 2})],
+    ids=str,
+)
+def test_given_experts_are_chosen_as_by_the_other_engine(
+    engine_worlds: GetWorld, engine_models: Mapping[str, Path], processes: int, parallel: dict[str, int]
+) -> None:
+    model, sequences = engine_models["experts"], router_cases.routed(make_sequences(1), 0)
+    layout = EngineLayout("replayed", processes, "megatron", {"parallel": ParallelSection(**parallel)})
+    expected = router_cases.forced_log_probs(model, sequences)
+    found = engine_worlds(layout).run(router_cases.infer, model, {"replay": True}, sequences, False)
+    (log_probs,) = [each for each in found if each is not None][:1]
+    torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=1e-5)
+    changes = {} if "pp" in parallel else {"activation_checkpointing": True}
+    results = engine_worlds(layout).run(router_cases.step, model, {"replay": True}, sequences, 24, changes)
+    ((_, gradient),) = engine_worlds(FSDP2).run(router_cases.step, model, {"replay": True}, sequences, 24, {})
+    assert_same(results[0][1], gradient)
+    for result, _ in results:
+        assert 0.7 < result.metrics["router_drift"] < 0.95
+        assert 0.7 < result.metrics["router_replayed"] < 1.0
+        assert result.metrics["expert_load_max"] >= 1.0
