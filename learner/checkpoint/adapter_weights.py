@@ -1,11 +1,11 @@
-"""The weights of a checkpoint that holds an adapter alone: the base from its folder, with the adapter's product added.
+"""The weights of a checkpoint that holds an adapter alone: by themselves, or added to the base from its folder.
 
 Invariant: memory holds one tensor of the model, and one layer's adapter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rollmesh.learner.engines.tensors.checkpoint_tensors import read_tensors
 from rollmesh.learner.engines.tensors.state import MODEL_KEY
-from rollmesh.learner.model_files.adapter_names import A_END, B_END, adapted_layer
+from rollmesh.learner.model_files.adapter_names import A_END, B_END, adapted_layer, is_adapter, peft_name
 from rollmesh.learner.model_files.reading import read_parts
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.learner.model_files.weight_files import full_part
@@ -40,14 +40,8 @@ def read_merged(
         DataError: the checkpoint has no adapter, or one of another model; a file cannot be read.
     """
     described = _describe(checkpoint)
-    layers = {layer for name in described if (layer := adapted_layer(name)) is not None}
     shapes = source.describe()
-    if not layers:
-        raise DataError(
-            f"checkpoint {checkpoint} holds no adapter", hint="leave learner.lora out: it was written without"
-        )
-    if unknown := sorted(layer for layer in layers if f"{layer}{_WEIGHT}" not in shapes):
-        raise DataError(f"checkpoint {checkpoint} has an adapter of {unknown[0]}, which the model does not have")
+    layers = _adapted_layers(checkpoint, described, shapes)
     conversions = {name: conversion for conversion in source.plan.conversions for name in conversion.results}
     for name, shaped in shapes.items():
         full = torch.empty(shaped.shape, dtype=torch.float32 if shaped.is_floating_point() else shaped.dtype)
@@ -62,6 +56,38 @@ def read_merged(
             )
             full = merge(full, a, b, scale)
         yield name, full.to(dtype) if full.is_floating_point() else full
+
+
+def read_adapter(checkpoint: Path, source: StoredModel) -> dict[str, Tensor]:
+    """The adapter's own tensors in float32, by peft's names.
+
+    Args:
+        checkpoint: of an adapter, written by any number of ranks.
+        source: the base, open.
+
+    Raises:
+        DataError: see `read_merged`.
+    """
+    described = _describe(checkpoint)
+    _adapted_layers(checkpoint, described, source.describe())
+    factors = {name: tensor for name, tensor in described.items() if is_adapter(name)}
+    return {peft_name(name): tensor for name, tensor in read_tensors(checkpoint, factors, torch.float32)}
+
+
+def _adapted_layers(checkpoint: Path, described: Mapping[str, Tensor], shapes: Mapping[str, Tensor]) -> set[str]:
+    """The layers that have an adapter.
+
+    Raises:
+        DataError: none has, or one that the model does not have.
+    """
+    layers = {layer for name in described if (layer := adapted_layer(name)) is not None}
+    if not layers:
+        raise DataError(
+            f"checkpoint {checkpoint} holds no adapter", hint="leave learner.lora out: it was written without"
+        )
+    if unknown := sorted(layer for layer in layers if f"{layer}{_WEIGHT}" not in shapes):
+        raise DataError(f"checkpoint {checkpoint} has an adapter of {unknown[0]}, which the model does not have")
+    return layers
 
 
 def _describe(checkpoint: Path) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from rollmesh.learner.checkpoint.adapter_weights import read_merged
+from rollmesh.learner.checkpoint.adapter_weights import read_adapter, read_merged
 from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.checkpoint.digests import check_actor_digests
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, checkpoint_name, newest_version
@@ -22,6 +22,7 @@ from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.mesh.weights.peft_folder import write_peft_folder
 
 log = logging.getLogger(__name__)
 FOLDER = "hf"
@@ -44,8 +45,7 @@ def write_hf_folder(
         ConfigError: `out` is not empty, is a file, or cannot be a folder.
         DataError: no such checkpoint, or a damaged one, or one of another model; or a model that cannot be loaded.
     """
-    if not (checkpoint / STATE_NAME).is_file():
-        raise DataError(f"{checkpoint} is not a checkpoint", hint="give a folder below RUN/checkpoints")
+    _require_checkpoint(checkpoint)
     out = _empty(out)
     with StoredModel(model) as source:
         check_actor_digests(checkpoint)
@@ -60,6 +60,36 @@ def write_hf_folder(
             # Half a model is of no use, and the folder could not be given again.
             shutil.rmtree(out, ignore_errors=True)
             raise
+
+
+def write_adapter_folder(checkpoint: Path, model: Path, lora: LoraSection, out: Path) -> None:
+    """Writes a checkpoint's adapter alone, as peft does, in float32.
+
+    Args:
+        checkpoint: of any world size.
+        model: folder of the base.
+        lora: the adapter that the checkpoint holds.
+        out: folder to write; must not hold files yet.
+
+    Raises:
+        ConfigError, DataError: see `write_hf_folder`.
+    """
+    _require_checkpoint(checkpoint)
+    out = _empty(out)
+    with StoredModel(model) as source:
+        check_actor_digests(checkpoint)
+        factors = read_adapter(checkpoint, source)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_peft_folder(out, factors, alpha=lora.alpha, rslora=lora.rank_stabilized, base=str(model))
+    except OSError as error:
+        shutil.rmtree(out, ignore_errors=True)
+        raise DataError(f"{out} cannot be written: {error.strerror or error}", hint="is the disk full?") from error
+
+
+def _require_checkpoint(checkpoint: Path) -> None:
+    if not (checkpoint / STATE_NAME).is_file():
+        raise DataError(f"{checkpoint} is not a checkpoint", hint="give a folder below RUN/checkpoints")
 
 
 def _empty(out: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A folder with an adapter as peft writes it: `PeftModel.from_pretrained`, vLLM and SGLang load it."""
+"""A folder with an adapter as peft writes and reads it; vLLM and SGLang read it too."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.weights.adapter import PEFT_A, PEFT_PREFIX
 
+# What peft can add to the product of two matrices.
+_OTHER_KINDS = ("use_dora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication")
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -49,3 +53,23 @@ def rank_of(factors: Mapping[str, Tensor]) -> int:
     """The rank of an adapter, which is that of all its layers."""
     (rank,) = {int(tensor.shape[0]) for name, tensor in factors.items() if name.endswith(PEFT_A)}
     return rank
+
+
+def read_peft_folder(folder: Path) -> tuple[dict[str, Tensor], float]:
+    """The factors of an adapter by peft's names, and the factor of their products.
+
+    Raises:
+        DataError: the folder cannot be read, or holds something other than a plain adapter of one rank.
+    """
+    try:
+        config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+        factors = load_file(folder / WEIGHTS_NAME)
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise DataError(
+            f"the adapter in {folder} cannot be read: {type(error).__name__}: {error}",
+            hint=f"peft writes {CONFIG_NAME} and {WEIGHTS_NAME}",
+        ) from error
+    if unsupported := sorted(name for name in _OTHER_KINDS if config.get(name)):
+        raise DataError(f"the adapter in {folder} has {unsupported[0]}, which is no plain low-rank product")
+    return factors, alpha / (rank**0.5 if config.get("use_rslora") else rank)

@@ -28,6 +28,7 @@ from rollmesh.learner.engines.fsdp2.kernels.choice import EXACT, build_layout_fo
 from rollmesh.learner.engines.fsdp2.kernels.choice import KEY as ATTENTION_KEY
 from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
 from rollmesh.learner.engines.fsdp2.lora.layers import add_adapters, fill_adapters
+from rollmesh.learner.engines.fsdp2.lora.starting import load_adapters
 from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.learner.engines.fsdp2.packing_choice import choose_packing
 from rollmesh.learner.engines.fsdp2.parallel_requirements import check_parallel
@@ -296,6 +297,8 @@ class ModelRunner(ABC):
         if new:
             parameters = {plain_name(name): parameter for name, parameter in self.module.named_parameters()}
             others = fill_adapters({name: parameters[name] for name in new}, spec.seed)
+            if spec.lora is not None and spec.lora.start_from is not None:
+                load_adapters(parameters, spec.lora)
             if others:
                 self._fill_new({name: parameters[name] for name in others}, stored.files)
 
