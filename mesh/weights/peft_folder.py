@@ -13,7 +13,7 @@ from torch import Tensor
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.weights.adapter import PEFT_A, PEFT_PREFIX
 
-# What peft can add to the product of two matrices.
+# Additions of peft to the product of two matrices.
 _OTHER_KINDS = ("use_dora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication")
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 
