@@ -1,4 +1,4 @@
-"""Export of a checkpoint to a Hugging Face model folder that `transformers` and inference engines load."""
+"""Export of a checkpoint to a folder that `transformers`, peft and inference engines load."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from rollmesh.learner.checkpoint.hf_folders import write_hf_folder
+from rollmesh.learner.checkpoint.hf_folders import write_adapter_folder, write_hf_folder
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, list_checkpoints
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.mesh.config.models import Config
@@ -37,11 +37,33 @@ def export_checkpoint(config: Config, checkpoint: Path, out: Path) -> None:
         ConfigError: `out` is not empty, or the checkpoint is of another engine than `fsdp2` and `megatron`.
         DataError: no such checkpoint, or a damaged one, or one of another model; or a model that cannot be loaded.
     """
+    _require_readable(config)
+    model = Path(resolve_model(config.model).path)
+    write_hf_folder(checkpoint, model, getattr(torch, config.model.dtype), out, config.learner.lora)
+
+
+def export_adapter(config: Config, checkpoint: Path, out: Path) -> None:
+    """Writes a checkpoint's adapter alone: a folder that `PeftModel.from_pretrained` loads onto the run's model.
+
+    Args:
+        config: of the run, with `learner.lora`.
+        checkpoint: folder of a checkpoint, of any world size.
+        out: folder to write; must not hold files yet.
+
+    Raises:
+        ConfigError: the run trains no adapter; else as for `export_checkpoint`.
+        DataError: see `export_checkpoint`.
+    """
+    _require_readable(config)
+    if config.learner.lora is None:
+        raise ConfigError("the run trains no adapter: learner.lora is not set", hint="leave --adapter out")
+    write_adapter_folder(checkpoint, Path(resolve_model(config.model).path), config.learner.lora, out)
+
+
+def _require_readable(config: Config) -> None:
     if not config.learner.has_readable_checkpoints:
         raise ConfigError(
             "only checkpoints of fsdp2 and megatron are read without their engine, and learner.engine is "
             f"{config.learner.engine}",
             hint="`export_hf` of that engine writes the folder",
         )
-    model = Path(resolve_model(config.model).path)
-    write_hf_folder(checkpoint, model, getattr(torch, config.model.dtype), out, config.learner.lora)

@@ -152,7 +152,7 @@ class WeightReceiver:
         self._pinned = pinned if pinned is not None else PinnedGroups()
         self._pinned.set_cancel_swap(self._hold_swap)
         self._on_serving = on_serving
-        # Of the version in service, and of the one that is about to be: the engine changes a moment before `serving`.
+        # The version in service, and the one that is about to be: the engine changes a moment before `serving`.
         self._announced_weights: dict[PolicyVersion, AnnouncedWeights] = {}
         self._incarnation = 0
         self._swapping: Future[SwapTimings] | None = None

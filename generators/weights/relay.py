@@ -4,8 +4,8 @@ Invariants:
 
 - Only verified buckets are served, each as soon as it is verified. A caller that waits for one gets a message at least
   every `HEARTBEAT_S`: a relay that waits itself differs from a dead one.
-- A version's full bytes are kept until those of the next one are complete, those of a base of adapters for as
-  long as they are requested. The oldest one that is being fetched is kept
+- A version's full bytes are kept until those of the next one are complete. A base of adapters is kept while it is
+  requested. The oldest one that is being fetched is kept
   too, so that a slow link brings a version in the end.
 - A few deltas are kept as well. Bytes that were not requested for a while are released.
 - Without an address nothing is kept.

@@ -19,12 +19,14 @@ from rollmesh.learner.checkpoint.digests import check_actor_digests
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, checkpoint_name, newest_version
 from rollmesh.learner.engines.interface import STATE_NAME
 from rollmesh.learner.engines.tensors.checkpoint_tensors import read_tensors
+from rollmesh.learner.model_files.adapter_names import A_END, B_END, peft_name
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.full_weights import read_full
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.mesh.weights.peft_folder import write_peft_folder
 
 log = logging.getLogger(__name__)
 FOLDER = "hf"
@@ -92,6 +94,34 @@ def checkpoint_weights(
     if lora is not None:
         return read_full(source, dtype, CheckpointAdapter(checkpoint, lora.scale))
     return read_tensors(checkpoint, source.describe(), dtype)
+
+
+def write_adapter_folder(checkpoint: Path, model: Path, lora: LoraSection, out: Path) -> None:
+    """Writes a checkpoint's adapter alone, as peft does, in float32.
+
+    Args:
+        checkpoint: of any world size.
+        model: folder of the base.
+        lora: the adapter that the checkpoint holds.
+        out: folder to write; must not hold files yet.
+
+    Raises:
+        ConfigError, DataError: see `write_hf_folder`.
+    """
+    require_checkpoint(checkpoint)
+    out = _empty(out)
+    check_actor_digests(checkpoint)
+    adapter = CheckpointAdapter(checkpoint, lora.scale)
+    factors = {}
+    for layer in sorted(adapter.layers):
+        for end, matrix in zip((A_END, B_END), adapter.read(layer), strict=True):
+            factors[peft_name(f"{layer}{end}")] = matrix
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_peft_folder(out, factors, alpha=lora.alpha, rslora=lora.rank_stabilized, base=str(model))
+    except OSError as error:
+        shutil.rmtree(out, ignore_errors=True)
+        raise DataError(f"{out} cannot be written: {error.strerror or error}", hint="is the disk full?") from error
 
 
 def _empty(out: Path) -> Path:

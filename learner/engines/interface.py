@@ -128,8 +128,8 @@ class ExportedTensor:
 
 
 WeightPart = Literal["policy", "base", "adapter"]
-"""The tensors that leave an engine: those of the policy, an adapter merged in; those of the base to which an adapter
-belongs; or those of the adapter, under peft's names. Without an adapter the first two are the same."""
+"""Tensors that leave an engine: those of the policy, with its adapter merged in, of the base beneath it, or of the
+adapter, under peft's names. Without an adapter the first two are the same."""
 WeightShard: TypeAlias = tuple[str, tuple[slice, ...], Tensor]
 """A tensor's name, a place in the full tensor (as an index; empty: all of it), and the part that belongs there."""
 

@@ -17,9 +17,8 @@ from torch import Tensor
 from rollmesh.learner.model_files.adapter_names import A_END, B_END, layer_of_peft, peft_name
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.weights.peft_folder import CONFIG_NAME, WEIGHTS_NAME
 
-CONFIG_NAME = "adapter_config.json"
-_WEIGHTS_NAME = "adapter_model.safetensors"
 # Settings under which a weight is more than W + scale * B A, with the values that leave it at that.
 _PLAIN: dict[str, Any] = {
     "bias": "none",
@@ -78,7 +77,7 @@ class FolderAdapter:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / _WEIGHTS_NAME
+        self._path = folder / WEIGHTS_NAME
         self.origin = f"adapter {folder}"
         self.scale, _ = read_adapter_config(folder)
         try:

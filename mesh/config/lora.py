@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -21,6 +22,11 @@ class LoraSection(Section):
         False, description="Products are multiplied by alpha / sqrt(rank) instead (rsLoRA, arXiv:2312.03732)."
     )
 
+    start_from: Path | None = Field(
+        None,
+        description="Folder with an adapter of the same rank, scale and layers, as peft writes it, with whose values "
+        "training begins. None: a new one, which changes nothing at first.",
+    )
     push: Literal["full", "merged", "served"] = Field(
         "merged",
         description="Bytes that a version of the policy is, and what generators do with them. `merged`: the adapter "

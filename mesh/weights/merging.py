@@ -30,7 +30,7 @@ def effective_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of the policy that a version is: its tensors, or its base with the adapter merged.
 
-    Merged weights are made as they are asked for, and rounded to the dtype of the base; the other tensors of a base are
+    Merged weights are made as they are asked for, and rounded to the dtype of the base. The other tensors of a base are
     views of its bytes.
 
     Args:

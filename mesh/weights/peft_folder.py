@@ -1,4 +1,4 @@
-"""A folder with an adapter as peft writes it: `PeftModel.from_pretrained`, vLLM and SGLang load it."""
+"""A folder with an adapter as peft writes and reads it; vLLM and SGLang read it too."""
 
 from __future__ import annotations
 

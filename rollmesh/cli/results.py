@@ -71,17 +71,21 @@ def _export(
     public: Annotated[
         bool, typer.Option("--public", help="The repository is public, if --push-to has to make it.")
     ] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write the adapter of learner.lora alone, as peft does.")
+    ] = False,
 ) -> None:
     """Turn a checkpoint into a Hugging Face model folder."""
     from rollmesh.run_files import read_config
 
     config = read_config(run)
     from rollmesh.checkpoint_choice import checkpoint_path
-    from rollmesh.export import export_checkpoint, latest_checkpoint
+    from rollmesh.export import export_adapter, export_checkpoint, latest_checkpoint
 
     chosen = checkpoint_path(run, checkpoint) if checkpoint is not None else latest_checkpoint(run)
-    export_checkpoint(config, chosen, out)
-    typer.echo(f"{out}: {config.model.path} with the weights of {chosen}")
+    (export_adapter if adapter else export_checkpoint)(config, chosen, out)
+    what = f"the adapter of {chosen}, for {config.model.path}" if adapter else f"{config.model.path} with {chosen}"
+    typer.echo(f"{out}: {what}")
     if push_to is not None:
         from rollmesh.push import push_folder
 

@@ -1,7 +1,7 @@
 """A published version as the learner serves it, and its log-probs by a plain forward pass.
 
-A version that is an adapter is merged into its base, whose own log-probs are computed too: an engine that has lost the
-adapter gives those.
+A version that is an adapter is merged into its base. The base's own log-probs are computed too: an engine that has lost
+the adapter gives those.
 
 Invariant: no part of an inference engine is used. The bytes come from the learner itself, are verified, and run through
 the model's own code on this machine's CPU, without a cache.

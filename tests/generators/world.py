@@ -155,9 +155,7 @@ class Learner:
         self.publisher = WeightPublisher(
             config.run.name,
             bundle,
-            PublishRules(
-                transport=config.weights.transport, encoding=config.weights.encoding, chain=config.weights.chain
-            ),
+            PublishRules.of(config),
         )
         self._stack.callback(self.publisher.close)
         self.server = new_server(SECURITY)

@@ -13,8 +13,11 @@ import torch
 
 from rollmesh.cli import main
 from rollmesh.generators.engines.hf import weights as engine_weights
+from rollmesh.generators.weights.announced_weights import AnnouncedWeights
 from rollmesh.mesh.errors import UnreachableError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.mesh.weights.adapter import FROZEN_BASE, factor_names
+from rollmesh.mesh.weights.tensors import named_tensors
 from rollmesh.verification.compare import Comparison, compare
 from rollmesh.verification.verdict import GeneratorAnswer, LearnerReference, judge, tolerance_for
 from tests.generators.world import SECURITY, TOKENIZER, World, mesh
@@ -182,6 +185,40 @@ async def test_other_weights_are_found_and_what_cannot_be_compared_is_said(
         assert "good" in outcomes["good"].why
     with pytest.raises(UnreachableError):
         await compare(world.address, SECURITY, timeout_s=1)
+
+
+async def test_a_lost_adapter_is_found_though_the_base_is_the_same_bit_by_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with mesh(tmp_path, learner__lora={"rank": 2}) as world:
+        learner = await world.learner()
+        base = dict(world.model(0).named_parameters())
+        torch.manual_seed(0)
+        factors: dict[str, torch.Tensor] = {}
+        for name, weight in base.items():
+            if name.endswith("q_proj.weight"):
+                a, b = factor_names(name)
+                factors |= {a: torch.randn(2, weight.shape[1]), b: 0.1 * torch.randn(weight.shape[0], 2)}
+        learner.publisher.publish(FROZEN_BASE, base.items(), "float32")
+        learner.publisher.publish(PolicyVersion(1, 0), factors.items(), "float32")
+        await learner.client.set_policy_version(1, 0)
+        world.generator("good")
+        await world.holds_weights("good")
+
+        def without_adapter(self: AnnouncedWeights, _data: memoryview, **_: object) -> object:
+            assert self.base is not None
+            return named_tensors(self.manifest.base, self.base)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(AnnouncedWeights, "for_engine", without_adapter)
+            world.generator("lost")
+            await world.holds_weights("lost")
+        assert await asyncio.to_thread(_command, world, monkeypatch, "--timeout", "20", "--json") == 1
+        good, lost = json.loads(capsys.readouterr().out)["generators"]
+        assert (good["member_id"], good["outcome"], good["why"]) == ("good", "agrees", "")
+        assert (lost["member_id"], lost["outcome"]) == ("lost", "differs")
+        assert "other bytes than the learner's (first: model.layers.0.self_attn.q_proj.weight" in lost["why"]
+        assert "its log-probs are those of the base: the adapter is lost" in lost["why"]
 
 
 async def _after_a_death(world: World) -> Comparison:

@@ -39,14 +39,19 @@ from rollmesh.generators.engines.external.served_adapters import LiveAdapter, Se
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.types import EngineSettings, SamplingParams, SleepLevel, SleepReport, WakeStep
 from rollmesh.generators.engines.vllm import environment, fork_server, logs, private_names, sampling
-from rollmesh.generators.engines.vllm.adapters import StagedAdapter, load_adapter, request_of
 from rollmesh.generators.engines.vllm.engine_args import engine_arguments, on_cpu, section_of, transfer_of, workers
 from rollmesh.generators.engines.vllm.launcher import EngineProcess
 from rollmesh.generators.engines.vllm.load_metrics import LoadMetricsCollector
 from rollmesh.generators.engines.vllm.output_stream import JobStream, OutputRouter
 from rollmesh.generators.engines.vllm.replica_routing import ReplicaRouter
 from rollmesh.generators.engines.vllm.shared_weights import SharedWeights
-from rollmesh.generators.engines.vllm.weight_senders import SharedSender, WeightSender
+from rollmesh.generators.engines.vllm.weight_senders import (
+    SharedSender,
+    StagedAdapter,
+    WeightSender,
+    load_adapter,
+    request_of,
+)
 from rollmesh.generators.engines.vllm.worker import HELD_BYTES, PLAIN_BYTES
 from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.liveness.freeze_detector import ProcessState

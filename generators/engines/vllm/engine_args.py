@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+from rollmesh.generators.engines.external.served_adapters import MOST_ADAPTERS
 from rollmesh.generators.engines.types import EngineSettings
-from rollmesh.generators.engines.vllm.adapters import adapter_arguments
 from rollmesh.mesh.config.rollout import VllmSection
 from rollmesh.mesh.errors import ConfigError
 
@@ -23,6 +23,8 @@ THREADS_BINDING, UNBOUND = "VLLM_CPU_OMP_THREADS_BIND", "nobind"
 TransferName = Literal["shm", "nccl", "ipc"]
 _BACKENDS: dict[TransferName, str] = {"shm": SHARED, "nccl": "nccl", "ipc": "ipc"}
 _GIB = 2**30
+# The ranks for which its kernels are made.
+_ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def section_of(settings: EngineSettings) -> VllmSection:
@@ -106,6 +108,21 @@ def check_features(settings: EngineSettings, *, experts: bool) -> None:
             "rollout.vllm.data_parallel: vLLM has no copies of a mixture of experts on a CPU",
             hint="start more generators",
         )
+
+
+def adapter_arguments(rank: int) -> dict[str, Any]:
+    """The engine arguments for adapters of a rank.
+
+    Raises:
+        ConfigError: vLLM has no such rank.
+    """
+    fitting = next((known for known in _ADAPTER_RANKS if known >= rank), None)
+    if fitting is None:
+        raise ConfigError(
+            f"learner.lora.rank is {rank}, and vLLM serves adapters up to rank {_ADAPTER_RANKS[-1]}",
+            hint="set learner.lora.push: merged",
+        )
+    return {"enable_lora": True, "max_lora_rank": fitting, "max_loras": MOST_ADAPTERS, "max_cpu_loras": MOST_ADAPTERS}
 
 
 def engine_arguments(

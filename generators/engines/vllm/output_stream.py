@@ -3,8 +3,8 @@
 vLLM's own processing makes three objects per token and wakes a task per request and step. Here the core's outputs of
 our jobs become chunks at once, in the task that receives them; other requests (probes) are processed by vLLM.
 
-Invariant: a token's version is the one that the engine core put on the step that sampled it, or that of the adapter
-which its job keeps.
+Invariant: a token's version is that of the adapter which its job keeps. Without one it is the version that the engine
+core put on the step that sampled it.
 """
 
 from __future__ import annotations

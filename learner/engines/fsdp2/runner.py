@@ -315,8 +315,9 @@ class ModelRunner(ABC):
         new = load_weights(self.module, stored, self.device)
         if new:
             parameters = {plain_name(name): parameter for name, parameter in self.module.named_parameters()}
-            others = fill_adapters({name: parameters[name] for name in new}, spec.seed)
-            if others:
+            if spec.lora is not None:
+                fill_adapters({name: parameters[name] for name in new if is_adapter(name)}, spec.lora, spec.seed)
+            if others := [name for name in new if not is_adapter(name)]:
                 self._fill_new({name: parameters[name] for name in others}, stored.files)
 
     def _divide(self, config: PreTrainedConfig) -> None:

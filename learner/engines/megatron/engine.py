@@ -50,7 +50,7 @@ from rollmesh.learner.engines.resting_parts import (
     chosen_parts,
     resting_parts,
 )
-from rollmesh.learner.engines.tensors.adapters import first_values
+from rollmesh.learner.engines.tensors.adapters import AdapterStart
 from rollmesh.learner.engines.tensors.divided_tensor import DividedTensor
 from rollmesh.learner.engines.tensors.export import exported_tensors, full_tensors, own_shards
 from rollmesh.learner.engines.tensors.hf_folder import write_weights
@@ -305,10 +305,14 @@ class MegatronEngine(Engine):
 
         base = {key: value for key, value in self._runner.parameters.items() if not is_adapter_parameter(key[1])}
         load_weights(base, {key: self._pieces[key] for key in base}, stored, note)
-        shapes = {full.name: full.shape for full in self._weights.full_tensors()}
+        if self._spec.lora is None:
+            return
+        start = AdapterStart(
+            self._spec.lora, {full.name: full.shape for full in self._trained_tensors()}, self._spec.seed
+        )
         for key in self._runner.parameters.keys() - base.keys():
             for piece in self._pieces[key].pieces:
-                values = first_values(piece.hf_name, shapes[piece.hf_name], self._spec.seed)[piece.hf_box]
+                values = start.values(piece.hf_name)[piece.hf_box]
                 piece.view(self._runner.parameters[key]).copy_(values)
                 note(key, piece, values)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 from zlib import crc32
@@ -11,12 +11,57 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from rollmesh.learner.model_files.adapter_names import A_END
+from rollmesh.learner.model_files.adapter_folder import FolderAdapter
+from rollmesh.learner.model_files.adapter_names import A_END, adapted_layer
+from rollmesh.mesh.config.lora import LoraSection
+from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.weights.merging import merge
 
 
+class AdapterStart:
+    """The values with which an adapter begins: new ones, or those of a folder that peft has written.
+
+    Args:
+        section: of the adapter that is trained.
+        shapes: of all its full matrices, by name.
+        seed: of the run.
+
+    Raises:
+        DataError: the folder cannot be read, or holds an adapter of another rank, scale, or of other layers.
+    """
+
+    def __init__(self, section: LoraSection, shapes: Mapping[str, Sequence[int]], seed: int) -> None:
+        self._shapes, self._seed = shapes, seed
+        self._stored = None if section.start_from is None else FolderAdapter(section.start_from)
+        if self._stored is not None:
+            self._check(self._stored, section)
+
+    def values(self, name: str) -> Tensor:
+        """A full matrix, float32 on the CPU."""
+        layer = adapted_layer(name)
+        if self._stored is None or layer is None:
+            return first_values(name, self._shapes[name], self._seed)
+        a, b = self._stored.read(layer)
+        found = a if name.endswith(A_END) else b
+        if tuple(found.shape) != tuple(self._shapes[name]):
+            shapes = f"{list(found.shape)}, and learner.lora asks for {list(self._shapes[name])}"
+            raise DataError(f"{self._stored.origin}: {name} has shape {shapes}", hint="set learner.lora.rank as it has")
+        return found
+
+    def _check(self, stored: FolderAdapter, section: LoraSection) -> None:
+        if not math.isclose(stored.scale, section.scale):
+            raise DataError(
+                f"{stored.origin} has scale {stored.scale:g}, and learner.lora says {section.scale:g}",
+                hint="set learner.lora.alpha and rank_stabilized as in its adapter_config.json",
+            )
+        own = {layer for name in self._shapes if (layer := adapted_layer(name)) is not None}
+        if others := sorted(own ^ stored.layers):
+            which = "has no adapter of" if others[0] in own else "has an adapter of"
+            raise DataError(f"{stored.origin} {which} {others[0]}", hint="set learner.lora.targets as it has them")
+
+
 def first_values(name: str, shape: Sequence[int], seed: int) -> Tensor:
-    """The full matrix with which an adapter begins, float32, whatever the division and the engine.
+    """The full matrix with which a new adapter begins, float32, whatever the division and the engine.
 
     A is drawn as peft draws it (Kaiming, uniform, with a = sqrt(5)), B is zero.
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from rollmesh.learner.engines.fsdp2.loading import place_full
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
-from rollmesh.learner.engines.tensors.adapters import first_values
-from rollmesh.learner.model_files.adapter_names import A_END, B_END, NAME, is_adapter
+from rollmesh.learner.engines.tensors.adapters import AdapterStart
+from rollmesh.learner.model_files.adapter_names import A_END, B_END, NAME
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import ConfigError
 
@@ -46,20 +46,20 @@ def add_adapters(model: nn.Module, section: LoraSection, name: str) -> None:
     inject_adapter_in_model(config, model, NAME, low_cpu_mem_usage=True)
 
 
-def fill_adapters(parameters: Mapping[str, nn.Parameter], seed: int) -> list[str]:
-    """Gives new adapters their values, the same whatever the number of ranks; returns the names of other parameters.
+def fill_adapters(parameters: Mapping[str, nn.Parameter], section: LoraSection, seed: int) -> None:
+    """Gives adapters their first values, the same whatever the number of ranks.
 
     Args:
-        parameters: by plain name; they have memory.
+        parameters: of the adapters, by plain name; they have memory.
+        section: of the adapter.
         seed: of the run.
+
+    Raises:
+        DataError: see `AdapterStart`.
     """
-    others = []
+    start = AdapterStart(section, {name: parameter.shape for name, parameter in parameters.items()}, seed)
     for name, parameter in parameters.items():
-        if is_adapter(name):
-            place_full(parameter, first_values(name, parameter.shape, seed))
-        else:
-            others.append(name)
-    return others
+        place_full(parameter, start.values(name))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rollmesh.generators.engines.types import EngineSettings
-from rollmesh.generators.engines.vllm.adapters import adapter_arguments
+from rollmesh.generators.engines.vllm.engine_args import adapter_arguments
 from rollmesh.mesh.errors import ConfigError
 from tests.generators.engines.contract_adapters import RANK, AdapterContract
 from tests.generators.engines.tiny import ContractModel
