@@ -42,12 +42,13 @@ class Interleaving:
 
     @classmethod
     def weighted(cls, weights: Sequence[float], *, seed: int) -> Interleaving:
-        """One whose shares are proportional to weights, to six digits."""
+        """One whose shares are proportional to positive weights, to six digits."""
         total = math.fsum(weights)
         fractions = [Fraction(weight / total).limit_denominator(_FINEST) for weight in weights]
         common = math.lcm(*(fraction.denominator for fraction in fractions))
-        if common > _FINEST:
-            return cls([round(_FINEST * weight / total) or int(weight > 0) for weight in weights], seed=seed)
+        # The least share is one part of a million: a source with a weight is never left out.
+        if common > _FINEST or not all(fractions):
+            return cls([round(_FINEST * weight / total) or 1 for weight in weights], seed=seed)
         return cls([int(fraction * common) for fraction in fractions], seed=seed)
 
     def source(self, place: int) -> int:

@@ -7,7 +7,7 @@ small source begins its next epoch while a large one is still in its first.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -43,12 +43,12 @@ def order_of(
         weights: of the sources, positive; None: their numbers of rows.
         turns: who has which ordinal, in place of weights; then there is no end.
     """
+    if len(sources) == 1:
+        return DataOrder(len(sources[0]), seed=seed, shuffle=shuffle, epochs=epochs, blocks=sources[0].blocks)
     orders = [
         DataOrder(len(source), seed=seed, shuffle=shuffle, epochs=None, blocks=source.blocks, stream=number)
         for number, source in enumerate(sources)
     ]
-    if len(sources) == 1:
-        return DataOrder(len(sources[0]), seed=seed, shuffle=shuffle, epochs=epochs, blocks=sources[0].blocks)
     if turns is not None:
         return MixtureOrder(orders, turns, last_ordinal=None)
     if weights is None:
@@ -103,9 +103,10 @@ class MixtureOrder:
 
 def _end(shares: Interleaving, needed: Sequence[int]) -> int:
     """The least number of places among which each source has as many as it needs."""
-    enough: Callable[[int], bool] = lambda places: all(  # noqa: E731 - the key of a search
-        shares.count(source, places) >= number for source, number in enumerate(needed)
-    )
+
+    def enough(places: int) -> bool:
+        return all(shares.count(source, places) >= number for source, number in enumerate(needed))
+
     most = 1
     while not enough(most):
         most *= 2

@@ -70,6 +70,13 @@ def test_weights_are_met(weights: list[float], places: int) -> None:
         assert math.isclose(turns.count(source, places), places * weight / sum(weights), rel_tol=1e-4, abs_tol=30)
 
 
+@pytest.mark.parametrize("weights", [[1.0, 1e-9], [1e-9, 1.0, 1.0]])
+def test_the_least_weight_is_not_none(weights: list[float]) -> None:
+    order = mixture([2] * len(weights), weights=weights, epochs=1)
+    assert order.last_ordinal is not None
+    assert order.last_ordinal < 3_000_000
+
+
 @given(rows=sizes, epochs=st.integers(1, 3))
 def test_without_weights_an_epoch_has_every_row_once(rows: list[int], epochs: int) -> None:
     order, total = mixture(rows, epochs=epochs), sum(rows)
