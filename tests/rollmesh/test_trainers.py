@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import rollmesh
 from rollmesh.launcher.folder import locked
+from rollmesh.mesh.config.trainers.configs import CONFIGS
 from rollmesh.mesh.errors import ConfigError, RunBusyError
-from rollmesh.trainers import CONFIGS, read_trainer_config, run_here
+from rollmesh.trainers import read_trainer_config, run_here, sft
 from tests.command import Command
 from tests.learner.trainers.tiny import write_chat_model, write_rows
 
@@ -33,10 +33,10 @@ def test_settings_of_other_losses_are_refused() -> None:
         read_trainer_config("rm", GIVEN, ["learner.lora={}"])
 
 
-def test_a_command_lists_its_keys(command: Command) -> None:
-    assert "loss.beta = 0.1" in command("config", "schema", "dpo").stdout
-    assert "data.train_on = all" in command("config", "schema", "sft").stdout
-    refused = command("config", "schema", "run")
+def test_a_command_lists_its_keys(rollmesh: Command) -> None:
+    assert "loss.beta = 0.1" in rollmesh("config", "schema", "dpo").stdout
+    assert "data.train_on = all" in rollmesh("config", "schema", "sft").stdout
+    refused = rollmesh("config", "schema", "run")
     assert refused.returncode == ConfigError.exit_code
     assert "known: sft, rm, dpo" in refused.stderr
 
@@ -54,6 +54,6 @@ def test_the_api_trains_in_a_process_of_its_own(tmp_path: Path) -> None:
         "model": {"path": str(write_chat_model(tmp_path / "model"))},
         "data": {"train": str(rows["sft"])},
     }
-    folder = rollmesh.sft(given, overrides=["learner.steps=2"])
+    folder = sft(given, overrides=["learner.steps=2"])
     assert folder == tmp_path / "runs" / "run" / "hf" / "last"
     assert (folder / "model.safetensors").is_file()

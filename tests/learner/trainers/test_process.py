@@ -98,7 +98,6 @@ def test_a_reward_model_is_a_classifier_with_the_same_scores(
         expected = model(padded["input_ids"], padded["attention_mask"]).logits[:, 0].tolist()
     scores = [outcome.total for outcome in found if isinstance(outcome, Scored)]
     assert scores == pytest.approx(expected, abs=1e-5)
-    # What the training has seen is what the folder computes.
     record = metrics(tmp_path / "rm")[-1]
     assert len(set(map(round, scores, [6] * 6))) == 6
     assert record["eval/rewards/accuracies"] > 0.5
