@@ -22,14 +22,12 @@ from rollmesh.launcher.folder import locked, set_aside
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_as, save_config
-from rollmesh.mesh.config.trainers.configs import DpoConfig, RewardModelConfig, SftConfig, TrainerConfig
+from rollmesh.mesh.config.trainers.configs import CONFIGS, TrainerConfig
 from rollmesh.mesh.errors import RankLostError, RollmeshError
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 
 log = logging.getLogger(__name__)
-CONFIGS: Mapping[str, type[TrainerConfig]] = {"sft": SftConfig, "rm": RewardModelConfig, "dpo": DpoConfig}
-"""The configuration of each command."""
 Source = TrainerConfig | Mapping[str, Any] | Path | str
 
 

@@ -53,6 +53,7 @@ _SHARED = (
         "learner/engines/test_contract",
         "learner/engines/test_equivalence",
         "learner/engines/test_four_ranks",
+        "learner/trainers/test_layouts",
     ),
     (
         "learner/engines/megatron/computing/test_",

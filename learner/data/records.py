@@ -1,6 +1,6 @@
 """Rows of any form from a Parquet or JSONL file: records that the caller gives a meaning.
 
-Invariant: a file is read where it lies. Only the offsets of a JSONL file's rows are held, and a Parquet file is mapped.
+A JSONL file is read where it lies, and only the offsets of its rows are held. A Parquet file is held as Arrow columns.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ParquetRecords:
         import pyarrow.parquet as pq
 
         try:
-            self._table = pq.read_table(path, memory_map=True)
+            self._table = pq.read_table(path)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"cannot read {path}: {error}", hint="is it a Parquet file?") from error
 

@@ -9,7 +9,7 @@ Invariant: calls line up. Processes begin the same loads in the same order, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import msgpack
@@ -21,6 +21,8 @@ from rollmesh.learner.engines.world import World, gather_bytes
 from rollmesh.mesh.errors import DataError, StuckError
 
 Examples = list[Example | None]
+# Longest wait for a load at the end: where another process has failed, it may never come.
+_CLOSE_S = 10.0
 
 
 class ExampleLoader:
@@ -34,10 +36,12 @@ class ExampleLoader:
         self._world = world
         self._group = world.lend_group() if world.processes > 1 else None
         self._thread = ThreadPoolExecutor(1, "examples")
+        self._last: Future[Examples] | None = None
 
     def begin(self, source: ExampleSource, rows: Sequence[int]) -> Future[Examples]:
         """Begins to load some rows; they come in that order, the same in every process."""
-        return self._thread.submit(self._load, source, rows)
+        self._last = self._thread.submit(self._load, source, rows)
+        return self._last
 
     def take(self, loading: Future[Examples]) -> Examples:
         """Waits for a load.
@@ -56,9 +60,10 @@ class ExampleLoader:
             ) from None
 
     def close(self) -> None:
-        """Ends the thread."""
-        self._thread.shutdown(cancel_futures=True)
-        if self._group is not None:
+        """Ends the thread, once its last load is over."""
+        self._thread.shutdown(wait=False)
+        idle = self._last is None or not wait([self._last], _CLOSE_S).not_done
+        if self._group is not None and idle:
             self._world.take_back(self._group)
 
     def _load(self, source: ExampleSource, rows: Sequence[int]) -> Examples:

@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from rollmesh.mesh.config.base import Section, section_of
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.trainers.configs import CONFIGS
 
 _HEAD = """# Configuration
 
@@ -38,7 +39,20 @@ def reference() -> str:
             ]
             lines += [f"| `{key}` | {kind} | {default} | {text} |" for key, kind, default, text in _rows(section, "")]
             lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_trainers()])
+
+
+def _trainers() -> Iterator[str]:
+    """The keys of the trainers that a run does not have, or has with another type, default or meaning."""
+    known = set(_rows(Config, ""))
+    for command, config in CONFIGS.items():
+        yield from (f"## rollmesh {command}", "", "Its keys that a run does not have, or has with another meaning.", "")
+        yield from _TABLE_HEAD
+        for row in _rows(config, ""):
+            if row not in known:
+                key, kind, default, text = row
+                yield f"| `{key}` | {kind} | {default} | {text} |"
+        yield ""
 
 
 def _rows(section: type[Section], prefix: str) -> Iterator[tuple[str, str, str, str]]:

@@ -13,8 +13,8 @@ class RewardSection(Section):
     functions: list[str] = Field(
         default_factory=lambda: ["auto"],
         description="Scorers, summed: registered names (auto, arithmetic, environment, exact_match, gsm8k, "
-        "gsm8k_strict, gsm8k_flexible, math, math_string, math_dapo, none, qa, strings), `model:FOLDER` (a reward "
-        "model of `rollmesh rm`), or `module:function` / `file.py:function` with verl's or TRL's signature. `auto` "
+        "gsm8k_strict, gsm8k_flexible, math, math_string, math_dapo, none, qa, strings), or `module:function` / "
+        "`file.py:function` with verl's or TRL's signature. `model:FOLDER` is a reward model of `rollmesh rm`. `auto` "
         "takes the reward of the episode if it has one, else picks by data_source.",
     )
     by_data_source: dict[str, list[str]] = Field(

@@ -39,7 +39,7 @@ def _schema(
     as_json: bool = typer.Option(False, "--json", help="Print the JSON schema instead."),
 ) -> None:
     """Print every key with its meaning and default."""
-    from rollmesh.trainers import CONFIGS
+    from rollmesh.mesh.config.trainers.configs import CONFIGS
 
     model: type[Section] | None = CONFIGS.get(command) if command else Config
     if model is None:

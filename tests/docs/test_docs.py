@@ -9,8 +9,9 @@ import yaml
 
 from rollmesh.mesh.access.docs_reference import reference as reference_of_verbs
 from rollmesh.mesh.access.docs_reference import with_reference
-from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config import Config, load_as
 from rollmesh.mesh.config.docs_reference import reference
+from rollmesh.mesh.config.trainers.configs import CONFIGS
 from tests.docs.prose import LONGEST_SENTENCE, TRANSLATED, words
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -104,7 +105,10 @@ SETTINGS = [
 
 @pytest.mark.parametrize("block", SETTINGS)
 def test_settings_are_taken(block: str) -> None:
-    load_config({"model": {"path": "m"}, "data": {"train": "t"}, **yaml.safe_load(block)})
+    given = {"model": {"path": "m"}, "data": {"train": "t"}, **yaml.safe_load(block)}
+    # A file of a trainer says so in its name, which stands above it.
+    trainer = re.match(r"# (sft|rm|dpo)\.yaml\n", block)
+    load_as(CONFIGS[trainer[1]] if trainer else Config, given)
 
 
 def test_every_failure_names_tests_that_exist() -> None:

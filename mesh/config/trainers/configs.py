@@ -5,6 +5,9 @@ They share the sections of a run wherever they mean the same. So a key of a run 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from pydantic import Field, model_validator
 
 from rollmesh.mesh.config.base import Section
@@ -63,3 +66,9 @@ class DpoConfig(TrainerConfig):
     data: RowsSection = Field(description="Pairs of a chosen and a rejected response; with `kto` single responses.")
     learner: TrainerSection = Field(default_factory=TrainerSection, description="Training of the model.")
     loss: PreferenceSection = Field(default_factory=PreferenceSection, description="The loss, and its settings.")
+
+
+CONFIGS: Mapping[str, type[TrainerConfig]] = MappingProxyType(
+    {"sft": SftConfig, "rm": RewardModelConfig, "dpo": DpoConfig}
+)
+"""The configuration of each command."""

@@ -50,6 +50,24 @@ def test_plans_keep_their_promises(groups, budget, ranks, minibatches, packing):
     assert flat == sorted(set(flat))
 
 
+@given(
+    pairs=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 30), st.integers(1, 30)), max_size=8),
+    budget=st.integers(1, 120),
+    ranks=st.integers(1, 4),
+    packing=st.sampled_from(Packing),
+)
+def test_groups_that_are_computed_as_a_whole_are_in_one_micro_batch(pairs, budget, ranks, packing):
+    items = [PlanItem(g, prompt, length) for g, (prompt, *lengths) in enumerate(pairs) for length in lengths]
+    plan = plan_batch(items, token_budget=budget, ranks=ranks, packing=packing, whole_groups=True)
+    tokens = {Packing.SHARED: _tokens, Packing.REPEATED: _repeated, Packing.ROWS: _padded}[packing]
+    micros = [micro for rank in plan.minibatches[0] for micro in rank if micro]
+    assert sorted(i for micro in micros for i in micro) == list(range(len(items)))
+    for micro in micros:
+        assert [items[i].group for i in micro[0::2]] == [items[i].group for i in micro[1::2]]
+        assert all(left + 1 == right for left, right in zip(micro[0::2], micro[1::2], strict=True))
+        assert len(micro) == 2 or tokens(items, micro) <= budget
+
+
 def test_ranks_are_balanced_by_cost_rather_than_by_tokens():
     # The long sequence holds a third of the tokens, but takes longer than all others together.
     items = [PlanItem(0, 0, 65536)] + [PlanItem(g, 0, 1024) for g in range(1, 129)]

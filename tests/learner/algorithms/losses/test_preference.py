@@ -7,19 +7,27 @@ import math
 import pytest
 import torch
 
-from rollmesh.learner.algorithms.losses.preference import dpo_ipo, dpo_sigmoid, pair_margins
+from rollmesh.learner.algorithms.losses.preference import (
+    bradley_terry,
+    dpo_ipo,
+    dpo_sigmoid,
+    kto,
+    pair_margins,
+    response_log_ratios,
+)
+from rollmesh.learner.algorithms.ragged import segment_sum
 from rollmesh.learner.algorithms.settings import SettingsError
 from tests.learner.algorithms.samples import sample
 
 
 def test_margins_are_the_difference_of_the_responses_log_ratios():
-    data = sample([3, 2, 0, 4])
+    data = sample([3, 2, 1, 4])
     drift = data.log_probs - data.anchor
     tokens = data.tokens
-    sums = pair_margins(data.log_probs, data.anchor, tokens.sequence_ids, 4)
-    torch.testing.assert_close(sums, torch.stack([drift[:3].sum() - drift[3:5].sum(), -drift[5:].sum()]))
-    means = pair_margins(data.log_probs, data.anchor, tokens.sequence_ids, 4, per_token=True)
-    torch.testing.assert_close(means, torch.stack([drift[:3].mean() - drift[3:5].mean(), -drift[5:].mean()]))
+    reference = segment_sum(data.anchor, tokens.sequence_ids, 4)
+    ratios = response_log_ratios(data.log_probs, reference, tokens.sequence_ids, tokens.sequence_lengths)
+    torch.testing.assert_close(ratios, torch.stack([part.sum() for part in drift.split([3, 2, 1, 4])]))
+    torch.testing.assert_close(pair_margins(ratios), torch.stack([ratios[0] - ratios[1], ratios[2] - ratios[3]]))
 
 
 def test_dpo_prefers_the_chosen_response():
@@ -35,6 +43,31 @@ def test_dpo_prefers_the_chosen_response():
 def test_ipo_pulls_the_margin_to_a_fixed_one():
     margins = torch.tensor([5.0, 4.0, 7.0], dtype=torch.float64)
     assert dpo_ipo(margins, beta=0.1).tolist() == [0.0, 1.0, 4.0]
+
+
+def test_kto_moves_good_and_bad_responses_apart():
+    ratios = torch.tensor([3.0, 3.0, -1.0], dtype=torch.float64, requires_grad=True)
+    good = torch.tensor([True, False, False])
+    loss = kto(ratios, good, 1.0, beta=0.5)
+    expected = [1 - _sigmoid(1.0), 1 - _sigmoid(-1.0), 1 - _sigmoid(1.0)]
+    torch.testing.assert_close(loss.detach(), torch.tensor(expected, dtype=torch.float64))
+    (slopes,) = torch.autograd.grad(loss.sum(), ratios)
+    assert (slopes < 0).tolist() == [True, False, False]
+
+
+def test_a_reward_model_is_paid_for_the_margin_and_kept_around_zero():
+    scores = torch.tensor([2.0, 0.5, -1.0, 1.0], dtype=torch.float64)
+    margins = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    expected = [-math.log(_sigmoid(1.5)), -math.log(_sigmoid(-3.0))]
+    torch.testing.assert_close(bradley_terry(scores, margins), torch.tensor(expected, dtype=torch.float64))
+    centered = bradley_terry(scores, margins, centering=0.1) - bradley_terry(scores, margins)
+    torch.testing.assert_close(centered, torch.tensor([0.1 * 2.5**2, 0.0], dtype=torch.float64))
+    with pytest.raises(SettingsError, match="centering"):
+        bradley_terry(scores, margins, centering=-1.0)
+
+
+def _sigmoid(value: float) -> float:
+    return 1.0 / (1.0 + math.exp(-value))
 
 
 @pytest.mark.parametrize("function", [dpo_sigmoid, dpo_ipo])

@@ -1,0 +1,63 @@
+"""Trainings in the processes of one layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rollmesh.learner.data.chat_turns import ChatEncoder
+from rollmesh.learner.data.records import open_records
+from rollmesh.learner.trainers.example_loader import ExampleLoader
+from rollmesh.learner.trainers.loop import LoopRules, TrainingLoop
+from rollmesh.learner.trainers.objectives import build_objective
+from rollmesh.learner.trainers.rows import rows_of
+from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.tokenizer_files import load_tokenizer
+from rollmesh.testing.engine_cases import make_spec
+from rollmesh.testing.worlds import Harness
+from rollmesh.trainers import read_trainer_config
+
+STEPS, PER_STEP = 3, 10
+
+
+def losses(
+    harness: Harness, command: str, model: Path, rows: Path, cache: Path, keys: dict[str, Any], token_budget: int
+) -> list[tuple[float, float]]:
+    """Loss and gradient norm of every step, and of the held-out rows at the end, on the leader; collective."""
+    torch.set_num_threads(1)
+    config = read_trainer_config(command, {"model": {"path": str(model)}, "data": {"train": str(rows)}, **keys})
+    objective = build_objective(config, ChatEncoder(load_tokenizer(model)))
+    engine = harness.make(make_spec(model, head_bias=False), objective.model_type)
+    loader = ExampleLoader(engine.world)
+    source = objective.source(open_records(rows, "data.train"))
+    prepared = objective.prepare(engine, loader, source, range(len(source)), cache)
+    found: list[tuple[float, float]] = []
+
+    def report(_step: int, record: Any) -> None:
+        found.append((record["actor/loss"], record["actor/grad_norm"]))
+        if "eval/loss" in record:
+            found.append((record["eval/loss"], 0.0))
+
+    train, held_out = rows_of(prepared, seed=1, shuffle=True), rows_of(prepared, epochs=1)
+    rules = LoopRules(STEPS, PER_STEP, token_budget)
+    TrainingLoop(engine, objective.loss, loader, train, rules, report, held_out=held_out).run()
+    loader.close()
+    return found
+
+
+def refusals(harness: Harness, model: Path, rows: Path) -> str:
+    """The error of rows that one process alone cannot read; collective."""
+    config = read_trainer_config("rm", {"model": {"path": str(model)}, "data": {"train": str(rows)}})
+    objective = build_objective(config, ChatEncoder(load_tokenizer(model)))
+    engine = harness.make(make_spec(model, head_bias=False), objective.model_type)
+    loader = ExampleLoader(engine.world)
+    source = objective.source(open_records(rows, "data.train"))
+    try:
+        loader.take(loader.begin(source, range(len(source))))
+    except DataError as error:
+        return error.message
+    finally:
+        loader.close()
+    return ""

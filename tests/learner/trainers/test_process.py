@@ -1,0 +1,111 @@
+"""Trainings from their files to the folders that they leave."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from rollmesh.learner.metrics.catalogue import describe
+from rollmesh.learner.metrics.writer import with_aliases
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.reward_service.loading import load_function
+from rollmesh.reward_service.outcomes import RewardItem, Scored
+from tests.learner.trainers.tiny import metrics, train
+
+COMMANDS: list[tuple[str, str, dict[str, Any]]] = [
+    ("sft", "sft", {}),
+    ("rm", "rm", {"loss__centering": 0.01}),
+    ("dpo", "dpo", {"loss__sft_weight": 0.1}),
+    ("dpo", "dpo", {"loss__name": "ipo", "learner__lora": "{rank: 4}"}),
+    ("dpo", "kto", {"loss__name": "kto"}),
+]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "hf" / "last" / "model.safetensors")
+
+
+@pytest.mark.parametrize(("command", "rows", "keys"), COMMANDS)
+def test_a_run_that_was_stopped_continues_to_the_same_bits(
+    command: str, rows: str, keys: dict[str, Any], chat_model: Path, row_files: dict[str, Path], tmp_path: Path
+) -> None:
+    given = keys | {"data__eval": row_files[rows], "eval__rows": 5}
+    assert train(command, chat_model, row_files[rows], tmp_path / "whole", **given)
+    assert not train(command, chat_model, row_files[rows], tmp_path / "parts", stop_after=2, **given)
+    assert [record["step"] for record in metrics(tmp_path / "parts")] == [1, 2]
+    assert not (tmp_path / "parts" / "hf").exists()
+    assert train(command, chat_model, row_files[rows], tmp_path / "parts", **given)
+    records, whole = metrics(tmp_path / "parts"), metrics(tmp_path / "whole")
+    assert [record["actor/loss"] for record in records] == [record["actor/loss"] for record in whole]
+    assert records[-1]["eval/loss"] == whole[-1]["eval/loss"]
+    left, right = weights(tmp_path / "parts"), weights(tmp_path / "whole")
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    for record in whole:
+        described = {name: value for name, value in record.items() if describe(name) is not None}
+        assert record.keys() == with_aliases(described).keys()
+
+
+def test_preferences_begin_where_the_reference_is(chat_model: Path, row_files: dict[str, Path], tmp_path: Path) -> None:
+    """Before the first step the policy is the reference policy."""
+    for name, rows, expected in (("sigmoid", "dpo", math.log(2)), ("ipo", "dpo", 25.0), ("kto", "kto", 0.5)):
+        run = tmp_path / name
+        assert train("dpo", chat_model, row_files[rows], run, loss__name=name, learner__steps=1)
+        assert metrics(run)[0]["actor/loss"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_run_continues_with_the_same_data_and_order_alone(
+    chat_model: Path, row_files: dict[str, Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert train("sft", chat_model, row_files["sft"], run, learner__steps=1)
+    with pytest.raises(ConfigError, match=r"begun with something else: run\.seed ") as caught:
+        train("sft", chat_model, row_files["sft"], run, run__seed=1)
+    assert "--fresh" in caught.value.hint
+    assert train("sft", chat_model, row_files["sft"], run, learner__steps=2)
+    assert [record["step"] for record in metrics(run)] == [1, 2]
+
+
+def test_epochs_end_with_the_last_row(chat_model: Path, row_files: dict[str, Path], tmp_path: Path) -> None:
+    """24 rows twice, 10 at a time."""
+    keys = {"learner__steps": "null", "data__epochs": 2, "checkpoint__every_steps": 2, "checkpoint__keep": 1}
+    assert train("sft", chat_model, row_files["sft"], tmp_path / "run", **keys)
+    records = metrics(tmp_path / "run")
+    assert [record["samples"] for record in records] == [10, 10, 10, 10, 8]
+    assert records[-1]["epoch"] == 2.0
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("i*")] == ["i0001-v00000005"]
+
+
+def test_a_reward_model_is_a_classifier_with_the_same_scores(
+    chat_model: Path, row_files: dict[str, Path], tmp_path: Path
+) -> None:
+    assert train("rm", chat_model, row_files["rm"], tmp_path / "rm", data__eval=row_files["rm"], learner__steps=6)
+    folder = tmp_path / "rm" / "hf" / "last"
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.config.num_labels == 1
+    scorer = load_function(f"model:{folder}")
+    prompts = ["<user>1+4=<end><assistant>", "<user>0+7=<end><assistant>"]
+    items = [RewardItem(f"{p}{r}", "g", "s", p, r) for p in prompts for r in ("5", "7", "12")]
+    found = scorer.score(items)
+    padded = tokenizer([f"{item.prompt}{item.response}<end>" for item in items], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = model(padded["input_ids"], padded["attention_mask"]).logits[:, 0].tolist()
+    scores = [outcome.total for outcome in found if isinstance(outcome, Scored)]
+    assert scores == pytest.approx(expected, abs=1e-5)
+    record = metrics(tmp_path / "rm")[-1]
+    assert len(set(map(round, scores, [6] * 6))) == 6
+    assert record["eval/rewards/accuracies"] > 0.5
+
+
+def test_each_takes_the_folder_of_the_one_before(chat_model: Path, row_files: dict[str, Path], tmp_path: Path) -> None:
+    model = chat_model
+    for place, command in enumerate(("sft", "dpo", "rm", "rm")):
+        run = tmp_path / f"{place}-{command}"
+        assert train(command, model, row_files[command], run, learner__steps=1)
+        model = run / "hf" / "last"

@@ -1,0 +1,70 @@
+"""A tiny model that chats, rows about sums, and trainings of both in this process."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from examples.chats import chat_tokenizer
+from examples.demo.model import write_model
+from rollmesh.learner.trainers.process import train_rank
+from rollmesh.trainers import read_trainer_config
+
+ROWS = 24
+
+
+def write_chat_model(folder: Path) -> Path:
+    """Writes the model; each test trains it from here."""
+    write_model(folder, 0, chat_tokenizer(string.digits + "+="))
+    return folder
+
+
+def write_rows(folder: Path) -> dict[str, Path]:
+    """Writes rows for each kind of training; gives their files."""
+    made: dict[str, list[dict[str, Any]]] = {"sft": [], "rm": [], "kto": []}
+    for index in range(ROWS):
+        left, right = divmod(index * 7, 10)
+        prompt = [{"role": "user", "content": f"{left}+{right}="}]
+        good, bad = ([{"role": "assistant", "content": str(left + right + off)}] for off in (0, 1 + index % 3))
+        made["sft"].append({"messages": [*prompt, *good]})
+        made["rm"].append({"prompt": prompt, "chosen": good, "rejected": bad})
+        made["kto"].append({"prompt": prompt, "completion": (good, bad)[index % 2], "label": index % 2 == 0})
+    files = {}
+    for name, rows in made.items():
+        files[name] = folder / f"{name}.jsonl"
+        files[name].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return files | {"dpo": files["rm"]}
+
+
+def train(command: str, model: Path, rows: Path, run: Path, *, stop_after: int | None = None, **keys: Any) -> bool:
+    """Trains in this process; False: stopped.
+
+    Args:
+        command: `sft`, `rm` or `dpo`.
+        model, rows: to train, and on what.
+        run: folder of the run.
+        stop_after: steps after which an end is asked for.
+        keys: further keys of the configuration, with `__` for points.
+    """
+    steps: Iterator[int] = iter(range(1, 1 << 20))
+    values = {
+        "run.name": run.name,
+        "run.dir": run.parent,
+        "model.path": model,
+        "data.train": rows,
+        "learner.steps": 4,
+        "learner.optimizer.lr": 1e-3,
+        "learner.batch.rows": 10,
+        **{name.replace("__", "."): value for name, value in keys.items()},
+    }
+    overrides = [f"{name}={value}" for name, value in values.items()]
+    config = read_trainer_config(command, {}, overrides)
+    return train_rank(command, config, lambda: stop_after is not None and next(steps) >= stop_after)
+
+
+def metrics(run: Path) -> list[Mapping[str, Any]]:
+    """The records of a run."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
