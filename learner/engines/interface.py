@@ -128,8 +128,8 @@ class ExportedTensor:
 
 
 WeightPart = Literal["policy", "base", "adapter"]
-"""Tensors that leave an engine: those of the policy, with its adapter merged in, of the base beneath it, or of the
-adapter, under peft's names. Without an adapter the first two are the same."""
+"""The tensors that leave an engine: those of the policy with its adapter merged in, of its base, or of the adapter.
+Those of an adapter have peft's names. Without an adapter policy and base are the same."""
 WeightShard: TypeAlias = tuple[str, tuple[slice, ...], Tensor]
 """A tensor's name, a place in the full tensor (as an index; empty: all of it), and the part that belongs there."""
 

@@ -11,6 +11,11 @@ from rollmesh.learner.coordinator.prompt_sources import open_held_out, open_prom
 from rollmesh.mesh.config import load_config
 from tests.learner.data.conftest import record, tokenizer, write_jsonl  # noqa: F401 - a fixture
 
+CURRICULUM = """
+def curriculum(progress):
+    return {"easy": 1.0} if progress.prompts < 64 else {"easy": 1.0, "hard": 3.0}
+"""
+
 
 def test_each_side_has_its_own_sampling(tmp_path: Path, tokenizer: Any) -> None:  # noqa: F811 - the fixture
     train = write_jsonl(tmp_path / "train.jsonl", [record(index) for index in range(4)])
