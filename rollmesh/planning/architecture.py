@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from rollmesh.learner.engines.fsdp2.experts.modules import expert_layers
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.layer_kinds import layer_kinds, properties_of
 from rollmesh.learner.engines.output.logit_form import UnknownFormError, read_logit_form
@@ -46,6 +48,7 @@ def read_shape(name: str, model: PreTrainedModel) -> ModelShape:
     kinds, layers = kinds_of(blocks, layer_kinds(text))
     inside = {id(parameter) for block in blocks for parameter in block.parameters()}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in inside]
+    experts = {id(parameter) for layer in expert_layers(model) for parameter in layer.module.parameters()}
     weight = output.weight
     assert isinstance(weight, torch.Tensor)
     return ModelShape(
@@ -54,9 +57,9 @@ def read_shape(name: str, model: PreTrainedModel) -> ModelShape:
         hidden=text.hidden_size,
         heads=getattr(text, "num_attention_heads", 0),
         vocabulary=len(weight),
-        kinds=tuple(_group(blocks[layers.index(kind)].parameters()) for kind in range(kinds)),
+        kinds=tuple(_group(blocks[layers.index(kind)].parameters(), experts) for kind in range(kinds)),
         layers=tuple(layers),
-        root=_group(rest),
+        root=_group(rest, experts),
         output=weight.numel(),
         tiled_output=_tiled(model),
         kv_elements=_kv_elements(text, compressed=False),
@@ -87,8 +90,11 @@ def _tiled(model: PreTrainedModel) -> bool:
     return True
 
 
-def _group(parameters: Any) -> ParameterGroup:
-    return ParameterGroup(tuple(Rows(p.shape[0] if p.dim() else 1, p[0].numel() if p.dim() else 1) for p in parameters))
+def _group(parameters: Iterable[torch.Tensor], experts: Collection[int]) -> ParameterGroup:
+    """The parameters of a group; `experts` are the identities of those that are stacks of experts."""
+    return ParameterGroup(
+        tuple(Rows(len(p), p[0].numel(), experts=id(p) in experts) if p.dim() else Rows(1, 1) for p in parameters)
+    )
 
 
 def _kv_elements(text: PreTrainedConfig, *, compressed: bool) -> int:

@@ -12,10 +12,14 @@ class Rows(NamedTuple):
     Attributes:
         number: of rows.
         width: elements of each.
+        experts: each row is an expert's.
+        parts: different ranks have different rows; those here are of one of so many parts.
     """
 
     number: int
     width: int
+    experts: bool = False
+    parts: int = 1
 
     @property
     def elements(self) -> int:
@@ -46,7 +50,16 @@ class ParameterGroup:
 
     def shard(self, ranks: int) -> int:
         """Elements on the first rank: rows are divided as `torch.chunk` does, so it has the most."""
-        return sum(-(-rows.number // ranks) * rows.width for rows in self.tensors)
+        return sum(-(-rows.number // (ranks // rows.parts)) * rows.width for rows in self.tensors)
+
+    def with_experts_divided(self, parts: int) -> ParameterGroup:
+        """The parameters that a rank gathers where its neighbours have other experts."""
+        return ParameterGroup(
+            tuple(
+                rows._replace(number=rows.number // parts, parts=parts) if rows.experts else rows
+                for rows in self.tensors
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +133,15 @@ class ModelShape:
     def elements(self) -> int:
         """Parameters in all."""
         return self.root.elements + sum(block.elements for block in self.blocks)
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer; 0: there are none."""
+        return max((rows.number for kind in self.kinds for rows in kind.tensors if rows.experts), default=0)
+
+    def with_experts_divided(self, parts: int) -> ModelShape:
+        """The parameters that a rank gathers where so many ranks have the experts together."""
+        return replace(self, kinds=tuple(kind.with_experts_divided(parts) for kind in self.kinds))
 
     @property
     def tied(self) -> bool:
