@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from rollmesh.learner.engines.fsdp2.experts.modules import expert_layers
 from rollmesh.learner.engines.fsdp2.lora.layers import add_adapters
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.layer_kinds import layer_kinds, properties_of
@@ -56,6 +57,7 @@ def read_shape(name: str, model: PreTrainedModel) -> ModelShape:
     kinds, layers = kinds_of(blocks, layer_kinds(text))
     inside = {id(parameter) for block in blocks for parameter in block.parameters()}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in inside]
+    experts = {id(parameter) for layer in expert_layers(model) for parameter in layer.module.parameters()}
     weight = output.weight
     assert isinstance(weight, torch.Tensor)
     return ModelShape(
@@ -64,9 +66,9 @@ def read_shape(name: str, model: PreTrainedModel) -> ModelShape:
         hidden=text.hidden_size,
         heads=getattr(text, "num_attention_heads", 0),
         vocabulary=len(weight),
-        kinds=tuple(_group(blocks[layers.index(kind)].parameters()) for kind in range(kinds)),
+        kinds=tuple(_group(blocks[layers.index(kind)].parameters(), experts) for kind in range(kinds)),
         layers=tuple(layers),
-        root=_group(rest),
+        root=_group(rest, experts),
         output=weight.numel(),
         tiled_output=_tiled(model),
         kv_elements=_kv_elements(text, compressed=False),
@@ -97,11 +99,12 @@ def _tiled(model: PreTrainedModel) -> bool:
     return True
 
 
-def _group(parameters: Iterable[nn.Parameter]) -> ParameterGroup:
+def _group(parameters: Iterable[nn.Parameter], experts: Collection[int]) -> ParameterGroup:
+    """The parameters of a group; `experts` are the identities of those that are stacks of experts."""
     trained: list[Rows] = []
     frozen: list[Rows] = []
     for found in parameters:
-        rows = Rows(found.shape[0], found[0].numel()) if found.dim() else Rows(1, 1)
+        rows = Rows(len(found), found[0].numel(), experts=id(found) in experts) if found.dim() else Rows(1, 1)
         (trained if found.requires_grad else frozen).append(rows)
     return ParameterGroup(tuple(trained), tuple(frozen))
 

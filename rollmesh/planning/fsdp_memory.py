@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from rollmesh.planning.role_memory import (
@@ -24,7 +25,7 @@ from rollmesh.planning.role_memory import (
     Phase,
     RoleSetup,
 )
-from rollmesh.planning.shape import BlockCosts, ParameterGroup
+from rollmesh.planning.shape import BlockCosts, ModelShape, ParameterGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ class FsdpSetup(RoleSetup):
         sharded: FSDP2 is used, on a single rank too.
         host_inputs: the inputs of recomputed blocks wait in host memory.
         sp: ranks that divide a micro-batch.
+        ep: ranks that have the experts of a layer together.
         reshard: what was gathered for the forward pass is gathered again for the backward pass.
         sync_once: gradients stay whole on every rank until a step's last micro-batch.
     """
@@ -50,30 +52,36 @@ class FsdpSetup(RoleSetup):
     sharded: bool
     sync_once: bool = False
     sp: int = 1
+    ep: int = 1
     host_inputs: bool = False
     reshard: bool = True
 
     @property
+    def own(self) -> ModelShape:
+        """The model as this rank gathers it: of experts its part alone."""
+        return self.shape if self.ep == 1 else _with_experts_divided(self.shape, self.ep)
+
+    @property
     def parameters(self) -> int:
         """Float32 masters, or the compute dtype where they are not trained."""
-        masters = self.shape.trained_shard(self.shards) if self.trained else 0
-        return masters * MASTER + (self.shape.shard(self.shards) - masters) * self.compute_bytes
+        masters = self.own.trained_shard(self.shards) if self.trained else 0
+        return masters * MASTER + (self.own.shard(self.shards) - masters) * self.compute_bytes
 
     @property
     def gradients(self) -> int:
         """As large as masters."""
-        return self.shape.trained_shard(self.shards) * MASTER
+        return self.own.trained_shard(self.shards) * MASTER
 
     @property
     def hidden_states(self) -> int:
         """Bytes of the hidden states of a micro-batch."""
-        return self.tokens * self.shape.hidden * self.compute_bytes
+        return self.tokens * self.own.hidden * self.compute_bytes
 
     @property
     def optimizer(self) -> int:
         """Bytes of this rank's moments."""
-        matrices = sum(block.matrices.shard(self.shards) for block in self.shape.blocks)
-        rest = self.shape.trained_shard(self.shards) - matrices
+        matrices = sum(block.matrices.shard(self.shards) for block in self.own.blocks)
+        rest = self.own.trained_shard(self.shards) - matrices
         return matrices * self.moments.matrices + rest * self.moments.rest
 
     @property
@@ -85,7 +93,7 @@ class FsdpSetup(RoleSetup):
     def inputs_on_host(self) -> int:
         """The inputs of all blocks, where they wait there."""
         waits = self.trained and self.host_inputs and self.recompute is True
-        return len(self.shape.layers) * self.hidden_states if waits else 0
+        return len(self.own.layers) * self.hidden_states if waits else 0
 
     @property
     def parts(self) -> int:
@@ -98,15 +106,22 @@ class FsdpSetup(RoleSetup):
         if not self.sharded:
             return "not sharded"
         copies = self.ranks // self.shards
-        return f"FSDP2, {'full shard' if copies == 1 else f'{copies} copies of {self.shards} shard(s)'}"
+        experts = f", ep {self.ep}" if self.ep > 1 else ""
+        return f"FSDP2, {'full shard' if copies == 1 else f'{copies} copies of {self.shards} shard(s)'}{experts}"
 
     def division_json(self) -> dict[str, Any]:
         """Shards, and if there are any."""
-        return {"engine": "fsdp2", "shards": self.shards, "sharded": self.sharded}
+        division = {"engine": "fsdp2", "shards": self.shards, "sharded": self.sharded}
+        return division | ({"ep": self.ep} if self.ep > 1 else {})
 
     def phases(self) -> Iterator[Phase]:
         """Inference, and for a trained role each part of a step."""
         return _phases(self)
+
+
+@lru_cache
+def _with_experts_divided(shape: ModelShape, parts: int) -> ModelShape:
+    return shape.with_experts_divided(parts)
 
 
 def _phases(setup: FsdpSetup) -> Iterator[Phase]:
@@ -116,7 +131,7 @@ def _phases(setup: FsdpSetup) -> Iterator[Phase]:
     yield _forward(setup)
     yield _output_layer(setup)
     yield _largest_block(setup)
-    if not setup.shape.adapted:
+    if not setup.own.adapted:
         yield _last_gradients(setup)
     states = {PARAMETERS: setup.parameters, GRADIENTS: setup.gradients}
     if not setup.offload_optimizer:
@@ -128,8 +143,8 @@ def _phases(setup: FsdpSetup) -> Iterator[Phase]:
 
 def _two_pieces(setup: FsdpSetup) -> int:
     """The largest two pieces in which an optimizer's state comes from the host: of blocks, and of other parameters."""
-    root = [ParameterGroup((rows,)).shard(setup.shards) * setup.moments.rest for rows in setup.shape.root.tensors]
-    blocks = [_state_of_block(setup, block) for block in setup.shape.blocks]
+    root = [ParameterGroup((rows,)).shard(setup.shards) * setup.moments.rest for rows in setup.own.root.tensors]
+    blocks = [_state_of_block(setup, block) for block in setup.own.blocks]
     return sum(sorted(root + blocks)[-2:])
 
 
@@ -141,7 +156,7 @@ def _state_of_block(setup: FsdpSetup, block: ParameterGroup) -> int:
 
 def _inference(setup: FsdpSetup) -> Phase:
     """A pass without gradient, at the embedding, in the largest block, or at the output layer."""
-    shape = setup.shape
+    shape = setup.own
     most = max((cost.inference.at(setup.tokens) for cost in setup.costs), default=0)
     moments = (
         (shape.embedding, 0, 0),
@@ -159,7 +174,7 @@ def _moment_of_inference(setup: FsdpSetup, near: int, working: int, logits: int)
 
 def _forward(setup: FsdpSetup) -> Phase:
     """The first block: the root's parameters are still in the buffer from which they were copied."""
-    root = setup.shape.rest * setup.compute_bytes if setup.sharded else 0
+    root = setup.own.rest * setup.compute_bytes if setup.sharded else 0
     most = max((cost.inference.at(setup.tokens) for cost in setup.costs), default=0)
     parts = _held(setup) | {GATHERED: _gathered(setup) + root, ACTIVATIONS: setup.hidden_states + most}
     return Phase("forward", parts)
@@ -167,7 +182,7 @@ def _forward(setup: FsdpSetup) -> Phase:
 
 def _output_layer(setup: FsdpSetup) -> Phase:
     """The backward pass through logits, which makes the gradients of hidden states and of the layer's weight."""
-    shape, compute = setup.shape, setup.compute_bytes
+    shape, compute = setup.own, setup.compute_bytes
     parts = _held(setup) | {ACTIVATIONS: _kept(setup, len(shape.layers)) + _last_norm(setup)}
     weight = shape.output_gradient * compute
     last = shape.blocks[-1].elements if shape.layers else 0
@@ -184,7 +199,7 @@ def _output_layer(setup: FsdpSetup) -> Phase:
 
 
 def _logits(setup: FsdpSetup, *, gradient: bool) -> int:
-    shape, tokens = setup.shape, setup.tokens
+    shape, tokens = setup.own, setup.tokens
     if not shape.output:
         return 0
     if not shape.tiled_output:
@@ -199,7 +214,7 @@ def _largest_block(setup: FsdpSetup) -> Phase:
 
 
 def _blocks_backward(setup: FsdpSetup) -> Iterator[Phase]:
-    shape, compute = setup.shape, setup.compute_bytes
+    shape, compute = setup.own, setup.compute_bytes
     blocks = shape.blocks
     built = shape.output_gradient * compute
     untied = 0 if shape.tied else shape.output_gradient
@@ -232,24 +247,24 @@ def _blocks_backward(setup: FsdpSetup) -> Iterator[Phase]:
 
 def _last_gradients(setup: FsdpSetup) -> Phase:
     """The end of the backward pass: the embedding's gradient, and the reduction of the root's gradients."""
-    root, compute, blocks = setup.shape.root, setup.compute_bytes, setup.shape.blocks
+    root, compute, blocks = setup.own.root, setup.compute_bytes, setup.own.blocks
     # A tied weight's first gradient waits for the second one.
-    fresh = compute * (root.elements + setup.shape.output if setup.shape.tied else root.elements)
+    fresh = compute * (root.elements + setup.own.output if setup.own.tied else root.elements)
     parts = _held(setup)
     if not setup.sharded:
         if setup.micro_batches == 1:
             return Phase("last gradients", parts | {GRADIENTS: setup.gradients - MASTER * root.elements + fresh})
-        largest = fresh if setup.shape.tied else compute * root.largest
+        largest = fresh if setup.own.tied else compute * root.largest
         return Phase("last gradients", parts | {REDUCTION: largest})
     if setup.micro_batches == 1:
         parts |= {GRADIENTS: setup.gradients - MASTER * root.shard(setup.shards)}
     first = MASTER * blocks[0].trained.elements if blocks else 0
-    last = root.elements if setup.shape.tied else setup.shape.embedding + setup.shape.rest
-    made = compute * (last + setup.shape.output if setup.shape.tied else last)
+    last = root.elements if setup.own.tied else setup.own.embedding + setup.own.rest
+    made = compute * (last + setup.own.output if setup.own.tied else last)
     # Gradients are copied into one float32 buffer; then it is reduced, while the last of them is still held.
     reduced = MASTER * last + compute * max(last, root.largest) + MASTER * last // setup.shards
     moments = (
-        Phase("last gradients", parts | {GATHERED: _gathered(setup, setup.shape.embedding), REDUCTION: made + first}),
+        Phase("last gradients", parts | {GATHERED: _gathered(setup, setup.own.embedding), REDUCTION: made + first}),
         Phase("last gradients", parts | {REDUCTION: reduced}),
     )
     return max(moments, key=lambda phase: phase.total)
@@ -260,7 +275,7 @@ def _held(setup: FsdpSetup) -> dict[str, int]:
     if setup.micro_batches == 1:
         return setup.in_use | {GRADIENTS: 0}
     whole = setup.sync_once and setup.sharded
-    return setup.in_use | {GRADIENTS: MASTER * setup.shape.trained if whole else setup.gradients}
+    return setup.in_use | {GRADIENTS: MASTER * setup.own.trained if whole else setup.gradients}
 
 
 def _gathered(setup: FsdpSetup, near: int | None = None) -> int:
@@ -271,7 +286,7 @@ def _gathered(setup: FsdpSetup, near: int | None = None) -> int:
         near: elements in addition to the root's in a backward pass; None: a forward pass, in which the next is gathered
             ahead.
     """
-    shape = setup.shape
+    shape = setup.own
     if not setup.sharded:
         return 0
     if near is None:
@@ -285,7 +300,7 @@ def _kept(setup: FsdpSetup, blocks: int) -> int:
     """Kept for the backward pass by the first `blocks` blocks."""
     if setup.recompute is True:
         return (min(blocks, 2) if setup.host_inputs else blocks) * setup.hidden_states
-    costs = [setup.costs[kind] for kind in setup.shape.layers[:blocks]]
+    costs = [setup.costs[kind] for kind in setup.own.layers[:blocks]]
     if setup.recompute:
         return sum(setup.hidden_states + cost.products.at(setup.tokens) for cost in costs)
     return sum(cost.saved.at(setup.tokens) for cost in costs)
@@ -293,4 +308,4 @@ def _kept(setup: FsdpSetup, blocks: int) -> int:
 
 def _last_norm(setup: FsdpSetup) -> int:
     """The last norm computes in float32; its result is kept, and once more as the input of the output layer."""
-    return setup.tokens * setup.shape.hidden * MASTER + 2 * setup.hidden_states
+    return setup.tokens * setup.own.hidden * MASTER + 2 * setup.hidden_states

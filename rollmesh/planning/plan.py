@@ -197,7 +197,9 @@ def _setup(config: Config, cluster: Cluster, role: ModelRole, models: Models) ->
         sizes = resolve_sizes(parallel, learner.ranks, model.facts, key=key)
         model = model.as_value_model() if role.kind == _VALUE_MODEL else model
         return MegatronSetup(model=model, sizes=sizes, fused=cuda, tokens=math.ceil(tokens / sizes.cp), **common)
-    check_parallel(parallel, heads=shape.heads, experts=None, processes=learner.ranks, name=shape.name, key=key)
+    check_parallel(
+        parallel, heads=shape.heads, experts=shape.experts, processes=learner.ranks, name=shape.name, key=key
+    )
     sp = parallel.sp or 1
     return FsdpSetup(
         costs=models.costs(role.name, dtype, sp),
@@ -206,6 +208,7 @@ def _setup(config: Config, cluster: Cluster, role: ModelRole, models: Models) ->
         sharded=learner.ranks > 1 or dtype != "float32",
         tokens=math.ceil(tokens / sp),
         sp=sp,
+        ep=parallel.ep,
         sync_once=learner.gradient_sync == "step",
         host_inputs=learner.memory.offload_activations and cuda,
         reshard=learner.memory.reshard_after_forward or not role.trained,

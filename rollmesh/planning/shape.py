@@ -12,10 +12,14 @@ class Rows(NamedTuple):
     Attributes:
         number: of rows.
         width: elements of each.
+        experts: each row is an expert's.
+        parts: different ranks have different rows; those here are of one of so many parts.
     """
 
     number: int
     width: int
+    experts: bool = False
+    parts: int = 1
 
     @property
     def elements(self) -> int:
@@ -57,7 +61,7 @@ class ParameterGroup:
 
     def shard(self, ranks: int) -> int:
         """Elements on the first rank: rows are divided as `torch.chunk` does, so it has the most."""
-        return sum(-(-rows.number // ranks) * rows.width for rows in self._all)
+        return sum(-(-rows.number // (ranks // rows.parts)) * rows.width for rows in self._all)
 
     def count(self, elements: int) -> int:
         """Tensors of this size."""
@@ -66,6 +70,19 @@ class ParameterGroup:
     @property
     def _all(self) -> tuple[Rows, ...]:
         return self.tensors + self.frozen
+
+    def with_experts_divided(self, parts: int) -> ParameterGroup:
+        """The parameters that a rank gathers where its neighbours have other experts."""
+        trained, frozen = (
+            tuple(rows._replace(number=rows.number // parts, parts=parts) if rows.experts else rows for rows in group)
+            for group in (self.tensors, self.frozen)
+        )
+        return ParameterGroup(trained, frozen)
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer; 0: there are none."""
+        return max((rows.number for rows in self._all if rows.experts), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +166,15 @@ class ModelShape:
     def merged(self) -> int:
         """Parameters of the model after an adapter was merged into it."""
         return self.elements - self.trained if self.adapted else self.elements
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer; 0: there are none."""
+        return max((kind.experts for kind in self.kinds), default=0)
+
+    def with_experts_divided(self, parts: int) -> ModelShape:
+        """The parameters that a rank gathers where so many ranks have the experts together."""
+        return replace(self, kinds=tuple(kind.with_experts_divided(parts) for kind in self.kinds))
 
     @property
     def tied(self) -> bool:

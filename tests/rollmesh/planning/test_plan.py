@@ -281,3 +281,17 @@ def test_float32_for_generators_on_gpus_is_told() -> None:
     single = with_settings(config, {"model.dtype": "float32"})
     assert said in "\n".join(lines(found(single, "1xH100-80G")))
     assert said not in "\n".join(lines(found(single, "1xCPU-240G")))
+
+
+def test_ranks_with_other_experts_gather_less_and_hold_as_much() -> None:
+    """The largest block of Qwen3-30B-A3B is nearly all experts."""
+    whole, divided = (
+        planned(configured("qwen3-30b-a3b", learner={"ranks": 8, "parallel": {"ep": ep}}), "8xH100-80G").roles[0].setup
+        for ep in (1, 8)
+    )
+    assert divided.division == "FSDP2, full shard, ep 8"
+    assert divided.parameters == pytest.approx(whole.parameters, rel=1e-3)
+    assert divided.own.largest_block < 0.2 * whole.own.largest_block
+    assert divided.shape.elements == whole.shape.elements
+    peaks = [max(phase.total for phase in setup.phases()) for setup in (whole, divided)]
+    assert peaks[1] < peaks[0]
