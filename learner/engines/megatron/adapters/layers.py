@@ -46,6 +46,10 @@ class Factors(nn.Module):
         self.a = nn.Parameter(like.new_empty(rank, inputs))
         self.b = nn.Parameter(like.new_empty(outputs, rank))
 
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """A and B. Megatron's hooks of a call wait for parameters that still travel."""
+        return self.a, self.b
+
 
 class LayerAdapters(nn.ModuleDict):
     """The adapters of one Megatron layer, by the short name of the Hugging Face layer.
@@ -108,15 +112,15 @@ class RowAdapters(LayerAdapters):
         return factors.b, 0, factors.a
 
     def _products(self, states: Tensor) -> Tensor:
-        factors = {name: found for name, found in self.items() if isinstance(found, Factors)}
-        hidden = linear(states, torch.cat([found.a for found in factors.values()]))
+        factors = {name: found() for name, found in self.items()}
+        hidden = linear(states, torch.cat([a for a, _ in factors.values()]))
         if self._sequence_parallel:
             hidden = gather_from_sequence_parallel_region(hidden, group=self._group)
         else:
             hidden = copy_to_tensor_model_parallel_region(hidden, group=self._group)
         given = dict(zip(factors, hidden.chunk(len(factors), -1), strict=True))
         parts = [
-            linear(given[name], factors[name].b) if name in factors else hidden.new_zeros(*hidden.shape[:-1], width)
+            linear(given[name], factors[name][1]) if name in factors else hidden.new_zeros(*hidden.shape[:-1], width)
             for name, width in self._widths.items()
         ]
         return torch.cat([part.unflatten(-1, (self._groups, -1)) for part in parts], -1).flatten(-2)
@@ -131,13 +135,13 @@ class ColumnAdapters(LayerAdapters):
 
     def _products(self, states: Tensor) -> Tensor:
         (factors,) = self.values()
-        assert isinstance(factors, Factors)
-        hidden = linear(states, factors.a)
+        a, b = factors()
+        hidden = linear(states, a)
         if self._sequence_parallel:
             hidden = reduce_scatter_to_sequence_parallel_region(hidden, group=self._group)
         else:
             hidden = reduce_from_tensor_model_parallel_region(hidden, group=self._group)
-        return linear(hidden, factors.b)
+        return linear(hidden, b)
 
 
 def add_adapters(chunks: Sequence[GPTModel], layers: Sequence[AdaptedLayer], section: LoraSection) -> None:
