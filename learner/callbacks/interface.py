@@ -43,10 +43,10 @@ class RunControl(Protocol):
 class Callback:
     """Hears of the events of a run; to be derived from.
 
-    Each callback has a thread of its own, in the process of the learner's rank 0. Its calls come one after another,
-    `on_run_start` first and `on_run_end` last; those of one kind in the order of their versions. A learner that is
-    started again after a crash makes its callbacks again. It trains the steps since the last checkpoint again, and
-    reports them again.
+    Each callback has a thread of its own, in the process of the learner's rank 0. An object that `rollmesh.train` was
+    given has it in the caller's. Its calls come one after another, `on_run_start` first and `on_run_end` last; those of
+    one kind in the order of their versions. A learner that is started again after a crash makes its callbacks again.
+    It trains the steps since the last checkpoint again, and reports them again.
     """
 
     def on_run_start(self, run: RunControl, start: RunStart, /) -> None:

@@ -44,15 +44,17 @@ def dry_run(config: Config, *, fresh: bool = False, allow_changes: bool = False)
 
 def _begin(config: Config, *, fresh: bool, allow_changes: bool) -> list[str]:
     """Says whether the run starts or continues, and from which step."""
-    model, folder = Path(config.model.path), config.run.folder
-    before = None
-    if not fresh:
-        record = RunRecord(config, model if model.is_dir() else None)
-        record.check(allow_changes=allow_changes)
-        before = Continuation.of(config, record.edited_files(), inputs_differ=record.inputs_differ())
-    if before is None or before.starts_over:
-        return [f"run {config.run.name} would start in {folder}"]
+    model, folder, name = Path(config.model.path), config.run.folder, config.run.name
+    if fresh:
+        return [f"run {name} would start over in {folder}"]
+    record = RunRecord(config, model if model.is_dir() else None)
+    before = Continuation.of(config, record.edited_files(), inputs_differ=record.inputs_differ())
+    if before is None:
+        return [f"run {name} would start in {folder}"]
+    if before.starts_over:
+        return [f"run {name} would start over in {folder}, of which nothing was trained, and keep the former folder"]
+    record.check(allow_changes=allow_changes)
     if before.finished:
-        return [f"run {config.run.name} in {folder} has finished, nothing would start: {before.finished}"]
+        return [f"run {name} in {folder} has finished, nothing would start: {before.finished}"]
     named = "name" in config.run.model_fields_set
-    return [f"run {config.run.name} would continue in {folder}", *before.lines(named=named)]
+    return [f"run {name} would continue in {folder}", *before.lines(named=named)]

@@ -1,0 +1,54 @@
+"""A dry run says what a start would do with the folder, and refuses what a start would refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollmesh.launcher.preflight.dry_run import dry_run
+from rollmesh.launcher.run_secrets import with_own_secrets
+from rollmesh.learner.recovery.consumption_log import LOG_NAME
+from rollmesh.learner.recovery.run_identity import RunRecord
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import ConfigError, DataError
+from tests.learner.live.tiny import make_config, make_data
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return make_config(tmp_path, {})
+
+
+def begin(config: Config) -> None:
+    """Leaves the folder of a run that a learner has taken over."""
+    RunRecord(with_own_secrets(config), Path(config.model.path)).write()
+
+
+def test_a_run_starts_continues_or_starts_over(config: Config, tmp_path: Path) -> None:
+    folder = config.run.folder
+    first = dry_run(config)
+    assert first[0] == f"run tiny would start in {folder}"
+    assert "1 generator(s) sample with hf" in "\n".join(first)
+    assert not folder.exists()
+    begin(config)
+    before = sorted(folder.rglob("*"))
+    assert dry_run(config)[:2] == [
+        f"run tiny would continue in {folder}",
+        "continues from step 0: it has no checkpoint",
+    ]
+    assert dry_run(config, fresh=True)[0] == f"run tiny would start over in {folder}"
+    make_data(tmp_path / "train.jsonl", 12)
+    assert dry_run(config)[0].startswith(f"run tiny would start over in {folder}, of which nothing was trained")
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_what_a_start_refuses_is_refused(config: Config, tmp_path: Path) -> None:
+    begin(config)
+    (config.run.folder / LOG_NAME).write_text("{}\n")
+    make_data(tmp_path / "train.jsonl", 12)
+    with pytest.raises(ConfigError, match=r"was begun with something else: data\.train"):
+        dry_run(config)
+    (tmp_path / "train.jsonl").unlink()
+    with pytest.raises(DataError, match=r"data\.train: no such file"):
+        dry_run(config)
