@@ -44,7 +44,7 @@ class RewardModel:
             raise RewardError(f"reward model {folder} does not exist", hint=f"write {PREFIX}FOLDER")
         try:
             model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, dtype="auto"
+                folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
             )
             self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
