@@ -267,3 +267,15 @@ def test_loading_the_configuration_imports_nothing_heavy() -> None:
     code = f"import sys, rollmesh.mesh.config; print([m for m in {heavy} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert shown.stdout.strip() == "[]"
+
+
+def test_adapters_are_served_by_engines_that_compute_with_them() -> None:
+    given = {"model": {"path": "m"}, "data": {"train": "t"}, "learner": {"lora": {"push": "served"}}}
+    for engine in ("hf", "sglang"):
+        with pytest.raises(ConfigError, match=r"rollout\.engine is \w+: set learner\.lora\.push=merged"):
+            load_config(given, [f"rollout.engine={engine}"])
+    served = load_config(given, ["rollout.engine=vllm"]).learner
+    assert served.served_adapter is served.pushed_adapter is served.lora
+    merged = load_config(given, ["learner.lora.push=merged"]).learner
+    assert (merged.served_adapter, merged.pushed_adapter) == (None, merged.lora)
+    assert load_config(given, ["learner.lora.push=full"]).learner.pushed_adapter is None

@@ -27,6 +27,7 @@ from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import BucketSet
+from rollmesh.mesh.weights.adapter import FROZEN_BASE
 from rollmesh.mesh.weights.chunk_framing import CHUNK_BYTES, frame, parse
 from rollmesh.protos import weights_pb2, weights_pb2_grpc
 from tests.secrets_here import write_secret
@@ -346,6 +347,33 @@ async def test_newer_versions_take_the_place_of_older_ones(tmp_path: Path) -> No
         assert held.find(PolicyVersion(1, 18), PolicyVersion(1, 17)) is links[-2]
         with pytest.raises(WeightsError):
             held.find(PolicyVersion(1, 3), PolicyVersion(1, 2))
+
+
+async def test_the_base_of_adapters_outlives_them_while_it_is_requested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_IDLE_S", 0.01)
+    async with world_of(tmp_path, fanout=1) as world:
+        held = Relay("here:1")
+
+        def receive(policy: PolicyVersion) -> relay.RelayedBuckets:
+            holding = held.begin(BucketSet(policy, None, world.bucket_set.buckets))
+            for index in range(BUCKETS):
+                holding.add_verified(memoryview(bytes(world.bucket_set.nbytes)), index)
+            holding.requested = True
+            held.finish(holding)
+            return holding
+
+        base = receive(FROZEN_BASE)
+        for version in range(3):
+            newest = receive(PolicyVersion(1, version))
+        assert held.find(FROZEN_BASE, None) is base
+        assert held.find(PolicyVersion(1, 2), None) is newest
+        with pytest.raises(WeightsError):
+            held.find(PolicyVersion(1, 1), None)
+        async with asyncio.timeout(DEADLINE_S):
+            while base in held._kept:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_version_that_is_being_fetched_outlives_newer_ones(
