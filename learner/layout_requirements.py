@@ -34,7 +34,7 @@ def check_layout(config: Config) -> None:
         described = read_model_config(Path(model), setting) if Path(model).is_dir() else None
         if engine == "fsdp2":
             heads = attention_heads(described or {}) or 0
-            check_parallel(parallel, heads=heads, processes=learner.ranks, name=model, key=key)
+            check_parallel(parallel, heads=heads, processes=learner.ranks_of(role), name=model, key=key)
         elif engine == "megatron":
             named = "the actor" if role == ACTOR else f"role {role}"
             check_settings(learner, named)
@@ -45,7 +45,7 @@ def check_layout(config: Config) -> None:
             elif own is not None and own.optimizer is not None:
                 check_optimizer(own.optimizer, f"learner.roles.{role}.optimizer", named)
             facts.append(ModelFacts(model) if described is None else ModelFacts.read(model, described))
-            resolve_sizes(parallel, learner.ranks, facts[-1], key=key)
+            resolve_sizes(parallel, learner.ranks_of(role), facts[-1], key=key)
     if facts:
         check_balance(learner.megatron, facts)
         return

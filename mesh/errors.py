@@ -191,6 +191,15 @@ class MemoryHeldError(SwapError):
     exit_code = 17
 
 
+class RoleLostError(RollmeshError):
+    """Processes of a role that have died or do not answer, with the state of their model; the learner continues from
+    its last checkpoint.
+    """
+
+    code = "role_lost"
+    exit_code = 18
+
+
 class FencedError(RollmeshError):
     """A learner that a newer incarnation has superseded; it must stop and is not restarted."""
 

@@ -48,6 +48,7 @@ from rollmesh.learner.model_files.checks import check_context
 from rollmesh.learner.model_files.location import context_length
 from rollmesh.learner.placement.opening import open_turns
 from rollmesh.learner.recovery.consumption_log import LOG_NAME, ConsumptionLog
+from rollmesh.learner.roles.attachment import connect_roles
 from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.weights import PublishRules, WeightPublisher, read_model_bundle
 from rollmesh.learner.weights.transports import configured_transports
@@ -158,6 +159,7 @@ class Coordinator:
         config, session, progress = self._config, self._session, run.progress
         folder = config.run.folder
         sweep(folder / CHECKPOINTS_NAME, progress.incarnation)
+        self._attach_roles(progress.incarnation)
         writer = MetricsWriter(open_trackers(config))
         consumption = ConsumptionLog(folder / LOG_NAME)
         try:
@@ -179,6 +181,19 @@ class Coordinator:
         if reason in _NATURAL_ENDS and config.checkpoint.hf:
             self._leave_hf_folders()
         return reason in (*_NATURAL_ENDS, "request")
+
+    def _attach_roles(self, incarnation: int) -> None:
+        """Has the roles elsewhere serve this learner, which has the run."""
+        runtime, status = self._runtime, self._status
+        if not runtime.elsewhere:
+            return
+        connect_roles(self._config, runtime.elsewhere.values(), self._session.agent, self._bridge)
+        status.waiting_reason = f"waits for the processes of the roles {', '.join(runtime.elsewhere)}"
+        log.info("%s", status.waiting_reason)
+        runtime.ranks.attach_roles(incarnation)
+        status.waiting_reason = ""
+        for name, role in runtime.elsewhere.items():
+            log.info("role %s: %s, in processes of its own", name, role.engine)
 
     def _leave_hf_folders(self) -> None:
         """Writes the folders of `checkpoint.hf`, while the other ranks wait."""

@@ -22,7 +22,7 @@ Unusable = dict[str, str]
 
 
 def gather_sequences(
-    engines: Collection[Engine], plan: TrainPlan, payloads: TrajectorySource
+    engines: Collection[Engine], plan: TrainPlan, payloads: TrajectorySource, vocabulary: int
 ) -> tuple[dict[int, TrainSequence], Unusable]:
     """The sequences that this process's models compute, by their index in the plan; collective.
 
@@ -30,6 +30,7 @@ def gather_sequences(
         engines: of this process.
         plan: of the batch.
         payloads: of this process.
+        vocabulary: token ids must be below it, for all models.
 
     Returns:
         The sequences, and the groups that any rank has found unusable.
@@ -42,7 +43,7 @@ def gather_sequences(
     sequences: dict[int, TrainSequence] = {}
     unusable: Unusable = {}
     try:
-        sequences, unusable = _decode(engines, plan, payloads)
+        sequences, unusable = _decode(engines, plan, payloads, vocabulary)
     except (UnreachableError, StoreError) as error:
         unreachable = error
     world = next(iter(engines)).world
@@ -59,9 +60,8 @@ def gather_sequences(
 
 
 def _decode(
-    engines: Collection[Engine], plan: TrainPlan, payloads: TrajectorySource
+    engines: Collection[Engine], plan: TrainPlan, payloads: TrajectorySource, vocabulary: int
 ) -> tuple[dict[int, TrainSequence], Unusable]:
-    vocabulary = min(engine.vocab_size for engine in engines)
     own = sorted({member for engine in engines for member in plan.members_of(engine.layout)})
     members = [plan.members[index] for index in own]
     prompts = [prompt.array() for prompt in plan.prompts]

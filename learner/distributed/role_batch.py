@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import Future
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -19,11 +17,11 @@ from torch import Tensor
 from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import ModelOutput, Rollouts
 from rollmesh.learner.batching.transfer import to_device
+from rollmesh.learner.checkpoint.store import Checkpointed
 from rollmesh.learner.distributed.batch_sequences import BatchSequences
 from rollmesh.learner.distributed.rank_batch import OptimizerStep, RankBatch
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.engines.interface import Engine, StepResult
-from rollmesh.learner.engines.world import World
 
 
 class RoleBatch(ABC):
@@ -59,29 +57,33 @@ class RoleBatch(ABC):
         """Gives up the gradient; see `Engine.discard`."""
 
 
-class RoleElsewhere(Protocol):
-    """A role whose model other processes hold."""
+class RoleElsewhere(Checkpointed, Protocol):
+    """A role whose model other processes hold; every method is collective over the learner's ranks."""
 
     @property
-    def trained(self) -> bool:
-        """It has an optimizer and is in the checkpoints."""
+    def vocab_size(self) -> int:
+        """Token ids are below it; known once the role is attached."""
         ...
 
-    def open_batch(self, sequences: BatchSequences | None, world: World) -> RoleBatch:
+    def attach(self, incarnation: int) -> None:
+        """Has the role serve this learner, with the model of the checkpoint that was loaded last.
+
+        Args:
+            incarnation: of this learner.
+
+        Raises:
+            RoleLostError: the role stays away.
+            ConfigError: it has other settings than the learner.
+        """
+        ...
+
+    def open_batch(self, sequences: BatchSequences | None, minibatches: int) -> RoleBatch:
         """Begins the work on a batch.
 
         Args:
             sequences: of the whole batch, in the leading process; None in the others.
-            world: the learner's processes.
+            minibatches: into which it is divided.
         """
-        ...
-
-    def begin_checkpoint(self, folder: Path, extra: dict[str, object]) -> Future[None]:
-        """See `Engine.begin_checkpoint`."""
-        ...
-
-    def load_checkpoint(self, folder: Path) -> dict[str, object]:
-        """See `Engine.load_checkpoint`."""
         ...
 
 

@@ -98,7 +98,7 @@ class RolloutBatch:
         self._roles: dict[str, RoleBatch] = {**here}
         if elsewhere:
             every = gather_batch(plan, actor, own)
-            self._roles |= {role: other.open_batch(every, actor.world) for role, other in elsewhere.items()}
+            self._roles |= {role: other.open_batch(every, plan.minibatches) for role, other in elsewhere.items()}
         self._rollouts = self._gather_rollouts(own, mask, lengths)
         self._can_compare = any_fresh_response(self._rollouts)
 
