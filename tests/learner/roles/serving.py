@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,12 @@ class Served:
     Attributes:
         address: of its server; another one after it has started again.
         worker: of its only rank.
+        stop: ends its server.
     """
 
     address: str
     worker: RoleWorker
+    stop: Callable[[], None]
 
 
 @contextmanager
@@ -62,8 +64,9 @@ def serve_role(
     thread = threading.Thread(target=ranks.serve)
     thread.start()
     try:
-        with _listening(role, worker, ranks) as address:
-            yield Served(address, worker)
+        with ExitStack() as closers:
+            address = closers.enter_context(_listening(role, worker, ranks))
+            yield Served(address, worker, closers.close)
     finally:
         ranks.stop()
         thread.join(_END_S)
