@@ -56,6 +56,7 @@ from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import StalledError, StarvedError, StoreError, SwapError, UnreachableError
 from rollmesh.mesh.tokenizer_files import load_tokenizer
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.mesh.wait import NO_WAIT, Wait
 
 log = logging.getLogger(__name__)
 # Reasons after which the run is complete; after a signal it can be continued.
@@ -187,11 +188,14 @@ class Coordinator:
         runtime, status = self._runtime, self._status
         if not runtime.elsewhere:
             return
-        connect_roles(self._config, runtime.elsewhere.values(), self._session.agent, self._bridge)
-        status.waiting_reason = f"waits for the processes of the roles {', '.join(runtime.elsewhere)}"
+        agent = self._session.agent
+        connect_roles(self._config, runtime.elsewhere.values(), agent, self._bridge)
+        status.waiting_reason = f"waits for the processes of {', '.join(runtime.elsewhere)}"
         log.info("%s", status.waiting_reason)
+        self._bridge.loop.call_soon_threadsafe(partial(agent.set_status, wait=Wait(status.waiting_reason)))
         runtime.ranks.attach_roles(incarnation)
         status.waiting_reason = ""
+        self._bridge.loop.call_soon_threadsafe(partial(agent.set_status, wait=NO_WAIT))
         for name, role in runtime.elsewhere.items():
             log.info("role %s: %s, in processes of its own", name, role.engine)
 
