@@ -1,4 +1,4 @@
-"""A batch as named tensors: its sequences, and what a loss reads of its rollouts."""
+"""A batch as named tensors: its sequences, and the fields of its rollouts that a loss reads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def holds_sequences(tensors: Mapping[str, NDArray[Any]]) -> bool:
 
 
 def rollout_tensors(rollouts: Rollouts) -> Arrays:
-    """What a loss reads of the rollouts, as it is now, by name."""
+    """The fields of the rollouts that a loss reads, as they are now, by name."""
     fields: dict[str, Tensor | None] = {name: getattr(rollouts, name) for name in (*_ALWAYS, *_OPTIONAL)}
     fields |= {f"{_EXTRA}{name}": values for name, values in rollouts.extra.items()}
     return {
@@ -60,7 +60,7 @@ def rollout_tensors(rollouts: Rollouts) -> Arrays:
 def to_rollouts(
     tensors: Mapping[str, NDArray[Any]], groups: NDArray[np.int64], lengths: NDArray[np.int64], device: torch.device
 ) -> Rollouts:
-    """Inverse of `rollout_tensors`; what is not there is 0, or absent where it may be.
+    """Inverse of `rollout_tensors`; fields that are not there are 0, or absent where they may be.
 
     Args:
         tensors: by name; others are ignored.

@@ -254,7 +254,7 @@ def _role(
     """Serve the model of one role of the algorithm, in processes of its own; the learner finds it in the mesh."""
     config = read_config(config_path, context)
     become_ranks(config.learner.ranks_of(name))
-    from rollmesh.learner.roles import service
+    from rollmesh.learner.role_service import service
 
     _end(service.run(config, name, mesh, host=host, port=port, ready_file=ready_file))
 

@@ -19,11 +19,11 @@ from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
+from rollmesh.learner.role_service.role_ranks import RoleRanks, follow
+from rollmesh.learner.role_service.role_worker import RoleWorker
+from rollmesh.learner.role_service.servicer import RoleServicer
 from rollmesh.learner.roles.client import RoleClient, RoleLimits
 from rollmesh.learner.roles.remote_role import RemoteRole
-from rollmesh.learner.roles.role_ranks import RoleRanks, follow
-from rollmesh.learner.roles.role_worker import RoleWorker
-from rollmesh.learner.roles.servicer import RoleServicer
 from rollmesh.mesh.config.learner import DistributedSection
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.rpc.channel import open_channel

@@ -23,10 +23,10 @@ from rollmesh.learner.liveness.rank_health import answer_health
 from rollmesh.learner.liveness.rank_watch import log_lost
 from rollmesh.learner.liveness.start_notice import note_every_minute
 from rollmesh.learner.model_files.location import resolve_model
+from rollmesh.learner.role_service.role_ranks import RoleRanks, follow
+from rollmesh.learner.role_service.role_worker import RoleWorker
+from rollmesh.learner.role_service.servicer import SERVICE_NAME, RoleServicer
 from rollmesh.learner.roles.agreement import agreed_settings, most_batch_bytes
-from rollmesh.learner.roles.role_ranks import RoleRanks, follow
-from rollmesh.learner.roles.role_worker import RoleWorker
-from rollmesh.learner.roles.servicer import SERVICE_NAME, RoleServicer
 from rollmesh.learner.start_requirements import check_start
 from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.learner.roles.numbered_calls import NumberedCalls
+from rollmesh.learner.role_service.numbered_calls import NumberedCalls
 from rollmesh.mesh.errors import PayloadError, RoleLostError
 
 

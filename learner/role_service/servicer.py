@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from rollmesh.learner.roles.numbered_calls import NumberedCalls
+from rollmesh.learner.role_service.numbered_calls import NumberedCalls
 from rollmesh.learner.roles.tensor_parts import TensorAssembly, to_parts
 from rollmesh.mesh.errors import DataError, FencedError, PayloadError, RoleLostError
 from rollmesh.protos import role_pb2, role_pb2_grpc

@@ -17,7 +17,7 @@ import numpy as np
 
 from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.liveness.rank_watch import RankWatch
-from rollmesh.learner.roles.role_worker import RoleWorker
+from rollmesh.learner.role_service.role_worker import RoleWorker
 from rollmesh.learner.roles.tensor_parts import Arrays
 from rollmesh.mesh.errors import RollmeshError
 
