@@ -11,11 +11,11 @@ from types import MappingProxyType
 
 import torch
 
-from rollmesh.learner.algorithm_requirements import check_needs
+from rollmesh.learner.algorithm_requirements import base_roles, check_needs
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.load import load_algorithm
 from rollmesh.learner.algorithms.settings import SettingsError
-from rollmesh.learner.algorithms.types import ModelRole, Needs, UpdatePlan
+from rollmesh.learner.algorithms.types import ModelRole, UpdatePlan
 from rollmesh.learner.checkpoint.compatibility import optimizer_forms
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.distributed.role_batch import RoleElsewhere
@@ -34,10 +34,10 @@ from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.roles.remote_role import RemoteRole
 from rollmesh.mesh.config.base import DeviceName
+from rollmesh.mesh.config.derived.memory_release import REST_KEY, rest_folder
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
 from rollmesh.mesh.config.lora import LoraSection
-from rollmesh.mesh.config.memory_release import REST_KEY, rest_folder
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.files import require_writable
@@ -108,7 +108,7 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     models = {role.name: _model(config, role) for role in here}
     engines = {ACTOR: build_actor(config, entropy_gradient=needs.entropy_gradient)}
     for role in here:
-        if role.name not in base_roles(config, needs):
+        if role.name not in base_roles(config, needs.roles):
             engines[role.name] = _role_engine(config, role, models[role.name])
     actor = engines[ACTOR]
     if actor.device.type == "cuda" and actor.layout.leads and config.model.dtype == "float32":
@@ -164,22 +164,6 @@ def _prove(config: Config, name: str, engine: Engine) -> None:
     if engine.world.process == 0:
         engine_name, packing = config.learner.describe_engine(name), engine.packing.value
         log.info("role %s: %s, packing %s; %s", name, engine_name, packing, evidence)
-
-
-def base_roles(config: Config, needs: Needs) -> frozenset[str]:
-    """The roles that need no engine: their model is the actor's without its adapter, as long as nothing says otherwise.
-
-    Args:
-        config: of the run.
-        needs: of the algorithm.
-    """
-    if config.learner.lora is None:
-        return frozenset()
-    return frozenset(
-        role.name
-        for role in needs.roles
-        if not role.trained and role.kind == "language_model" and _section(config, role) == RoleSection()
-    )
 
 
 def _compute_deterministically() -> None:
@@ -343,7 +327,7 @@ def build_worker(
             token_budget=batch.tokens_per_micro_batch,
             seed=config.run.seed,
             profiler=StepProfiler(profile, engines[ACTOR].device, profile.dir or config.run.folder / PROFILE_FOLDER),
-            base_roles=base_roles(config, algorithm.needs),
+            base_roles=base_roles(config, algorithm.needs.roles),
             optimizers=optimizer_forms(config.learner, algorithm),
         ),
         elsewhere,
