@@ -94,7 +94,8 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     """
     if config.learner.deterministic:
         _compute_deterministically()
-    if "megatron" in config.learner.engines:
+    here = [role for role in algorithm.needs.roles if not config.learner.is_apart(role.name)]
+    if "megatron" in {config.learner.engine_of(name) for name in (ACTOR, *(role.name for role in here))}:
         # Another role's engine may start CUDA.
         prepare_environment()
     folder = rest_folder(config, on_cpu=choose_device(config.learner.device, "learner.device") == "cpu")
@@ -104,7 +105,6 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
         # Before engines start their threads.
         allocate_from_one_heap()
     needs = algorithm.needs
-    here = [role for role in needs.roles if not config.learner.is_apart(role.name)]
     models = {role.name: _model(config, role) for role in here}
     engines = {ACTOR: build_actor(config, entropy_gradient=needs.entropy_gradient)}
     for role in here:

@@ -1,7 +1,7 @@
 """A batch as one role's model computes it: in the learner's own processes, or elsewhere.
 
 Invariants: every method is collective over the learner's ranks. After it all of them hold the same values, in the order
-of the plan's members, whoever has computed them.
+of the plan's members, whichever process has computed them.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class StepMeter:
     """Sums over the phases of one batch.
 
     Args:
-        engines: by role, in the same order in every process. Of roles that other processes compute, time is measured.
+        engines: by role, in the same order in every process. Roles that other processes compute have times alone.
     """
 
     def __init__(self, engines: Mapping[str, Engine]) -> None:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 class NumberedCalls(Generic[T]):
     """Calls with the numbers 1, 2, 3 ..., of which the last one's outcome is kept.
 
-    A caller makes one call at a time. So whoever names the last number repeats it, and whoever names an older one is a
+    A caller makes one call at a time. So a call with the last number is a repetition, and one with an older number is a
     copy that was late.
     """
 

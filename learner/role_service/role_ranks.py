@@ -23,7 +23,7 @@ from rollmesh.mesh.errors import RollmeshError
 
 _WAIT, _END = "wait", "end"
 _KEEP_ALIVE_S = 30.0
-# What the learner may ask for; the ranks do it together.
+# Requests of the learner, which the ranks follow together.
 _ORDERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "attach": RoleWorker.attach,
@@ -71,7 +71,7 @@ class RoleRanks:
         """Follows requests until `stop`, in the thread that computes.
 
         Raises:
-            Exception: what no request can have caused; the processes must end.
+            Exception: no request can have caused it; the processes must end.
         """
         keep_alive_s = _KEEP_ALIVE_S
         if self._channel is not None:
@@ -114,7 +114,7 @@ def follow(worker: RoleWorker, channel: RankChannel, watch: RankWatch) -> None:
             continue
         if "tensors" in arguments:
             arguments["tensors"] = _unpack(arguments["tensors"])
-        # What is refused here is refused on rank 0 too, which answers.
+        # A request that is refused here is refused on rank 0 too, which answers.
         with watch.phase(order), contextlib.suppress(RollmeshError):
             _ORDERS[order](worker, **arguments)
 

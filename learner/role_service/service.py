@@ -19,6 +19,7 @@ from pathlib import Path
 from rollmesh.learner.algorithms.types import ModelRole
 from rollmesh.learner.builders import build_algorithm, build_role, open_watch, set_learner_threads
 from rollmesh.learner.distributed.rank_channel import RankChannel
+from rollmesh.learner.engines.registry import check_backend
 from rollmesh.learner.liveness.rank_health import answer_health
 from rollmesh.learner.liveness.rank_watch import log_lost
 from rollmesh.learner.liveness.start_notice import note_every_minute
@@ -102,7 +103,8 @@ def _run(
     with note_every_minute("fetches the model"):
         model = resolve_model(config.model)
     config = config.model_copy(update={"model": model})
-    check_start(config)
+    check_start(config, elsewhere=True)
+    check_backend(config.learner.engine_of(name), config.learner.engine_key(name))
     algorithm = build_algorithm(config)
     role = _role(config, name, algorithm.needs.roles)
     watch = closers.enter_context(open_watch(config))
@@ -131,7 +133,7 @@ def _run(
         try:
             ranks.serve()
         finally:
-            # What no request can have caused must not wait for a mesh that may be away.
+            # An error that no request has caused must not wait for a mesh that may be away.
             bridge.call(member.leave(), _LEAVE_S)
         serving.result(_LEAVE_S)
     with watch.phase("leave"):

@@ -7,7 +7,7 @@ import json
 from rollmesh.learner.algorithms.types import ModelRole
 from rollmesh.mesh.config import Config
 
-# Of all tensors of a token together, also of those that an algorithm adds by name.
+# All tensors of a token together, also those that an algorithm adds by name.
 _TOKEN_BYTES = 256
 
 

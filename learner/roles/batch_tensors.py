@@ -15,7 +15,7 @@ from rollmesh.learner.distributed.batch_sequences import BatchSequences
 from rollmesh.learner.roles.tensor_parts import Arrays
 
 _SEQUENCES, _ROLLOUTS, _EXTRA = "sequences.", "rollouts.", "extra."
-# Of these a loss gets its values (`TokenBatch`), and a step its tokens.
+# A loss gets its values of these (`TokenBatch`), and a step its tokens.
 _ALWAYS = ("behaviour_log_probs", "staleness", "rewards")
 _OPTIONAL = (
     "advantages",

@@ -113,7 +113,7 @@ class RoleClient:
         kept = [name for name, digest in digests.items() if self._digests.get(name) == digest]
         new = {name: array for name, array in tensors.items() if name not in kept}
         self._tensors = dict(tensors)
-        # Of a call that fails it is not known what has come.
+        # A call that fails may have brought some of them.
         self._digests = {}
         try:
             await self._put(new, kept)
@@ -238,7 +238,7 @@ class RoleClient:
     async def _numbered(self, ask: Callable[[role_pb2.RoleCall], Awaitable[T]]) -> T:
         """Makes the next call of the session, again and again until it is answered."""
         if self._lost is not None:
-            # What is lost does not come back, and need not be waited for again.
+            # A lost model does not come back, and need not be waited for again.
             raise self._lost
         self._number += 1
         call = role_pb2.RoleCall(session=self.session, incarnation=self._incarnation, number=self._number)

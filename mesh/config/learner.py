@@ -102,8 +102,8 @@ class RoleSection(Section):
     engine: str | None = Field(None, description="Training engine of the role; none: `learner.engine`.")
     parallel: ParallelSection | None = Field(
         None,
-        description="Keys as in `learner.parallel`, for this role; none: `learner.parallel`, or no division but the "
-        "engine's own where `engine` is another than the learner's, or `at` is not `learner`.",
+        description="Keys as in `learner.parallel`, for this role. None: `learner.parallel`, or no division but the "
+        "engine's own where `engine` is another than the learner's or `at` is not `learner`.",
     )
 
     @model_validator(mode="after")

@@ -25,8 +25,8 @@ class PlacementDevices(Section):
     )
     roles: dict[str, DeviceNumbers] = Field(
         default_factory=dict,
-        description="CUDA devices of roles with `learner.roles.NAME.at: own`, by role, a device for each rank; those "
-        "that are not named get the first that learner and generators leave.",
+        description="CUDA devices of roles with `learner.roles.NAME.at: own`, by role, a device for each rank. Others "
+        "get the first that learner and generators leave.",
     )
 
 
