@@ -15,7 +15,7 @@ import grpc
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.types import ModelRole
 from rollmesh.learner.distributed.rank_channel import RankChannel
-from rollmesh.learner.engines.interface import Engine
+from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
@@ -29,9 +29,10 @@ from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import role_pb2, role_pb2_grpc
 from rollmesh.testing.worlds import Harness
-from tests.learner.dataflow import OPTIMIZER, Probe, weights
+from tests.learner.dataflow import OPTIMIZER, VERSION, Probe, make_groups, make_plan, make_worker, weights
 from tests.learner.engines.models import make_spec
 
 _END_S = 30.0
@@ -157,4 +158,24 @@ def remote_roles(
         client = RoleClient(role, {}, find, lambda address: open_channel(address, SecuritySection()), limits)
         found[role.name] = RemoteRole(role, algorithm, world)
         found[role.name].connect(bridge, client)
+    return found
+
+
+def train_on_ranks(harness: Harness, model: Path, folder: Path, addresses: Sequence[str]) -> dict[str, Any]:
+    """One of the learner's ranks: trains the probe with all roles but the actor elsewhere, and saves a checkpoint."""
+    del harness  # the worker closes its engine
+    algorithm, groups = Probe(), make_groups()
+    actor = create_engine(make_spec(model, optimizer=OPTIMIZER))
+    bridge = AsyncBridge()
+    roles = remote_roles(algorithm.needs.roles, algorithm, actor.world, lambda: addresses, bridge)
+    if not actor.layout.leads:
+        roles = {role.name: RemoteRole(role, algorithm, actor.world) for role in algorithm.needs.roles}
+    worker = make_worker(algorithm, {ACTOR: actor}, groups, folder, epochs=2, token_budget=40, elsewhere=roles)
+    worker.attach_roles(1)
+    worker.prepare(make_plan(groups, token_budget=40, minibatches=2, dp_sizes=worker.dp_sizes))
+    result = worker.train(lambda: None)
+    path = worker.begin_checkpoint(PolicyVersion(1, VERSION + 1), {}).result(60)
+    found = {"actor": weights(actor), "metrics": result.metrics, "saved": sorted(p.name for p in path.iterdir())}
+    worker.close()
+    bridge.close()
     return found

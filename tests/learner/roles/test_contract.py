@@ -26,7 +26,15 @@ from rollmesh.testing.fixtures import GetWorld
 from rollmesh.testing.worlds import EngineLayout
 from tests.learner.dataflow import OPTIMIZER, VERSION, Probe, make_groups, make_plan, make_worker, train_probe, weights
 from tests.learner.engines.models import make_model, make_spec
-from tests.learner.roles.serving import LIMITS, Served, builder, remote_roles, serve_on_ranks, serve_role
+from tests.learner.roles.serving import (
+    LIMITS,
+    Served,
+    builder,
+    remote_roles,
+    serve_on_ranks,
+    serve_role,
+    train_on_ranks,
+)
 
 ROLES = {role.name: role for role in Probe().needs.roles}
 BUDGET = 40
@@ -151,6 +159,22 @@ def test_a_learner_without_a_checkpoint_gets_the_initial_model(
     assert_same(weights(served["critic"].worker.engine), one_world[0]["critic"])
     first.worker.close()
     second.worker.close()
+
+
+def test_a_learner_of_several_ranks_has_roles_elsewhere(
+    model: Path, served: dict[str, Served], engine_worlds: GetWorld, tmp_path: Path, one_world: Any
+) -> None:
+    addresses = [role.address for role in served.values()]
+    ranks = engine_worlds(EngineLayout("two_ranks", processes=2)).run(train_on_ranks, model, tmp_path, addresses)
+    expected, before = one_world
+    assert_same(ranks[0]["actor"], expected["actor"])
+    for found in ranks:
+        # Rank 1 comes to other results in its stages.
+        assert found["metrics"].pop("ranks/differing") > 0
+        assert found["metrics"] == pytest.approx(before.metrics, rel=1e-3, abs=1e-5)
+        assert {"critic", "scorer"} <= {*found["saved"]}
+    for name in ("critic", "scorer"):
+        assert_same(weights(served[name].worker.engine), expected[name])
 
 
 LAYOUTS = {
