@@ -56,7 +56,6 @@ from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import StalledError, StarvedError, StoreError, SwapError, UnreachableError
 from rollmesh.mesh.tokenizer_files import load_tokenizer
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.mesh.wait import NO_WAIT, Wait
 
 log = logging.getLogger(__name__)
 # Reasons after which the run is complete; after a signal it can be continued.
@@ -185,17 +184,11 @@ class Coordinator:
 
     def _attach_roles(self, incarnation: int) -> None:
         """Has the roles elsewhere serve this learner, which has the run."""
-        runtime, status = self._runtime, self._status
+        runtime = self._runtime
         if not runtime.elsewhere:
             return
-        agent = self._session.agent
-        connect_roles(self._config, runtime.elsewhere.values(), agent, self._bridge)
-        status.waiting_reason = f"waits for the processes of {', '.join(runtime.elsewhere)}"
-        log.info("%s", status.waiting_reason)
-        self._bridge.loop.call_soon_threadsafe(partial(agent.set_status, wait=Wait(status.waiting_reason)))
+        connect_roles(self._config, runtime.elsewhere.values(), self._session.agent, self._bridge, self._status)
         runtime.ranks.attach_roles(incarnation)
-        status.waiting_reason = ""
-        self._bridge.loop.call_soon_threadsafe(partial(agent.set_status, wait=NO_WAIT))
         for name, role in runtime.elsewhere.items():
             log.info("role %s: %s, in processes of its own", name, role.engine)
 

@@ -9,18 +9,22 @@ import grpc
 from rollmesh.learner.roles.agreement import agreed_settings
 from rollmesh.learner.roles.client import RoleClient, RoleLimits
 from rollmesh.learner.roles.remote_role import RemoteRole
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
+from rollmesh.mesh.wait import Wait
 from rollmesh.protos import membership_pb2
 
 # Words about the progress of a call come every second.
 _SILENT_RPCS = 2.0
 
 
-def connect_roles(config: Config, roles: Iterable[RemoteRole], agent: MembershipAgent, bridge: AsyncBridge) -> None:
+def connect_roles(
+    config: Config, roles: Iterable[RemoteRole], agent: MembershipAgent, bridge: AsyncBridge, status: LearnerStatus
+) -> None:
     """Gives the roles of the leading process their clients; nothing is called yet.
 
     Args:
@@ -28,6 +32,7 @@ def connect_roles(config: Config, roles: Iterable[RemoteRole], agent: Membership
         roles: elsewhere.
         agent: this learner's membership.
         bridge: the event loop.
+        status: of the learner; waits for roles are reported there, and to the mesh.
     """
     network, distributed = config.network, config.learner.distributed
     identity = Identity(Role.LEARNER, agent.member_id)
@@ -45,5 +50,9 @@ def connect_roles(config: Config, roles: Iterable[RemoteRole], agent: Membership
     def dial(address: str) -> grpc.aio.Channel:
         return open_channel(address, config.security, identity, max_message_mb=network.max_message_mb)
 
+    def report(reason: str) -> None:
+        status.waiting_reason = reason
+        agent.set_status(wait=Wait(reason))
+
     for role in roles:
-        role.connect(bridge, RoleClient(role.role, agreed_settings(config, role.role), find, dial, limits))
+        role.connect(bridge, RoleClient(role.role, agreed_settings(config, role.role), find, dial, limits, report))

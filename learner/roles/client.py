@@ -66,6 +66,7 @@ class RoleClient:
         settings: on which both sides have to agree, by key, as JSON.
         find, dial: to reach it.
         limits: of waits.
+        report: called with the reason of a wait for the role, in words, and with nothing at its end.
 
     Attributes:
         description: of the role, once it has been reached.
@@ -73,13 +74,20 @@ class RoleClient:
     """
 
     def __init__(
-        self, role: ModelRole, settings: Mapping[str, str], find: Find, dial: Dial, limits: RoleLimits
+        self,
+        role: ModelRole,
+        settings: Mapping[str, str],
+        find: Find,
+        dial: Dial,
+        limits: RoleLimits,
+        report: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         self._role = role
         self._settings = settings
         self._find = find
         self._dial = dial
         self._limits = limits
+        self._report = report
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stub: Any = None
         self._incarnation, self._number = 0, 0
@@ -249,11 +257,13 @@ class RoleClient:
             raise
 
     async def _repeat(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        retries = Retries(self._limits.away_s)
+        retries, waits = Retries(self._limits.away_s), False
         while True:
             try:
                 if self._stub is None:
                     await self._reach()
+                if waits:
+                    self._report("")
                 return await attempt()
             except (grpc.aio.AioRpcError, TimeoutError) as error:
                 if isinstance(error, grpc.aio.AioRpcError) and not is_transient(error):
@@ -268,6 +278,8 @@ class RoleClient:
                     ) from error
                 if retries.should_log():
                     log.warning("role %s does not answer, and is asked again: %s", self._role.name, reason)
+                self._report(f"waits for the processes of role {self._role.name}: {reason}")
+                waits = True
             await asyncio.sleep(_PAUSE_S)
 
     async def _answers(self, stream: Any) -> list[role_pb2.RoleAnswer]:

@@ -1,4 +1,4 @@
-"""Devices of roles with processes of their own: nobody else's, or the run is refused with the numbers."""
+"""Devices of roles with processes of their own: no one else's, or the run is refused with the numbers."""
 
 from __future__ import annotations
 
