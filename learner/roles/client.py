@@ -131,12 +131,12 @@ class RoleClient:
 
     async def infer(self, minibatches: Sequence[int], *, sum_pi_squared: bool = False) -> Arrays:
         """The model's output on the batch, by field; see `RoleBatch.infer`."""
-
-        async def ask(call: role_pb2.RoleCall) -> list[role_pb2.RoleAnswer]:
-            request = role_pb2.InferRoleRequest(call=call, minibatches=minibatches, sum_pi_squared=sum_pi_squared)
-            return await self._answers(self._stub.Infer(request, timeout=self._limits.call_s))
-
-        answers = await self._ask_again(ask)
+        request = role_pb2.InferRoleRequest(minibatches=minibatches, sum_pi_squared=sum_pi_squared)
+        try:
+            answers = await self._compute("Infer", request)
+        except RoleLostError:
+            await self._start_over()
+            answers = await self._compute("Infer", request)
         assembly = TensorAssembly(self._limits.most_bytes)
         for answer in answers:
             assembly.add(answer.tensor)
@@ -144,46 +144,24 @@ class RoleClient:
 
     async def accumulate(self, loss: str, minibatch: int, *, skip_zero_advantage: bool, state: str) -> None:
         """Has the gradient of a step computed; see `RoleWorker.accumulate`."""
-
-        async def ask(call: role_pb2.RoleCall) -> list[role_pb2.RoleAnswer]:
-            request = role_pb2.AccumulateRoleRequest(
-                call=call,
-                loss=loss,
-                minibatch=minibatch,
-                skip_zero_advantage=skip_zero_advantage,
-                algorithm_state=state,
-            )
-            return await self._answers(self._stub.Accumulate(request, timeout=self._limits.call_s))
-
-        await self._numbered(ask)
+        request = role_pb2.AccumulateRoleRequest(
+            loss=loss, minibatch=minibatch, skip_zero_advantage=skip_zero_advantage, algorithm_state=state
+        )
+        await self._compute("Accumulate", request)
 
     async def apply(self) -> StepResult:
         """The optimizer step."""
-
-        async def ask(call: role_pb2.RoleCall) -> list[role_pb2.RoleAnswer]:
-            request = role_pb2.ApplyRoleRequest(call=call)
-            return await self._answers(self._stub.Apply(request, timeout=self._limits.call_s))
-
-        (answer,) = await self._numbered(ask)
+        (answer,) = await self._compute("Apply", role_pb2.ApplyRoleRequest())
         return StepResult(dict(answer.step.metrics), answer.step.skipped)
 
     async def discard(self) -> None:
         """Gives up the gradient."""
-
-        async def ask(call: role_pb2.RoleCall) -> list[role_pb2.RoleAnswer]:
-            request = role_pb2.DiscardRoleRequest(call=call)
-            return await self._answers(self._stub.Discard(request, timeout=self._limits.call_s))
-
-        await self._numbered(ask)
+        await self._compute("Discard", role_pb2.DiscardRoleRequest())
 
     async def begin_checkpoint(self, folder: str, extra: dict[str, object]) -> None:
         """Has the role's part of a checkpoint written; its state is copied when this returns."""
-
-        async def ask(call: role_pb2.RoleCall) -> list[role_pb2.RoleAnswer]:
-            request = role_pb2.BeginRoleCheckpointRequest(call=call, folder=folder, extra=json.dumps(extra))
-            return await self._answers(self._stub.BeginCheckpoint(request, timeout=self._limits.call_s))
-
-        await self._numbered(ask)
+        request = role_pb2.BeginRoleCheckpointRequest(folder=folder, extra=json.dumps(extra))
+        await self._compute("BeginCheckpoint", request)
 
     async def await_checkpoint(self, session: str) -> None:
         """Waits until the last checkpoint that was begun is written.
@@ -213,12 +191,13 @@ class RoleClient:
 
         await self._numbered(lambda call: self._stub.Put(parts(call), timeout=deadline_s))
 
-    async def _ask_again(self, ask: Callable[[role_pb2.RoleCall], Awaitable[T]]) -> T:
-        """Makes a call that changes nothing; where the role's processes have started again, once more."""
-        try:
-            return await self._numbered(ask)
-        except RoleLostError:
-            await self._start_over()
+    async def _compute(self, verb: str, request: Any) -> list[role_pb2.RoleAnswer]:
+        """Makes the next call of the session, one that answers in a stream."""
+
+        def ask(call: role_pb2.RoleCall) -> Awaitable[list[role_pb2.RoleAnswer]]:
+            request.call.CopyFrom(call)
+            return self._answers(getattr(self._stub, verb)(request, timeout=self._limits.call_s))
+
         return await self._numbered(ask)
 
     async def _start_over(self) -> None:
