@@ -130,11 +130,8 @@ def _run(
         member = _Member(config, mesh, ranks, description)
         _end_on_signals(member, bridge)
         serving = bridge.submit(member.serve(host or config.network.host, port, ready_file))
-        try:
-            ranks.serve()
-        finally:
-            # An error that no request has caused must not wait for a mesh that may be away.
-            bridge.call(member.leave(), _LEAVE_S)
+        ranks.serve()
+        # It has stopped the ranks, and says why.
         serving.result(_LEAVE_S)
     with watch.phase("leave"):
         worker.close()
@@ -175,7 +172,6 @@ class _Member:
         self._ranks = ranks
         self._description = description
         self._asked = asyncio.Event()
-        self._left = asyncio.Event()
 
     def end(self) -> None:
         """Asks for the end; on the event loop."""
@@ -190,13 +186,7 @@ class _Member:
         try:
             await self._serve(host, port, ready_file)
         finally:
-            self._left.set()
             self._ranks.stop()
-
-    async def leave(self) -> None:
-        """Ends, and waits until the mesh knows."""
-        self.end()
-        await self._left.wait()
 
     async def _serve(self, host: str, port: int, ready_file: Path | None) -> None:
         network, security = self._config.network, self._config.security
