@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -16,6 +18,7 @@ from rollmesh.learner.algorithms.settings import SettingsError
 from rollmesh.learner.algorithms.types import ModelRole, UpdatePlan
 from rollmesh.learner.checkpoint.compatibility import optimizer_forms
 from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.distributed.role_batch import RoleElsewhere
 from rollmesh.learner.distributed.routed_experts import ExpertSource
 from rollmesh.learner.distributed.step_profiler import FOLDER as PROFILE_FOLDER
 from rollmesh.learner.distributed.step_profiler import StepProfiler
@@ -27,8 +30,10 @@ from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.learner.engines.megatron.environment import prepare_environment
 from rollmesh.learner.engines.registry import ModelType, create_engine
 from rollmesh.learner.engines.rendezvous import open_board
+from rollmesh.learner.engines.world import World
 from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
 from rollmesh.learner.model_files.location import resolve_model
+from rollmesh.learner.roles.remote_role import RemoteRole
 from rollmesh.mesh.config.derived.memory_release import REST_KEY, rest_folder
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
@@ -90,7 +95,8 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     """
     if config.learner.deterministic:
         compute_deterministically()
-    if "megatron" in config.learner.engines:
+    here = [role for role in algorithm.needs.roles if not config.learner.is_apart(role.name)]
+    if "megatron" in {config.learner.engine_of(name) for name in (ACTOR, *(role.name for role in here))}:
         # Another role's engine may start CUDA.
         prepare_environment()
     folder = rest_folder(config, on_cpu=choose_device(config.learner.device, "learner.device") == "cpu")
@@ -100,28 +106,65 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
         # Before engines start their threads.
         allocate_from_one_heap()
     needs = algorithm.needs
-    models = {role.name: _model(config, role) for role in needs.roles}
+    models = {role.name: _model(config, role) for role in here}
     engines = {ACTOR: build_actor(config, entropy_gradient=needs.entropy_gradient)}
-    for role in needs.roles:
-        if role.name in base_roles(config, needs.roles):
-            continue
-        optimizer = None
-        if role.trained:
-            optimizer = _section(config, role).optimizer or config.learner.optimizer
-        offload = _section(config, role).offload
-        model, kind = models[role.name], _model_type(role)
-        engines[role.name] = _engine(config, role.name, model, optimizer, kind, offload=offload)
+    for role in here:
+        if role.name not in base_roles(config, needs.roles):
+            engines[role.name] = _role_engine(config, role, models[role.name])
     actor = engines[ACTOR]
     if actor.device.type == "cuda" and actor.layout.leads and config.model.dtype == "float32":
         log.warning("weights are sent, and generators compute, in float32: on CUDA set model.dtype: bfloat16")
     if folder is not None and actor.world.process == 0 and is_in_memory(folder):
         log.warning("files in %s take memory: set %s to a folder on a disk", folder, REST_KEY)
     for name, engine in engines.items():
-        evidence = engine.probe()
-        if engine.world.process == 0:
-            engine_name, packing = config.learner.describe_engine(name), engine.packing.value
-            log.info("role %s: %s, packing %s; %s", name, engine_name, packing, evidence)
+        _prove(config, name, engine)
     return engines
+
+
+def build_role(config: Config, role: ModelRole) -> Engine:
+    """The engine of a role with processes of its own, proven right; collective over them.
+
+    Args:
+        config: of the run; the model's path is a local folder.
+        role: of the algorithm.
+
+    Raises:
+        ConfigError: as `build_engines`.
+        DataError: as `build_engines`.
+    """
+    if config.learner.deterministic:
+        compute_deterministically()
+    if config.learner.engine_of(role.name) == "megatron":
+        prepare_environment()
+    engine = _role_engine(config, role, _model(config, role))
+    _prove(config, role.name, engine)
+    return engine
+
+
+def roles_elsewhere(config: Config, algorithm: Algorithm, world: World) -> dict[str, RemoteRole]:
+    """The roles whose models have processes of their own, by name.
+
+    Args:
+        config: of the run.
+        algorithm: of the run.
+        world: the learner's processes.
+    """
+    roles = algorithm.needs.roles
+    return {role.name: RemoteRole(role, algorithm, world) for role in roles if config.learner.is_apart(role.name)}
+
+
+def _role_engine(config: Config, role: ModelRole, model: ModelSection) -> Engine:
+    section = _section(config, role)
+    optimizer = (section.optimizer or config.learner.optimizer) if role.trained else None
+    return _engine(config, role.name, model, optimizer, _model_type(role), offload=section.offload)
+
+
+def _prove(config: Config, name: str, engine: Engine) -> None:
+    """Proves that a role's model is computed right; collective."""
+    evidence = engine.probe()
+    if engine.world.process == 0:
+        engine_name, packing = config.learner.describe_engine(name), engine.packing.value
+        log.info("role %s: %s, packing %s; %s", name, engine_name, packing, evidence)
 
 
 def build_actor(config: Config, *, entropy_gradient: bool = False) -> Engine:
@@ -235,6 +278,7 @@ def build_worker(
     payloads: TrajectorySource,
     checkpoints: Path,
     experts: ExpertSource | None = None,
+    elsewhere: Mapping[str, RoleElsewhere] = MappingProxyType({}),
 ) -> Worker:
     """This rank's worker.
 
@@ -245,6 +289,7 @@ def build_worker(
         payloads: this rank's trajectories.
         checkpoints: folder of the checkpoints.
         experts: recorded by generators; None: they are not replayed.
+        elsewhere: roles whose models other processes hold.
     """
     batch, profile = config.learner.batch, config.learner.profile
     return Worker(
@@ -261,6 +306,7 @@ def build_worker(
             optimizers=optimizer_forms(config.learner, algorithm),
         ),
         experts,
+        elsewhere,
     )
 
 

@@ -40,7 +40,9 @@ def check_layout(config: Config) -> None:
         experts[model] = None if described is None else expert_count(described)
         if engine == "fsdp2":
             heads = attention_heads(described or {}) or 0
-            check_parallel(parallel, heads=heads, experts=experts[model], processes=learner.ranks, name=model, key=key)
+            check_parallel(
+                parallel, heads=heads, experts=experts[model], processes=learner.ranks_of(role), name=model, key=key
+            )
         elif engine == "megatron":
             named = "the actor" if role == ACTOR else f"role {role}"
             check_settings(learner, named)
@@ -51,7 +53,7 @@ def check_layout(config: Config) -> None:
             elif own is not None and own.optimizer is not None:
                 check_optimizer(own.optimizer, f"learner.roles.{role}.optimizer", named)
             facts = ModelFacts(model) if described is None else ModelFacts.read(model, described)
-            resolve_sizes(parallel, learner.ranks, facts, key=key)
+            resolve_sizes(parallel, learner.ranks_of(role), facts, key=key)
     check_routers(learner, experts)
     if "megatron" in learner.engines:
         return

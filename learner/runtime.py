@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.distributed.rank_group import RankGroup
 from rollmesh.learner.distributed.trajectories import InlineTrajectories
+from rollmesh.learner.roles.remote_role import RemoteRole
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 
@@ -21,6 +23,7 @@ class LearnerRuntime:
         trajectories: where one rank keeps those that came with the leases.
         controls: requests to the training thread, from signals, the control service and background tasks.
         status: of the learner, for its reports.
+        elsewhere: roles whose models other processes hold.
     """
 
     bridge: AsyncBridge
@@ -28,3 +31,4 @@ class LearnerRuntime:
     trajectories: InlineTrajectories
     controls: ControlRequests
     status: LearnerStatus
+    elsewhere: Mapping[str, RemoteRole] = field(default_factory=dict)

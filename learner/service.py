@@ -12,14 +12,13 @@ import os
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import grpc
-
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.builders import (
     build_algorithm,
     build_engines,
     build_worker,
     open_watch,
+    roles_elsewhere,
     set_learner_threads,
 )
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
@@ -31,6 +30,7 @@ from rollmesh.learner.distributed.routed_experts import ExpertSource, FetchedExp
 from rollmesh.learner.distributed.trajectories import FetchedTrajectories, InlineTrajectories, TrajectorySource
 from rollmesh.learner.distributed.weight_export import WeightExport
 from rollmesh.learner.engines.interface import ACTOR, WeightPart
+from rollmesh.learner.liveness.rank_health import answer_health
 from rollmesh.learner.liveness.rank_watch import log_lost
 from rollmesh.learner.liveness.start_notice import note_every_minute
 from rollmesh.learner.model_files.location import resolve_model
@@ -47,13 +47,11 @@ from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.derived.memory_release import REST_NAME
 from rollmesh.mesh.errors import RankLostError, RollmeshError
 from rollmesh.mesh.rpc.failover_channel import FailoverChannel, open_mesh
-from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.hosts import is_loopback
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, freeze_heap, keep_freed_memory
 from rollmesh.mesh.runtime.ranks import check_ranks, choose_interface
-from rollmesh.mesh.runtime.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +133,7 @@ def _run(
         bridge = AsyncBridge()
         closers.callback(bridge.close)
         if ready_file is not None:
-            _answer_health(config, bridge, closers, ready_file.with_stem(f"{ready_file.stem}-{rank}"))
+            answer_health(config, Role.LEARNER, bridge, closers, ready_file.with_stem(f"{ready_file.stem}-{rank}"))
         with note_every_minute("fetches the model"):
             model = resolve_model(config.model)
         given, config = config, config.model_copy(update={"model": model})
@@ -163,7 +161,9 @@ def _run(
                 payloads = FetchedTrajectories(bridge, client, timeout_s=config.network.retry_s)
             if config.learner.router.replay:
                 experts = FetchedExperts(bridge, client, timeout_s=config.network.retry_s)
-        worker = build_worker(config, engines, algorithm, payloads, config.run.folder / CHECKPOINTS_NAME, experts)
+        elsewhere = roles_elsewhere(config, algorithm, engines[ACTOR].world)
+        checkpoints = config.run.folder / CHECKPOINTS_NAME
+        worker = build_worker(config, engines, algorithm, payloads, checkpoints, experts, elsewhere)
         with watch.phase("check the folder of checkpoints"):
             worker.check_folder()
         if config.placement.learner_takes_turns:
@@ -177,7 +177,7 @@ def _run(
         freeze_heap()
         if record is not None:
             ranks = RankGroup(worker, channel, watch, export)
-            runtime = LearnerRuntime(bridge, ranks, inline, controls, LearnerStatus())
+            runtime = LearnerRuntime(bridge, ranks, inline, controls, LearnerStatus(), elsewhere)
             # Also for what a thread that writes a checkpoint has met.
             with watch.phase("take the run over"):
                 Coordinator(config, mesh, runtime, algorithm, port=port).run(
@@ -197,23 +197,6 @@ def _remove_if_empty(folder: Path) -> None:
     """Removes what is left of a learner's rest: its files have no names."""
     with suppress(OSError):
         folder.rmdir()
-
-
-def _answer_health(config: Config, bridge: AsyncBridge, closers: ExitStack, ready_file: Path) -> None:
-    """Serves this rank's health to its starter, before any rank can wait for another."""
-    network, security = config.network, config.security
-
-    async def serve() -> tuple[grpc.aio.Server, str]:
-        server = new_server(security, Identity(Role.LEARNER))
-        health = add_health_and_reflection(server, ())
-        port = bind(server, network.host, 0, security)
-        await server.start()
-        await set_serving(health, ())
-        return server, advertised_address(network.host, port, network.advertise)
-
-    server, address = bridge.call(serve(), network.rpc_timeout_s)
-    closers.callback(lambda: bridge.call(server.stop(None), network.rpc_timeout_s))
-    write_ready_file(ready_file, address)
 
 
 def _fetch_client(config: Config, mesh: str, bridge: AsyncBridge, closers: ExitStack) -> BufferClient:

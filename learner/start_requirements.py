@@ -34,7 +34,8 @@ def check_start(config: Config, *, elsewhere: bool = False) -> None:
     if not elsewhere:
         check_backend(learner.engine)
         for name, role in learner.roles.items():
-            if role.engine is not None:
+            # Other machines have other packages.
+            if role.engine is not None and role.at != "elsewhere":
                 check_backend(role.engine, f"learner.roles.{name}.engine")
     check_layout(config)
     if (learner.distributed.rendezvous or "").startswith(f"{_PLACEHOLDER}:"):

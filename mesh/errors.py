@@ -198,6 +198,15 @@ class CallbackError(RollmeshError):
     exit_code = 18
 
 
+class RoleLostError(RollmeshError):
+    """Processes of a role that have died or do not answer, with the state of their model; the learner continues from
+    its last checkpoint.
+    """
+
+    code = "role_lost"
+    exit_code = 19
+
+
 class FencedError(RollmeshError):
     """A learner that a newer incarnation has superseded; it must stop and is not restarted."""
 

@@ -15,6 +15,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_GENERATOR: _ClassVar[Role]
     ROLE_REWARD: _ClassVar[Role]
     ROLE_BUFFER: _ClassVar[Role]
+    ROLE_MODEL: _ClassVar[Role]
 
 class WaitCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -26,6 +27,7 @@ ROLE_LEARNER: Role
 ROLE_GENERATOR: Role
 ROLE_REWARD: Role
 ROLE_BUFFER: Role
+ROLE_MODEL: Role
 WAIT_CAUSE_UNSPECIFIED: WaitCause
 WAIT_CAUSE_NO_REWARD_SERVICE: WaitCause
 WAIT_CAUSE_REWARD_OVERDUE: WaitCause

@@ -69,8 +69,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
         check_text("host_id", request.host_id)
         check_challenge(request.challenge)
         call = checked_number("call", request.call)
-        if request.role not in (pb.ROLE_LEARNER, pb.ROLE_GENERATOR, pb.ROLE_REWARD):
-            raise PayloadError("role", f"expected learner, generator or reward, got {request.role}")
+        if request.role not in (pb.ROLE_LEARNER, pb.ROLE_GENERATOR, pb.ROLE_REWARD, pb.ROLE_MODEL):
+            raise PayloadError("role", f"expected learner, generator, reward or model, got {request.role}")
         member = pb.Member(
             member_id=request.member_id,
             role=request.role,

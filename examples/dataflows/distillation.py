@@ -1,4 +1,4 @@
-"""On-policy distillation: the student answers, and a frozen teacher judges every token.
+"""On-policy distillation: the student answers, and one or several frozen teachers judge every token.
 
 The student lowers its reverse KL to the teacher on its own responses,
 
@@ -9,14 +9,18 @@ gradient that is the advantage
 
     A_t = log teacher(y_t) - log student(y_t)  (+ discount * A_{t+1}),
 
-one judgement per token where a reward gives one per response. No reward is needed. Samples of an older student are
-corrected like any other stale data, by default with truncated importance weights.
+one judgement per token where a reward gives one per response. No reward is needed. With several teachers it is the
+mean of their advantages by weight, so the student lowers the weighted sum of its divergences. Samples of an older
+student are corrected like any other stale data, by default with truncated importance weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
+
+import torch
 
 import rollmesh.learner.algorithms.losses  # noqa: F401 - importing enters the policy losses
 from rollmesh.learner.algorithms.aggregation import aggregate, read_aggregation
@@ -53,20 +57,24 @@ class DistillationSettings(Settings):
         aggregation: how token losses become the batch's loss.
         correction: what is done about stale tokens.
         discount: how much of the later tokens' advantage a token gets; 0: each token answers for itself.
+        teachers: weight of each teacher by its role; they need not add up to 1.
     """
 
     loss: Component = Component("ppo")  # noqa: RUF009 - frozen
     aggregation: str = "token_mean"
     correction: CorrectionSettings = field(default_factory=CorrectionSettings)
     discount: float = 0.0
+    teachers: Mapping[str, float] = field(default_factory=lambda: {"teacher": 1.0})
 
     def __post_init__(self) -> None:
+        if not self.teachers or any(weight <= 0.0 for weight in self.teachers.values()):
+            raise SettingsError("teachers", f"expected roles with weights above 0, got {dict(self.teachers)}")
         if not 0.0 <= self.discount <= 1.0:
             raise SettingsError("discount", f"expected 0 .. 1, got {self.discount}")
 
 
 class Distillation(Algorithm):
-    """Policy gradient on the teacher's per-token judgement of the student's own responses."""
+    """Policy gradient on the teachers' per-token judgement of the student's own responses."""
 
     settings_type: ClassVar[type[Settings]] = DistillationSettings
     settings: DistillationSettings
@@ -79,13 +87,16 @@ class Distillation(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(roles=(ModelRole("teacher"),))
+        return Needs(roles=tuple(map(ModelRole, self.settings.teachers)))
 
     def batch_stage(self, batch: Batch) -> None:
         rollouts = batch.rollouts
         student, _ = batch.infer("actor").policy()
-        teacher, _ = batch.infer("teacher").policy()
-        judgement = log_ratio(teacher, student)
+        total = sum(self.settings.teachers.values())
+        judgement = torch.zeros_like(student)
+        for role, share in self.settings.teachers.items():
+            teacher, _ = batch.infer(role).policy()
+            judgement += share / total * log_ratio(teacher, student)
         rollouts.advantages = discounted_returns(judgement, self.settings.discount, rollouts.lengths)
         rollouts.proximal_log_probs = student
         batch.report(correct_batch(rollouts, self.settings.correction))

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
 
 from rollmesh.learner.checkpoint.collective_write import Ranks
 from rollmesh.learner.checkpoint.compatibility import check_roles
@@ -30,6 +32,23 @@ from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.mesh.errors import ConfigError, DataError, FencedError
 from rollmesh.mesh.files import fsync_path
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+
+
+class Checkpointed(Protocol):
+    """A model with a part in checkpoints, where it is trained: an engine's, or one that other processes hold."""
+
+    @property
+    def trained(self) -> bool:
+        """It has a part."""
+        ...
+
+    def begin_checkpoint(self, folder: Path, extra: dict[str, object]) -> Future[None]:
+        """See `Engine.begin_checkpoint`."""
+        ...
+
+    def load_checkpoint(self, folder: Path) -> dict[str, object]:
+        """See `Engine.load_checkpoint`."""
+        ...
 
 
 class DamagedCheckpointError(DataError):
@@ -76,7 +95,13 @@ class CheckpointStore:
             if ranks.leads:
                 shutil.rmtree(probe, ignore_errors=True)
 
-    def begin(self, engines: Mapping[str, Engine], version: PolicyVersion, extra: dict[str, object]) -> Future[Path]:
+    def begin(
+        self,
+        engines: Mapping[str, Engine],
+        version: PolicyVersion,
+        extra: dict[str, object],
+        elsewhere: Mapping[str, Checkpointed] = MappingProxyType({}),
+    ) -> Future[Path]:
         """Has a checkpoint written; collective. The state is copied when this returns: training may continue.
 
         Waits for the checkpoint before, where that is still being written.
@@ -85,6 +110,7 @@ class CheckpointStore:
             engines: by role name, in the same order on every rank; those that are trained are saved.
             version: names the checkpoint; an existing one of that name is kept as it is.
             extra: JSON that `load_checkpoint` gives back (data cursor and the like).
+            elsewhere: further roles, whose models other processes hold.
 
         Returns:
             The folder, once it is durable. It may fail with an `UnwrittenCheckpointError`: a disk refuses, on whichever
@@ -99,7 +125,7 @@ class CheckpointStore:
         if any(ranks.gather_bytes(b"there" if ranks.leads and final.is_dir() else b"")):
             return _known(final)
         apart = self._ranks_apart(engines[ACTOR])
-        roles = list(_roles(engines, unfinished))
+        roles = list(_roles(engines, elsewhere, unfinished))
         stamp: dict[str, object] = {"incarnation": version.incarnation, "version": version.version}
         try:
             ranks.on_every_rank(self._check_idle)
@@ -142,12 +168,15 @@ class CheckpointStore:
             raise OSError("the disk still writes the last one")
 
 
-def load_checkpoint(engines: Mapping[str, Engine], folder: Path) -> dict[str, object]:
+def load_checkpoint(
+    engines: Mapping[str, Engine], folder: Path, elsewhere: Mapping[str, Checkpointed] = MappingProxyType({})
+) -> dict[str, object]:
     """Restores every trained engine; collective. State of roles that are not among them is left alone.
 
     Args:
         engines: by role name, in the same order on every rank.
         folder: of a checkpoint.
+        elsewhere: further roles, whose models other processes hold.
 
     Returns:
         The `extra` of `CheckpointStore.begin`, with `incarnation` and `version`.
@@ -157,7 +186,7 @@ def load_checkpoint(engines: Mapping[str, Engine], folder: Path) -> dict[str, ob
         DataError: no checkpoint, one of another model, or one without the state of a trained role, where nothing has
             changed either.
     """
-    roles = list(_roles(engines, folder))
+    roles = list(_roles(engines, elsewhere, folder))
     check_roles(folder, (role for role, _, _ in roles if role != ACTOR))
     try:
         check_digests(Ranks.of(engines[ACTOR]), folder)
@@ -170,12 +199,14 @@ def load_checkpoint(engines: Mapping[str, Engine], folder: Path) -> dict[str, ob
     return loaded[ACTOR]
 
 
-def _roles(engines: Mapping[str, Engine], folder: Path) -> Iterator[tuple[str, Engine, Path]]:
-    """Role, engine and folder of everything that is trained, the actor first."""
+def _roles(
+    engines: Mapping[str, Engine], elsewhere: Mapping[str, Checkpointed], folder: Path
+) -> Iterator[tuple[str, Checkpointed, Path]]:
+    """Role, model and folder of everything that is trained, the actor first."""
     yield ACTOR, engines[ACTOR], folder
-    for role, engine in engines.items():
-        if engine.trained and role != ACTOR:
-            yield role, engine, folder / role
+    for role, model in (*engines.items(), *elsewhere.items()):
+        if model.trained and role != ACTOR:
+            yield role, model, folder / role
 
 
 def _make(*folders: Path) -> None:

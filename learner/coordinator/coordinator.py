@@ -52,6 +52,7 @@ from rollmesh.learner.model_files.checks import check_context
 from rollmesh.learner.model_files.location import context_length
 from rollmesh.learner.placement.opening import open_turns
 from rollmesh.learner.recovery.consumption_log import LOG_NAME, ConsumptionLog
+from rollmesh.learner.roles.attachment import connect_roles
 from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.weights import PublishRules, WeightPublisher, read_model_bundle
 from rollmesh.learner.weights.transports import configured_transports
@@ -163,6 +164,7 @@ class Coordinator:
         folder = config.run.folder
         sweep(folder / CHECKPOINTS_NAME, progress.incarnation)
         callbacks = start_callbacks(config, self._controls)
+        self._attach_roles(progress.incarnation)
         writer = MetricsWriter(open_trackers(config))
         consumption = ConsumptionLog(folder / LOG_NAME)
         try:
@@ -191,6 +193,16 @@ class Coordinator:
             self._leave_hf_folders()
         self._end_callbacks(callbacks, reason)
         return reason in (*_NATURAL_ENDS, "request")
+
+    def _attach_roles(self, incarnation: int) -> None:
+        """Has the roles elsewhere serve this learner, which has the run."""
+        runtime = self._runtime
+        if not runtime.elsewhere:
+            return
+        connect_roles(self._config, runtime.elsewhere.values(), self._session.agent, self._bridge, self._status)
+        runtime.ranks.attach_roles(incarnation)
+        for name, role in runtime.elsewhere.items():
+            log.info("role %s: %s, in processes of its own", name, role.engine)
 
     def _leave_hf_folders(self) -> None:
         """Writes the folders of `checkpoint.hf`."""

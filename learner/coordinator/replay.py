@@ -97,7 +97,9 @@ def replay(
             hint=f"{recorded / CHECKPOINTS_NAME} has {', '.join(found) or 'none: replay from the start'}",
         )
     run = config.run.model_copy(update={"dir": out.parent, "name": out.name})
-    config = config.model_copy(update={"model": resolve_model(config.model), "run": run})
+    # All models are here: of a role's own processes there are none.
+    learner = config.learner.with_all_roles_here()
+    config = config.model_copy(update={"model": resolve_model(config.model), "run": run, "learner": learner})
     set_learner_threads(config)
     recording = Recording(recorded / FOLDER)
     algorithm = build_algorithm(config)

@@ -73,8 +73,15 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimizerStep:
-    """One optimizer step of one role: this rank's micro-batches, and the counts over all ranks."""
+    """One optimizer step of one role.
 
+    Attributes:
+        minibatch: its number in the batch.
+        micro_batches, batches: of this rank, laid out and packed; none where other processes compute the role.
+        counts: over all ranks.
+    """
+
+    minibatch: int
     micro_batches: list[MicroBatch]
     batches: list[PackedBatch]
     counts: GlobalCounts
@@ -176,7 +183,9 @@ class RankBatch:
             counts = GlobalCounts(
                 int((lengths * repeats)[members].sum()), int(((lengths > 0) * repeats)[members].sum())
             )
-            steps.append(OptimizerStep(micro_batches, [micro.pack(rollouts) for micro in micro_batches], counts))
+            steps.append(
+                OptimizerStep(minibatch, micro_batches, [micro.pack(rollouts) for micro in micro_batches], counts)
+            )
         return steps
 
     def minibatch_view(self, minibatch: int, step: OptimizerStep, rollouts: Rollouts) -> MinibatchView:

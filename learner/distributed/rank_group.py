@@ -184,6 +184,12 @@ class RankGroup:
             self._send_order("load", folder=str(folder))
             return self._worker.load(folder)
 
+    def attach_roles(self, incarnation: int) -> None:
+        """Has the roles elsewhere serve this learner; see `Worker.attach_roles`."""
+        with self._watch.phase("attach roles"):
+            self._send_order("attach_roles", incarnation=incarnation)
+            self._worker.attach_roles(incarnation)
+
     def offload(self) -> TurnMemory:
         """Moves the memory of all roles away from the devices of every rank; see `RolesMemory`.
 
@@ -284,6 +290,8 @@ def _follow(worker: Worker, channel: RankChannel, message: Mapping[str, Any], ex
             worker.load(Path(message["folder"]))
         case "log_probs":
             worker.log_probs(np.frombuffer(message["tokens"], dtype="<i4"))
+        case "attach_roles":
+            worker.attach_roles(message["incarnation"])
         case "offload":
             # Rank 0 fails too, and decides.
             with contextlib.suppress(SwapError):

@@ -23,7 +23,11 @@ Unusable = dict[str, str]
 
 
 def gather_sequences(
-    engines: Collection[Engine], plan: TrainPlan, payloads: TrajectorySource, experts: ExpertSource | None = None
+    engines: Collection[Engine],
+    plan: TrainPlan,
+    payloads: TrajectorySource,
+    vocabulary: int,
+    experts: ExpertSource | None = None,
 ) -> tuple[dict[int, TrainSequence], Unusable]:
     """The sequences that this process's models compute, by their index in the plan; collective.
 
@@ -31,6 +35,7 @@ def gather_sequences(
         engines: of this process.
         plan: of the batch.
         payloads: of this process.
+        vocabulary: token ids must be below it, for all models.
         experts: recorded by generators, of this process; None: they are not replayed.
 
     Returns:
@@ -44,7 +49,7 @@ def gather_sequences(
     sequences: dict[int, TrainSequence] = {}
     unusable: Unusable = {}
     try:
-        sequences, unusable = _decode(engines, plan, payloads)
+        sequences, unusable = _decode(engines, plan, payloads, vocabulary)
         if experts is not None:
             sequences = add_experts(sequences, plan, experts)
     except (UnreachableError, StoreError) as error:
@@ -63,9 +68,8 @@ def gather_sequences(
 
 
 def _decode(
-    engines: Collection[Engine], plan: TrainPlan, payloads: TrajectorySource
+    engines: Collection[Engine], plan: TrainPlan, payloads: TrajectorySource, vocabulary: int
 ) -> tuple[dict[int, TrainSequence], Unusable]:
-    vocabulary = min(engine.vocab_size for engine in engines)
     own = sorted({member for engine in engines for member in plan.members_of(engine.layout)})
     members = [plan.members[index] for index in own]
     prompts = [prompt.array() for prompt in plan.prompts]

@@ -8,7 +8,7 @@ in are the leader's before they are trained on. One process communicates nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from rollmesh.learner.batching.pack import response_lengths, sampled_values, tra
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import PackedBatch, TrainSequence
 from rollmesh.learner.distributed.batch_agreement import agree_on_values
+from rollmesh.learner.distributed.batch_sequences import gather_batch
 from rollmesh.learner.distributed.mismatch import (
     Mismatch,
     MismatchMeter,
@@ -29,6 +30,7 @@ from rollmesh.learner.distributed.mismatch import (
     mismatch_of,
 )
 from rollmesh.learner.distributed.rank_batch import Integers, OptimizerStep, RankBatch
+from rollmesh.learner.distributed.role_batch import EngineBatch, RoleBatch, RoleElsewhere
 from rollmesh.learner.distributed.step_meter import StepMeter
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.engines.interface import ACTOR, Engine, StepResult
@@ -53,6 +55,7 @@ class RolloutBatch:
         token_budget: tokens per micro-batch.
         seed: of the run.
         base_roles: those whose model is the actor's without its adapter.
+        elsewhere: roles whose models other processes hold.
     """
 
     def __init__(
@@ -66,11 +69,9 @@ class RolloutBatch:
         token_budget: int,
         seed: int,
         base_roles: Collection[str] = (),
+        elsewhere: Mapping[str, RoleElsewhere] = MappingProxyType({}),
     ) -> None:
         self._plan = plan
-        self._base_roles = base_roles
-        self._engines = engines
-        self._kinds = kinds
         self._before_update = before_update
         self._device = engines[ACTOR].device
         # On the CPU, also for CUDA: draws do not depend on the device, and `torch.multinomial` refuses another one's.
@@ -87,6 +88,17 @@ class RolloutBatch:
             layout: RankBatch(plan, layout, sequences, lengths, actor.device, token_budget)
             for layout in {engine.layout for engine in engines.values()}
         }
+        here = {
+            role: EngineBatch(
+                plan, engine, kinds[role], self._rank_batches[engine.layout], adapter=role not in base_roles
+            )
+            for role, engine in engines.items()
+        }
+        self._actor_batch = here[ACTOR]
+        self._roles: dict[str, RoleBatch] = {**here}
+        if elsewhere:
+            every = gather_batch(plan, actor, own)
+            self._roles |= {role: other.open_batch(every, plan.minibatches) for role, other in elsewhere.items()}
         self._rollouts = self._gather_rollouts(own, mask, lengths)
         self._can_compare = any_fresh_response(self._rollouts)
 
@@ -127,28 +139,28 @@ class RolloutBatch:
         Raises:
             ConfigError: the algorithm left a field of the wrong size, or names a role that it does not need.
         """
-        engine = self._engine(role)
+        work = self._role(role)
         self._adopt_leader()
         _check_shapes(self._rollouts)
-        return self._rank_batches[engine.layout].steps(self._rollouts, skip_zero_advantage=skip_zero_advantage)
+        return work.steps(self._rollouts, skip_zero_advantage=skip_zero_advantage)
 
     def update(self, role: str, loss: Loss, step: OptimizerStep) -> None:
         """One optimizer step; the model stays as it is where `before_update` raises."""
-        engine = self._engine(role)
+        work = self._role(role)
         watched = role == ACTOR and self.mismatch is None
-        mismatch = MismatchMeter(engine) if watched and self._can_compare else None
+        mismatch = MismatchMeter(self._actor) if watched and self._can_compare else None
         try:
             with self.meter.timing("update", role):
-                engine.accumulate(step.batches, mismatch.watching(loss) if mismatch else loss, step.counts)
+                work.accumulate(step, mismatch.watching(loss) if mismatch else loss)
             self.meter.count_update(role, step.batches)
             if watched:
-                self.mismatch = mismatch.total(partial(self._fresh_micro_batch, engine)) if mismatch else Mismatch()
+                self.mismatch = mismatch.total(self._fresh_micro_batch) if mismatch else Mismatch()
             self._before_update()
         except BaseException:
-            engine.discard()
+            work.discard()
             raise
         with self.meter.timing("update", role):
-            self.results.setdefault(role, []).append(engine.apply())
+            self.results.setdefault(role, []).append(work.apply())
 
     def select(self, algorithm: Algorithm, minibatch: int, step: OptimizerStep) -> None:
         """Shows the algorithm a whole minibatch under the current policy; fills `TokenBatch.selected`."""
@@ -180,43 +192,25 @@ class RolloutBatch:
         if replaced:
             self.report({"ranks/differing": float(len(replaced))})
 
-    def _engine(self, role: str) -> Engine:
-        engine = self._engines.get(role)
-        if engine is None:
+    def _role(self, role: str) -> RoleBatch:
+        work = self._roles.get(role)
+        if work is None:
             raise ConfigError(
                 f"the algorithm uses the role {role!r}, which it does not name in its needs",
-                hint=f"roles: {', '.join(self._engines)}; add it to Needs.roles",
+                hint=f"roles: {', '.join(self._roles)}; add it to Needs.roles",
             )
-        return engine
+        return work
 
-    def _fresh_micro_batch(self, engine: Engine) -> PackedBatch | None:
+    def _fresh_micro_batch(self) -> PackedBatch | None:
         """One of this rank's planned micro-batches with a response that the trained version has sampled."""
         fresh = fresh_responses(self._rollouts).cpu().numpy()
-        micro = self._rank_batches[engine.layout].planned_with(fresh)
+        micro = self._rank_batches[self._actor.layout].planned_with(fresh)
         return None if micro is None else micro.pack(self._rollouts)
 
     def _infer(self, role: str, minibatches: Sequence[int], *, sum_pi_squared: bool = False) -> ModelOutput:
-        engine = self._engine(role)
-        rank_batch = self._rank_batches[engine.layout]
-        batches = [
-            micro.pack(self._rollouts)
-            for minibatch in minibatches
-            for micro in rank_batch.planned_micro_batches(minibatch)
-        ]
+        work = self._role(role)
         with self.meter.timing("infer", role):
-            parts = engine.infer(batches, sum_pi_squared=sum_pi_squared, adapter=role not in self._base_roles)
-        order = self._token_order(engine, minibatches)
-
-        def gather_values(name: str) -> Tensor:
-            return self._in_order(engine, _concatenated([getattr(part, name) for part in parts], self._device), order)
-
-        if self._kinds[role] == "value_model":
-            return ModelOutput(values=gather_values("values"))
-        return ModelOutput(
-            log_probs=gather_values("log_probs"),
-            entropy=gather_values("entropy"),
-            sum_pi_squared=gather_values("sum_pi_squared") if sum_pi_squared else None,
-        )
+            return work.infer(self._rollouts, minibatches, sum_pi_squared=sum_pi_squared)
 
     def _gather_lengths(self, own: Sequence[TrainSequence], mask: NDArray[np.bool_]) -> Integers:
         """Trained tokens of every sequence of the batch, int64 [S], from those of the actor's ranks."""
@@ -224,13 +218,11 @@ class RolloutBatch:
         counts = to_device(np.bincount(owner[mask], minlength=len(own)), self._device)
         lengths = torch.zeros(len(self._plan.members), dtype=torch.int64)
         order = self._plan.rank_order(self._actor.layout)
-        lengths[torch.from_numpy(order)] = _gather(self._actor, counts).cpu()
+        lengths[torch.from_numpy(order)] = torch.cat(self._actor.gather(counts)).cpu()
         return lengths.numpy()
 
     def _gather_rollouts(self, own: Sequence[TrainSequence], mask: NDArray[np.bool_], lengths: Integers) -> Rollouts:
         plan, device = self._plan, self._device
-        actor = self._actor
-        order = self._token_order(actor)
         behaviour, staleness = (to_device(values, device) for values in sampled_values(own, mask))
         probabilities = [plan.prompts[member.prompt].probability for member in plan.members]
         baselines = [plan.prompts[member.prompt].baseline_reward for member in plan.members]
@@ -242,8 +234,8 @@ class RolloutBatch:
             group_ids=to_device(np.array([member.prompt for member in plan.members], np.int64), device),
             rewards=per_sequence([member.reward for member in plan.members]),
             lengths=to_device(lengths, device),
-            behaviour_log_probs=self._in_order(actor, behaviour, order),
-            staleness=self._in_order(actor, staleness, order),
+            behaviour_log_probs=self._actor_batch.gather_tokens(behaviour),
+            staleness=self._actor_batch.gather_tokens(staleness),
             truncated=to_device(np.array([member.truncated for member in plan.members], np.bool_), device),
             components={
                 name: per_sequence([member.components[position] for member in plan.members])
@@ -252,28 +244,6 @@ class RolloutBatch:
             baseline_rewards=None if None in baselines else per_sequence(baselines),
             probabilities=None if all(p == 1.0 for p in probabilities) else per_sequence(probabilities),
         )
-
-    def _token_order(self, engine: Engine, minibatches: Sequence[int] | None = None) -> Tensor | None:
-        """Places in [R] of the tokens that an engine's ranks have, rank after rank: int64; None: they are in order."""
-        members = self._plan.rank_order(engine.layout, minibatches)
-        if np.array_equal(members, np.arange(len(self._plan.members))):
-            return None
-        return to_device(self._rank_batches[engine.layout].token_indices(members), self._device)
-
-    def _in_order(self, engine: Engine, values: Tensor, order: Tensor | None) -> Tensor:
-        """[R] values in the plan's order, from those of every rank; 0 for tokens that no rank gave.
-
-        Args:
-            engine: its ranks have them.
-            values: of this process's rank.
-            order: from `_token_order`.
-        """
-        gathered = _gather(engine, values)
-        if order is None:
-            return gathered
-        result = torch.zeros(self._rank_batches[engine.layout].num_tokens, dtype=values.dtype, device=self._device)
-        result[order] = gathered
-        return result
 
 
 def _stage_outputs(rollouts: Rollouts) -> list[tuple[str, Tensor | None, tuple[int]]]:
@@ -306,12 +276,3 @@ def _check_shapes(rollouts: Rollouts) -> None:
                 f"value per {'sequence' if name in _PER_SEQUENCE else 'trained token'}",
                 hint="`rollouts.per_token(values)` makes values per token of values per sequence",
             )
-
-
-def _gather(engine: Engine, values: Tensor) -> Tensor:
-    """The values of all ranks, one after another."""
-    return values if engine.layout.processes == 1 else torch.cat(engine.gather(values))
-
-
-def _concatenated(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    return torch.cat(list(parts)) if parts else torch.zeros(0, device=device)

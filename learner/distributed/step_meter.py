@@ -28,7 +28,7 @@ class StepMeter:
     """Sums over the phases of one batch.
 
     Args:
-        engines: by role, in the same order in every process.
+        engines: by role, in the same order in every process. Roles that other processes compute have times alone.
     """
 
     def __init__(self, engines: Mapping[str, Engine]) -> None:
@@ -45,7 +45,7 @@ class StepMeter:
 
     @contextmanager
     def _timing(self, phase: str, role: str) -> Iterator[None]:
-        if self._engines[role].device.type == "cuda":
+        if role in self._engines and self._engines[role].device.type == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             yield
@@ -58,8 +58,8 @@ class StepMeter:
 
     def count_update(self, role: str, batches: Sequence[PackedBatch]) -> None:
         """Adds the operations of a role's forward and backward pass over micro-batches of this rank."""
-        engine = self._engines[role]
-        if engine.layout.has_results:
+        engine = self._engines.get(role)
+        if engine is not None and engine.layout.has_results:
             forward = sum(engine.cost.forward_flops(batch.row) for batch in batches if batch.tokens.num_tokens)
             self._flops[role] += _FORWARD_AND_BACKWARD * forward
 

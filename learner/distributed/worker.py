@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.distributed.batch_agreement import agree_on_state
 from rollmesh.learner.distributed.mismatch import Mismatch
 from rollmesh.learner.distributed.rank_payloads import Unusable, gather_sequences
+from rollmesh.learner.distributed.role_batch import RoleElsewhere
 from rollmesh.learner.distributed.roles_memory import RolesMemory
 from rollmesh.learner.distributed.rollout_batch import RolloutBatch
 from rollmesh.learner.distributed.routed_experts import ExpertSource
@@ -101,6 +103,7 @@ class Worker:
         store: of the checkpoints.
         rules: of the training.
         experts: that generators have recorded of them; None: they are not replayed.
+        elsewhere: roles whose models other processes hold.
 
     Attributes:
         memory: of the engines, for turns on shared devices.
@@ -114,6 +117,7 @@ class Worker:
         store: CheckpointStore,
         rules: WorkerRules,
         experts: ExpertSource | None = None,
+        elsewhere: Mapping[str, RoleElsewhere] = MappingProxyType({}),
     ) -> None:
         self._experts = experts
         self._engines = dict(engines)
@@ -125,6 +129,7 @@ class Worker:
         self._needs = algorithm.needs
         self._kinds = {ACTOR: "language_model"} | {role.name: role.kind for role in self._needs.roles}
         self._prepared: tuple[TrainPlan, dict[int, TrainSequence]] | None = None
+        self._elsewhere = elsewhere
         self.memory = RolesMemory(engines)
 
     @property
@@ -159,7 +164,9 @@ class Worker:
             StoreError: likewise, Redis.
         """
         self._prepared = None
-        sequences, unusable = gather_sequences(self._engines.values(), plan, self._payloads, self._experts)
+        sizes = [engine.vocab_size for engine in self._engines.values()]
+        vocabulary = min([*sizes, *(role.vocab_size for role in self._elsewhere.values())])
+        sequences, unusable = gather_sequences(self._engines.values(), plan, self._payloads, vocabulary, self._experts)
         if not unusable:
             self._prepared = plan, sequences
         return unusable
@@ -197,6 +204,7 @@ class Worker:
                 token_budget=self._rules.token_budget,
                 seed=self._rules.seed,
                 base_roles=self._rules.base_roles,
+                elsewhere=self._elsewhere,
             )
             self._algorithm.batch_stage(batch)
             if (state := agree_on_state(self._actor, self._algorithm.state())) is not None:
@@ -252,9 +260,8 @@ class Worker:
     def begin_checkpoint(self, version: PolicyVersion, extra: dict[str, object]) -> Future[Path]:
         """Has a checkpoint of all that is trained written, as it is now; see `CheckpointStore.begin`."""
         algorithm = {"name": algorithm_name(self._algorithm), "state": self._algorithm.state()}
-        return self._store.begin(
-            self._engines, version, extra | {"algorithm": algorithm, OPTIMIZERS: self._rules.optimizers}
-        )
+        extra = extra | {"algorithm": algorithm, OPTIMIZERS: self._rules.optimizers}
+        return self._store.begin(self._engines, version, extra, self._elsewhere)
 
     def load(self, folder: Path) -> dict[str, object]:
         """Goes back to a checkpoint; returns the extra data stored with it.
@@ -263,9 +270,22 @@ class Worker:
             DataError: it is not one of this model, or of this algorithm, its roles and their optimizers.
         """
         check_optimizers(folder, self._rules.optimizers)
-        extra = load_checkpoint(self._engines, folder)
+        extra = load_checkpoint(self._engines, folder, self._elsewhere)
         self._algorithm.restore(algorithm_state(folder, extra, self._algorithm))
         return extra
+
+    def attach_roles(self, incarnation: int) -> None:
+        """Has the roles elsewhere serve this learner, with the models of the checkpoint that was loaded.
+
+        Args:
+            incarnation: of this learner, known on rank 0; its number does not matter on the others.
+
+        Raises:
+            RoleLostError: one stays away.
+            ConfigError: one has other settings.
+        """
+        for role in self._elsewhere.values():
+            role.attach(incarnation)
 
     def close(self) -> None:
         self._store.close()

@@ -33,8 +33,8 @@ _NAMING_S = 60.0
 
 
 def hang_after_s(learner: LearnerSection) -> float:
-    """Seconds before which nothing hangs: ranks that wait for one of them name it first."""
-    if learner.ranks == 1:
+    """Seconds before which nothing hangs: ranks that wait for one of them, or for a role elsewhere, name it first."""
+    if learner.ranks == 1 and not any(map(learner.is_apart, learner.roles)):
         return AT_LEAST_S
     return max(AT_LEAST_S, learner.distributed.timeout_s + _NAMING_S)
 

@@ -19,7 +19,7 @@ from rollmesh.mesh.errors import PermissionDeniedError
 from rollmesh.protos import membership_pb2
 
 _LOOKERS = frozenset({Role.OPERATOR, Role.OBSERVER})
-_MEMBERS = frozenset({Role.LEARNER, Role.GENERATOR, Role.REWARD})
+_MEMBERS = frozenset({Role.LEARNER, Role.GENERATOR, Role.REWARD, Role.MODEL})
 _LEARNER, _GENERATOR, _OPERATOR = frozenset({Role.LEARNER}), frozenset({Role.GENERATOR}), frozenset({Role.OPERATOR})
 ALL = frozenset(Role)
 
@@ -60,6 +60,15 @@ VERBS = MappingProxyType(
         "/rollmesh.v1.LearnerControl/Resume": _OPERATOR,
         "/rollmesh.v1.Reward/Score": _GENERATOR | _OPERATOR,
         "/rollmesh.v1.Reward/Info": _GENERATOR | _LOOKERS,
+        "/rollmesh.v1.RoleModel/Describe": _LEARNER | _LOOKERS,
+        "/rollmesh.v1.RoleModel/Attach": _LEARNER,
+        "/rollmesh.v1.RoleModel/Put": _LEARNER,
+        "/rollmesh.v1.RoleModel/Infer": _LEARNER,
+        "/rollmesh.v1.RoleModel/Accumulate": _LEARNER,
+        "/rollmesh.v1.RoleModel/Apply": _LEARNER,
+        "/rollmesh.v1.RoleModel/Discard": _LEARNER,
+        "/rollmesh.v1.RoleModel/BeginCheckpoint": _LEARNER,
+        "/rollmesh.v1.RoleModel/AwaitCheckpoint": _LEARNER,
         "/rollmesh.v1.Weights/GetModelBundle": _GENERATOR | _OPERATOR,
         "/rollmesh.v1.Weights/Watch": _GENERATOR | _OPERATOR,
         "/rollmesh.v1.Weights/FetchBucket": _GENERATOR | _OPERATOR,
@@ -105,6 +114,7 @@ _ROLES = {
     Role.LEARNER: membership_pb2.ROLE_LEARNER,
     Role.GENERATOR: membership_pb2.ROLE_GENERATOR,
     Role.REWARD: membership_pb2.ROLE_REWARD,
+    Role.MODEL: membership_pb2.ROLE_MODEL,
 }
 
 

@@ -19,6 +19,8 @@ class Role(StrEnum):
     GENERATOR = "generator"
     REWARD = "reward"
     BUFFER = "buffer"
+    # Computes one model of the algorithm for the learner: a critic, a reference policy.
+    MODEL = "model"
     # Runs the mesh: may read everything, drain and stop.
     OPERATOR = "operator"
     # Only reads: dashboards, colleagues.

@@ -91,12 +91,28 @@ class RoleSection(Section):
         None, description="Keys as in `learner.optimizer`, for a role that is trained; none: `learner.optimizer`."
     )
     offload: bool = Field(False, description="Keep a role that is not trained in host memory between its uses.")
+    at: Literal["learner", "own", "elsewhere"] = Field(
+        "learner",
+        description="Processes that hold the model. `learner`: the learner's. `own`: others on this machine, which "
+        "`rollmesh run` starts. `elsewhere`: those that `rollmesh role NAME` starts on any machine (docs/roles.md).",
+    )
+    ranks: PositiveInt | None = Field(
+        None, description="Processes of the role, where they are not the learner's; none: one."
+    )
     engine: str | None = Field(None, description="Training engine of the role; none: `learner.engine`.")
     parallel: ParallelSection | None = Field(
         None,
-        description="Keys as in `learner.parallel`, for this role; none: `learner.parallel`, or no division but the "
-        "engine's own where `engine` is another than the learner's.",
+        description="Keys as in `learner.parallel`, for this role. None: `learner.parallel`, or no division but the "
+        "engine's own where `engine` is another than the learner's or `at` is not `learner`.",
     )
+
+    @model_validator(mode="after")
+    def _has_ranks_of_its_own(self) -> RoleSection:
+        if self.ranks is not None and self.at == "learner":
+            raise ValueError(
+                "ranks is for a role with processes of its own: set at to own or elsewhere, or leave it out"
+            )
+        return self
 
 
 class BatchSection(Section):
@@ -385,7 +401,8 @@ class LearnerSection(EngineSection):
         """A role's engine and the division of its model, in words."""
         default = ParallelSection()
         keys = [f"{name} {value}" for name, value in self.parallel_of(role) if value != getattr(default, name)]
-        ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
+        count = self.ranks_of(role)
+        ranks = f"{count} rank{'s' * (count > 1)}"
         return f"{self.engine_of(role)} on {ranks}" + (f": {', '.join(keys)}" if keys else "")
 
     def parallel_of(self, role: str) -> ParallelSection:
@@ -393,7 +410,30 @@ class LearnerSection(EngineSection):
         own = self.roles.get(role)
         if own is not None and own.parallel is not None:
             return own.parallel
-        return self.parallel if self.engine_of(role) == self.engine else ParallelSection()
+        shares = self.engine_of(role) == self.engine and not self.is_apart(role)
+        return self.parallel if shares else ParallelSection()
+
+    def is_apart(self, role: str) -> bool:
+        """True if the role's model has processes of its own."""
+        own = self.roles.get(role)
+        return own is not None and own.at != "learner"
+
+    def ranks_of(self, role: str) -> int:
+        """Processes that hold a role's model."""
+        return (self.roles[role].ranks or 1) if self.is_apart(role) else self.ranks
+
+    def with_all_roles_here(self) -> LearnerSection:
+        """The same with all models in the learner's processes, divided as theirs by default."""
+        here = {"at": "learner", "ranks": None, "parallel": None}
+        roles = {
+            name: role if role.at == "learner" else role.model_copy(update=here) for name, role in self.roles.items()
+        }
+        return self.model_copy(update={"roles": roles})
+
+    @property
+    def own_roles(self) -> list[str]:
+        """Roles whose processes `rollmesh run` starts on this machine."""
+        return [name for name, role in self.roles.items() if role.at == "own"]
 
     def parallel_key(self, role: str) -> str:
         """Key of a role's division."""

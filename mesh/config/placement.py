@@ -23,6 +23,11 @@ class PlacementDevices(Section):
         description="CUDA devices of the generators that `rollmesh run` starts, by number, one list per generator, "
         "with `mode: hybrid` those of their own first. None: those that the learner leaves, or its own in turns.",
     )
+    roles: dict[str, DeviceNumbers] = Field(
+        default_factory=dict,
+        description="CUDA devices of roles with `learner.roles.NAME.at: own`, by role, a device for each rank. Others "
+        "get the first that learner and generators leave.",
+    )
 
 
 class PlacementSection(Section):

@@ -25,6 +25,7 @@ _STATUS = {
     "takeover_refused": grpc.StatusCode.FAILED_PRECONDITION,
     "old_generation": grpc.StatusCode.FAILED_PRECONDITION,
     "lost_state": grpc.StatusCode.FAILED_PRECONDITION,
+    "role_lost": grpc.StatusCode.FAILED_PRECONDITION,
     "weights": grpc.StatusCode.NOT_FOUND,
 }
 # Failures of the connection or of the service: the same call may succeed later.

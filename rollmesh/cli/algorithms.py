@@ -111,7 +111,8 @@ def _role(config: Config, role: ModelRole) -> str:
     model = path or f"{config.model.path} (the actor's initial weights; learner.roles.{role.name}.path changes it)"
     optimizer = (section.optimizer if section is not None else None) or config.learner.optimizer
     training = f"trained, lr {optimizer.lr:g}" if role.trained else "not trained"
-    engine = config.learner.describe_engine(role.name)
+    apart = ", in processes of its own" if config.learner.is_apart(role.name) else ""
+    engine = f"{config.learner.describe_engine(role.name)}{apart}"
     return f"{role.kind.replace('_', ' ')}, {training}, {engine}, from {model}"
 
 

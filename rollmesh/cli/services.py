@@ -56,6 +56,7 @@ def register(app: typer.Typer) -> None:
     app.command("generator")(_generator)
     app.command("learner", context_settings=OVERRIDES)(_learner)
     app.command("evaluator", context_settings=OVERRIDES)(_evaluator)
+    app.command("role", context_settings=OVERRIDES)(_role)
 
 
 def _buffer(
@@ -260,6 +261,23 @@ def _evaluator(
     from rollmesh.learner.standalone import service
 
     _end(service.run(config, mesh, weights=weights, with_log_probs=log_probs, port=port, ready_file=ready_file))
+
+
+def _role(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Role of the algorithm: critic, reference, teacher ...")],
+    config_path: ConfigPath,
+    mesh: RequiredMesh,
+    host: Host = None,
+    port: Port = 0,
+    ready_file: ReadyFile = None,
+) -> None:
+    """Serve the model of one role of the algorithm, in processes of its own; the learner finds it in the mesh."""
+    config = read_config(config_path, context)
+    become_ranks(config.learner.ranks_of(name))
+    from rollmesh.learner.role_service import service
+
+    _end(service.run(config, name, mesh, host=host, port=port, ready_file=ready_file))
 
 
 def _end(status: int) -> None:

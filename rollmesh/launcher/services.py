@@ -28,6 +28,7 @@ EVALUATOR = "evaluator"
 REDIS_FOLDER = "redis"
 """Folder of the embedded Redis in a run's."""
 _FRONT = "buffer-"
+_ROLE = "role-"
 # Names of generators, as they begin.
 _GENERATORS = ("generator-", "shared-")
 # Torch has to be loaded on a machine where everything starts at once; models come after the first answer.
@@ -44,6 +45,12 @@ def _member_id(name: str) -> str:
     return f"{kind}{name.removeprefix(kind)}-{uuid.uuid4().hex[:8]}"
 
 
+def learner_processes(config: Config) -> int:
+    """Processes on the learner's side of the cores: its ranks, and those of roles with processes of their own."""
+    learner = config.learner
+    return learner.ranks + sum(map(learner.ranks_of, learner.own_roles))
+
+
 def thread_plan(config: Config, cores: int | None = None) -> ThreadPlan:
     """The compute threads of each service.
 
@@ -53,7 +60,7 @@ def thread_plan(config: Config, cores: int | None = None) -> ThreadPlan:
     """
     return plan_threads(
         cores or available_cores(),
-        ranks=config.learner.ranks,
+        ranks=learner_processes(config),
         replicas=config.rollout.replicas,
         shared=shared_generators(config),
         in_turns=config.placement.all_take_turns,
@@ -64,17 +71,19 @@ def thread_plan(config: Config, cores: int | None = None) -> ThreadPlan:
 
 def describe_threads(config: Config, plan: ThreadPlan) -> str:
     """The threads in words, one line for the start of a run."""
-    text = plan.describe(config.learner.ranks, config.rollout.replicas, shared_generators(config))
+    text = plan.describe(learner_processes(config), config.rollout.replicas, shared_generators(config))
     return f"{text}; each side has all cores in its turn" if config.placement.all_take_turns else text
 
 
 def drain_order(name: str) -> int:
-    """Generators first (no new work is paid for), then the learner's checkpoint, the reward service, the buffer.
+    """Generators first (no new work is paid for), then the learner's checkpoint, its roles and rewards, the buffer.
 
     The front that may own Redis ends last.
     """
     if name.startswith(_GENERATORS):
         return 0
+    if name.startswith(_ROLE):
+        return 2
     if name.startswith(_FRONT):
         return 3
     return {LEARNER: 1, EVALUATOR: 1, REWARD: 2}.get(name, 4)
@@ -187,7 +196,8 @@ class ServiceCatalogue:
         """Everything but the buffer, given the mesh address."""
         learner, *generators = self.placed(mesh)
         rewards = [self._reward(mesh)] if needs_reward_service(self._config) else []
-        return [learner, *rewards, *generators]
+        roles = [self._role(mesh, role) for role in self._config.learner.own_roles]
+        return [learner, *rewards, *roles, *generators]
 
     def around_evaluator(self, mesh: str, weights: Path | None, *, with_log_probs: bool) -> list[ServiceSpec]:
         """Everything but the buffer for a run without training: an evaluator in the learner's place.
@@ -215,6 +225,22 @@ class ServiceCatalogue:
             return (*program, "reward", "serve", self._config_path, "--mesh", mesh, *self._port(), *self._ready(REWARD))
 
         return ServiceSpec(REWARD, command, _environment(1, self._config.reward.python))
+
+    def _role(self, mesh: str, role: str) -> ServiceSpec:
+        name, learner = f"{_ROLE}{role}", self._config.learner
+
+        def command(_restart: bool) -> Sequence[str]:
+            program = command_of(learner.python)
+            return (*program, "role", role, self._config_path, "--mesh", mesh, *self._port(), *self._ready(name))
+
+        return ServiceSpec(
+            name,
+            command,
+            _environment(self._plan.learner, learner.python) | self._prepared.devices.for_role(role),
+            start_deadline_s=_TORCH_START_S,
+            parts=tuple(f"{name}-{rank}" for rank in range(1, learner.ranks_of(role))),
+            loading=Loading.of_learner(f"{name}-0", self._config.buffer.stall_limit_s),
+        )
 
     def _generator(self, mesh: str, index: int, place: GeneratorPlace) -> ServiceSpec:
         name = place.name

@@ -120,7 +120,7 @@ def make_plan(config: Config, cluster: Cluster, roles: Sequence[ModelRole], mode
     """
     placement = place(config, cluster)
     shared = base_roles(config, roles)
-    own = [role for role in roles if role.name not in shared]
+    own = [role for role in roles if role.name not in shared and not config.learner.is_apart(role.name)]
     plans = tuple(
         RolePlan(setup, tuple(setup.phases()))
         for setup in (_setup(config, cluster, role, models) for role in (ModelRole(ACTOR, trained=True), *own))
@@ -160,6 +160,8 @@ def _notices(config: Config, cluster: Cluster, roles: Sequence[RolePlan]) -> Ite
     if config.placement.learner_takes_turns and device_of(config.learner.device, cluster) == "cpu":
         gib = config.learner.ranks * sum(role.resting for role in roles) / GIB
         yield f"the learner rests in files, {gib:.1f} GiB over all ranks (placement.rest_dir, else the run's folder)"
+    if apart := [name for name in config.learner.roles if config.learner.is_apart(name)]:
+        yield f"roles with devices of their own are not in this plan: {', '.join(apart)}"
     if cluster.cuda and config.model.dtype == "float32":
         yield (
             "weights travel, and generators compute, in float32 (model.dtype, the default): on GPUs "

@@ -58,6 +58,22 @@ def test_distillation_follows_the_teacher_token_by_token() -> None:
     assert batch.reported["distillation/reverse_kl"] == pytest.approx(float((before - teacher).mean()))
 
 
+def test_several_teachers_judge_by_their_weights() -> None:
+    algorithm = Distillation(DistillationSettings(teachers={"teacher": 3.0, "other": 1.0}), UpdatePlan())
+    assert [role.name for role in algorithm.needs.roles] == ["teacher", "other"]
+    batch = memory_batch(0)
+    batch.logits["other"] = torch.randn(batch.logits["actor"].shape, dtype=torch.float64)
+    algorithm.batch_stage(batch)
+    student, teacher, other = (batch.infer(role).log_probs for role in ("actor", "teacher", "other"))
+    assert student is not None
+    assert teacher is not None
+    assert other is not None
+    assert batch.rollouts.advantages is not None
+    torch.testing.assert_close(batch.rollouts.advantages, 0.75 * teacher + 0.25 * other - student)
+    with pytest.raises(SettingsError, match="weights above 0"):
+        DistillationSettings(teachers={})
+
+
 def test_distillation_brings_the_student_to_the_teacher() -> None:
     algorithm = Distillation(DistillationSettings(), UpdatePlan())
     batch = memory_batch(1)

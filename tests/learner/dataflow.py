@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from rollmesh.learner.algorithms.types import (
     UpdatePlan,
 )
 from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.distributed.role_batch import RoleElsewhere
 from rollmesh.learner.distributed.step_profiler import StepProfiler
 from rollmesh.learner.distributed.train_plan import TrainPlan, plan_training
 from rollmesh.learner.distributed.trajectories import InlineTrajectories
@@ -130,6 +132,7 @@ def make_worker(
     *,
     epochs: int = 1,
     token_budget: int = 1 << 20,
+    elsewhere: Mapping[str, RoleElsewhere] = MappingProxyType({}),
 ) -> Worker:
     held = groups if isinstance(groups, InlineTrajectories) else InlineTrajectories()
     if not isinstance(groups, InlineTrajectories):
@@ -137,7 +140,7 @@ def make_worker(
     store = CheckpointStore(folder)
     profiler = StepProfiler(ProfileSection(), engines["actor"].device, folder / "profile")
     rules = WorkerRules(epochs=epochs, token_budget=token_budget, seed=3, profiler=profiler)
-    return Worker(engines, algorithm, held, store, rules)
+    return Worker(engines, algorithm, held, store, rules, elsewhere)
 
 
 def make_engines(model: Path, algorithm: Algorithm) -> dict[str, Engine]:

@@ -32,6 +32,7 @@ _ROLES = {
     membership_pb2.ROLE_GENERATOR: "generator",
     membership_pb2.ROLE_REWARD: "reward",
     membership_pb2.ROLE_BUFFER: "buffer",
+    membership_pb2.ROLE_MODEL: "model",
 }
 # Latest events below the live table, and at its end, when the summary is among them.
 _EVENTS, _LAST_EVENTS = 8, 32

@@ -12,10 +12,11 @@ refused before anything is started, with the numbers that would do.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollmesh.launcher.placement.device_sharing import check_sharing
+from rollmesh.launcher.placement.role_devices import assign_roles
 from rollmesh.launcher.placement.visible import VARIABLE, VisibleDevices, has_driver, visible_devices
 from rollmesh.mesh.config.derived.generator_places import GeneratorPlace, devices_per_generator, generator_places
 from rollmesh.mesh.config.models import Config
@@ -35,12 +36,14 @@ class DevicePlan:
         generators: numbers of each generator's devices, in the order of `generator_places`; empty: they compute on the
             CPU, or elsewhere.
         names: of the generators that have devices.
+        roles: numbers of the devices of roles with processes of their own; empty: they compute on the CPU.
     """
 
     visible: VisibleDevices = field(default_factory=VisibleDevices)
     learner: tuple[int, ...] = ()
     generators: tuple[tuple[int, ...], ...] = ()
     names: tuple[str, ...] = ()
+    roles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def for_learner(self) -> dict[str, str]:
         """Variables of the learner; none at all on a machine without devices."""
@@ -50,11 +53,15 @@ class DevicePlan:
         """Variables of a generator, by its number among `generator_places`."""
         return self._environment(self.generators[index]) if self.generators else {}
 
+    def for_role(self, role: str) -> dict[str, str]:
+        """Variables of a role's processes."""
+        return self._environment(self.roles.get(role, ()))
+
     def describe(self) -> str:
         """The description of the devices, one line for the start of a run."""
         if not self.visible.names:
             return "no CUDA device: everything computes on the CPU"
-        users = {"learner": self.learner} | dict(zip(self.names, self.generators, strict=True))
+        users = {"learner": self.learner} | dict(zip(self.names, self.generators, strict=True)) | dict(self.roles)
         given = "; ".join(f"{user} {_listed(devices)}" for user, devices in users.items())
         return f"{len(self.visible.names)} CUDA device(s): {given}"
 
@@ -92,7 +99,9 @@ def assign_devices(config: Config, visible: VisibleDevices) -> DevicePlan:
     _check_transport(config, for_learner, generators, places)
     check_sharing(config, for_learner, generators, places)
     given = tuple(map(tuple, generators))
-    return DevicePlan(visible, tuple(for_learner), given, tuple(place.name for place in places) if given else ())
+    taken = {*for_learner, *(number for devices in given for number in devices)}
+    roles = assign_roles(config, taken, visible) if ranks else {}
+    return DevicePlan(visible, tuple(for_learner), given, tuple(place.name for place in places) if given else (), roles)
 
 
 def _check_usable(key: str, named: object, device: str, usable: int) -> None:

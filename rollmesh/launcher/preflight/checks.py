@@ -141,7 +141,8 @@ def _check_rest(config: Config, devices: DevicePlan) -> None:
 
 def _check_inputs(config: Config) -> None:
     models = {"model.path": config.model.path}
-    models |= {f"learner.roles.{name}.path": role.path for name, role in config.learner.roles.items() if role.path}
+    here = {name: role.path for name, role in config.learner.roles.items() if role.at != "elsewhere"}
+    models |= {f"learner.roles.{name}.path": path for name, path in here.items() if path}
     for key, path in models.items():
         _check_model(key, path)
     if (folder := Path(config.model.path)).is_dir():

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.launcher.placement.devices import DevicePlan
+from rollmesh.launcher.placement.devices import DevicePlan, assign_devices
+from rollmesh.launcher.placement.visible import VisibleDevices
 from rollmesh.launcher.preparation import Preparation
-from rollmesh.launcher.services import ServiceCatalogue, drain_order
+from rollmesh.launcher.services import ServiceCatalogue, drain_order, thread_plan
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.rpc.held_ports import ENVIRONMENT, HeldPorts
 from rollmesh.mesh.runtime.threads import ThreadPlan
@@ -70,3 +71,33 @@ def test_an_evaluator_takes_the_place_of_the_learner(tmp_path: Path) -> None:
     assert command[command.index("--weights") + 1] == str(tmp_path / "weights")
     assert "--log-probs" in command
     assert not {"--weights", "--log-probs"} & set(bare.command(True))
+
+
+def test_roles_apart_have_processes_threads_and_devices_of_their_own(tmp_path: Path) -> None:
+    asked = load_config(
+        {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "algorithm": {"name": "ppo"}},
+        [
+            f"run.dir={tmp_path}",
+            "learner.roles.critic={at: own, ranks: 2}",
+            "learner.roles.reference={at: elsewhere}",
+        ],
+    )
+    plan = thread_plan(asked, 6)
+    assert plan.learner == 1, "three processes on the learner's half"
+    prepared = Preparation(assign_devices(asked, VisibleDevices(tuple("0123"), 4, 4)))
+    with HeldPorts(asked.network.host) as held:
+        catalogue = ServiceCatalogue(asked, Path("c.yaml"), plan, prepared, held, allow_changes=False)
+        specs = {spec.name: spec for spec in catalogue.others("host:1")}
+        command = specs["role-critic"].command(False)
+    assert "role-reference" not in specs, "started by hand"
+    assert [*command][command.index("role") : command.index("role") + 5] == [
+        "role",
+        "critic",
+        "c.yaml",
+        "--mesh",
+        "host:1",
+    ]
+    assert specs["role-critic"].answering == ("role-critic-0", "role-critic-1")
+    seen = {name: specs[name].environment["CUDA_VISIBLE_DEVICES"] for name in ("learner", "generator-0", "role-critic")}
+    assert seen == {"learner": "0", "generator-0": "1", "role-critic": "2,3"}
+    assert drain_order("generator-0") < drain_order("learner") < drain_order("role-critic") < drain_order("buffer")

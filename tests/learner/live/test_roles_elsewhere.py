@@ -1,0 +1,102 @@
+"""A whole run whose critic and reference are elsewhere: either is killed, nothing is lost or trained twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, list_checkpoints
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.errors import RoleLostError
+from rollmesh.mesh.runtime.threads import thread_environment
+from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, wait_for_line
+from tests.learner.live.tiny import make_config, meanwhile, mesh_of, run_learner
+from tests.repository import REPOSITORY
+
+STEPS, SAVED = 8, 2
+
+
+class RoleProcess:
+    """`rollmesh role NAME`, again and again."""
+
+    def __init__(self, name: str, mesh: str, folder: Path) -> None:
+        self._name, self._mesh, self._folder = name, mesh, folder
+        self.process = self.start()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Starts it; it becomes a member once it has loaded."""
+        command = ("role", self._name, str(self._folder / "config.json"), "--mesh", self._mesh)
+        environment = {**os.environ, **thread_environment(1), "PYTHONPATH": str(REPOSITORY)}
+        with (self._folder / f"{self._name}.log").open("a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rollmesh.cli", *command], stdout=log, stderr=log, env=environment
+            )
+        return self.process
+
+    def kill_and_start(self) -> None:
+        """Kills it without a word, and starts its successor."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self.start()
+
+    def log(self) -> str:
+        return (self._folder / f"{self._name}.log").read_text()
+
+
+@contextmanager
+def served(name: str, mesh: str, folder: Path) -> Iterator[RoleProcess]:
+    role = RoleProcess(name, mesh, folder)
+    try:
+        yield role
+    finally:
+        role.process.kill()
+        role.process.wait()
+
+
+def after_step(config: Config, version: int) -> None:
+    wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == version, 120.0)
+
+
+@pytest.mark.slow
+def test_a_killed_reference_costs_nothing_and_a_killed_critic_the_steps_since_the_checkpoint(tmp_path: Path) -> None:
+    changes = {
+        "learner.roles": {"critic": {"at": "elsewhere"}, "reference": {"at": "elsewhere"}},
+        "algorithm.name": "ppo",
+        "algorithm.kl": {"where": "reward", "coefficient": 0.1},
+        "learner.steps": STEPS,
+        "checkpoint.every_s": None,
+        "checkpoint.every_steps": SAVED,
+        "data.eval": None,
+    }
+    config = make_config(tmp_path, changes)
+    (tmp_path / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
+    with ExitStack() as closers, mesh_of(config) as mesh:
+        critic, reference = (closers.enter_context(served(name, mesh, tmp_path)) for name in ("critic", "reference"))
+
+        def kill_both() -> None:
+            after_step(config, 1)
+            reference.kill_and_start()
+            after_step(config, SAVED + 2)
+            critic.kill_and_start()
+
+        with meanwhile(kill_both):
+            assert run_learner(config, mesh) == RoleLostError.exit_code, critic.log() + reference.log()
+        saved = max(version.version for version, _ in list_checkpoints(config.run.folder / CHECKPOINTS_NAME))
+        assert SAVED <= saved < STEPS
+        assert run_learner(config, mesh, takeover=True) == 0, critic.log()
+        # It must balance.
+        assert ledger(mesh).recounted.trained == STEPS * 4
+        # They leave with the run.
+        assert [role.process.wait(60) for role in (critic, reference)] == [0, 0]
+    steps = [record["step"] for record in records(config) if "tokens_per_second" in record]
+    assert steps[-1] == STEPS
+    assert saved + 1 in steps
+    assert all("critic/vf_loss" in record for record in records(config) if "tokens_per_second" in record)
+    assert_nothing_twice(config)

@@ -1,0 +1,181 @@
+"""Roles served over gRPC by a thread of the test's process, or by several processes; and learners that call them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from rollmesh.learner.algorithms.interface import Algorithm
+from rollmesh.learner.algorithms.types import ModelRole
+from rollmesh.learner.distributed.rank_channel import RankChannel
+from rollmesh.learner.engines.interface import ACTOR, Engine
+from rollmesh.learner.engines.registry import create_engine
+from rollmesh.learner.engines.world import World
+from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
+from rollmesh.learner.role_service.role_ranks import RoleRanks, follow
+from rollmesh.learner.role_service.role_worker import RoleWorker
+from rollmesh.learner.role_service.servicer import RoleServicer
+from rollmesh.learner.roles.client import RoleClient, RoleLimits
+from rollmesh.learner.roles.remote_role import RemoteRole
+from rollmesh.mesh.config.learner import DistributedSection
+from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.rpc.server import bind, new_server
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import role_pb2, role_pb2_grpc
+from rollmesh.testing.worlds import Harness
+from tests.learner.dataflow import OPTIMIZER, VERSION, Probe, make_groups, make_plan, make_worker, weights
+from tests.learner.engines.models import make_spec
+
+_END_S = 30.0
+LIMITS = RoleLimits(silence_s=20.0, away_s=20.0, call_s=60.0)
+
+
+@dataclass
+class Served:
+    """A role that is served.
+
+    Attributes:
+        address: of its server; another one after it has started again.
+        worker: of its only rank.
+        stop: ends its server.
+    """
+
+    address: str
+    worker: RoleWorker
+    stop: Callable[[], None]
+
+
+@contextmanager
+def serve_role(
+    role: ModelRole, algorithm: Algorithm, build: Callable[[], Engine], *, token_budget: int = 1 << 20
+) -> Iterator[Served]:
+    """Serves a role from a thread."""
+    worker = RoleWorker(role, algorithm, build, token_budget=token_budget)
+    watch = RankWatch(None, RankId(0, 1), silent_s=60.0)
+    ranks = RoleRanks(worker, None, watch)
+    thread = threading.Thread(target=ranks.serve)
+    thread.start()
+    try:
+        with ExitStack() as closers:
+            address = closers.enter_context(_listening(role, worker, ranks))
+            yield Served(address, worker, closers.close)
+    finally:
+        ranks.stop()
+        thread.join(_END_S)
+        worker.close()
+
+
+def serve_on_ranks(
+    harness: Harness, model: Path, role: ModelRole, changes: Mapping[str, Any], meeting: Path
+) -> dict[str, Any]:
+    """One of the processes of a role; rank 0 writes its address, and they end when the pipe `end` is closed.
+
+    Returns:
+        The weights at the end.
+    """
+    del harness  # the worker closes its engine
+    worker = RoleWorker(role, Probe(), builder(model, role, changes), token_budget=30)
+    channel = RankChannel(DistributedSection())
+    watch = RankWatch(None, RankId(worker.engine.layout.process, worker.engine.layout.processes), silent_s=60.0)
+    if worker.engine.layout.leads:
+        ranks = RoleRanks(worker, channel, watch)
+        with _listening(role, worker, ranks) as address:
+            (meeting / "address.new").write_text(address)
+            threading.Thread(target=_stop_at_end, args=(meeting / "end", ranks), daemon=True).start()
+            os.replace(meeting / "address.new", meeting / "address")
+            ranks.serve()
+    else:
+        follow(worker, channel, watch)
+    found = weights(worker.engine)
+    worker.close()
+    return found
+
+
+def _stop_at_end(pipe: Path, ranks: RoleRanks) -> None:
+    with pipe.open("rb") as reader:
+        reader.read()
+    ranks.stop()
+
+
+@contextmanager
+def _listening(role: ModelRole, worker: RoleWorker, ranks: RoleRanks) -> Iterator[str]:
+    bridge, security = AsyncBridge(), SecuritySection()
+
+    async def listen() -> tuple[grpc.aio.Server, int]:
+        server = new_server(security)
+        description = role_pb2.DescribeRoleResponse(
+            role=role.name, kind=role.kind, trained=role.trained, vocab_size=worker.engine.vocab_size
+        )
+        role_pb2_grpc.add_RoleModelServicer_to_server(RoleServicer(description, ranks, most_bytes=1 << 24), server)
+        port = bind(server, "127.0.0.1", 0, security)
+        await server.start()
+        return server, port
+
+    server, port = bridge.call(listen(), _END_S)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        bridge.call(server.stop(None), _END_S)
+        bridge.close()
+
+
+def builder(model: Path, role: ModelRole, changes: Mapping[str, Any] | None = None) -> Callable[[], Engine]:
+    """Makes the engine of a role."""
+    changed = dict(changes or {})
+    backend = changed.pop("backend", "fsdp2")
+
+    def build() -> Engine:
+        spec = make_spec(model, optimizer=OPTIMIZER if role.trained else None, **changed)
+        return create_engine(spec, model_type=role.kind, backend=backend)  # type: ignore[arg-type]  # of the two kinds
+
+    return build
+
+
+def remote_roles(
+    roles: Sequence[ModelRole],
+    algorithm: Algorithm,
+    world: World,
+    addresses: Callable[[], Sequence[str]],
+    bridge: AsyncBridge,
+    limits: RoleLimits = LIMITS,
+) -> dict[str, RemoteRole]:
+    """The roles as a learner's leading process sees them, not attached yet."""
+
+    async def find() -> Sequence[str]:
+        return addresses()
+
+    found = {}
+    for role in roles:
+        client = RoleClient(role, {}, find, lambda address: open_channel(address, SecuritySection()), limits)
+        found[role.name] = RemoteRole(role, algorithm, world)
+        found[role.name].connect(bridge, client)
+    return found
+
+
+def train_on_ranks(harness: Harness, model: Path, folder: Path, addresses: Sequence[str]) -> dict[str, Any]:
+    """One of the learner's ranks: trains the probe with all roles but the actor elsewhere, and saves a checkpoint."""
+    del harness  # the worker closes its engine
+    algorithm, groups = Probe(), make_groups()
+    actor = create_engine(make_spec(model, optimizer=OPTIMIZER))
+    bridge = AsyncBridge()
+    roles = remote_roles(algorithm.needs.roles, algorithm, actor.world, lambda: addresses, bridge)
+    if not actor.layout.leads:
+        roles = {role.name: RemoteRole(role, algorithm, actor.world) for role in algorithm.needs.roles}
+    worker = make_worker(algorithm, {ACTOR: actor}, groups, folder, epochs=2, token_budget=40, elsewhere=roles)
+    worker.attach_roles(1)
+    worker.prepare(make_plan(groups, token_budget=40, minibatches=2, dp_sizes=worker.dp_sizes))
+    result = worker.train(lambda: None)
+    path = worker.begin_checkpoint(PolicyVersion(1, VERSION + 1), {}).result(60)
+    found = {"actor": weights(actor), "metrics": result.metrics, "saved": sorted(p.name for p in path.iterdir())}
+    worker.close()
+    bridge.close()
+    return found
