@@ -47,7 +47,7 @@ def _schema(
     if as_json:
         typer.echo(json.dumps(model.model_json_schema(), indent=2))
         return
-    from rollmesh.cli.schema import key_lines
+    from rollmesh.cli.explanations.schema import key_lines
 
     for line in key_lines(model):
         typer.echo(line)
@@ -56,8 +56,8 @@ def _schema(
 def _explain(context: typer.Context, config_path: ConfigPath) -> None:
     """Print what follows from the configuration: sizes, deadlines, threads, and all settings of the algorithm."""
     config = read_config(config_path, context)
-    from rollmesh.cli.algorithms import explain_algorithm
-    from rollmesh.cli.explain import explain
+    from rollmesh.cli.explanations.algorithms import explain_algorithm
+    from rollmesh.cli.explanations.explain import explain
     from rollmesh.learner.start_requirements import check_device, check_start
 
     check_start(config, elsewhere=config.learner.python is not None)
@@ -70,7 +70,7 @@ def _explain(context: typer.Context, config_path: ConfigPath) -> None:
 
 def _algorithms() -> None:
     """Print every algorithm that `algorithm: NAME` may name."""
-    from rollmesh.cli.algorithms import list_algorithms
+    from rollmesh.cli.explanations.algorithms import list_algorithms
 
     for line in list_algorithms():
         typer.echo(line)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.cli.algorithms import expanded_settings, part_settings
+from rollmesh.cli.explanations.algorithms import expanded_settings, part_settings
 from rollmesh.learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES
 from rollmesh.learner.algorithms.settings import Component
 from rollmesh.learner.builders import build_algorithm

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.cli.explain import explain
+from rollmesh.cli.explanations.explain import explain
 from rollmesh.launcher.interpreters import check_interpreters
 from rollmesh.launcher.placement.devices import DevicePlan
 from rollmesh.launcher.preparation import Preparation

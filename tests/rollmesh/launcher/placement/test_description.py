@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.cli.explain import explain
+from rollmesh.cli.explanations.explain import explain
 from rollmesh.launcher.placement.description import core_notices, describe_turns, placement_notices, rest_notices
 from rollmesh.launcher.placement.devices import DevicePlan, assign_devices
 from rollmesh.launcher.placement.visible import VisibleDevices

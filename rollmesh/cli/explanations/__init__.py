@@ -1,0 +1,1 @@
+"""The configuration and its algorithm in words, for `rollmesh config`."""
