@@ -1,7 +1,7 @@
 """Rollmesh: asynchronous reinforcement learning for language models as a mesh of small services.
 
-`rollmesh.train(config, reward_fn=...)` runs a whole mesh from a script or notebook; `rollmesh.sft(config)`,
-`rollmesh.rm(config)` and `rollmesh.dpo(config)` train on data that are there; `rollmesh.evaluate(config, model)`
+`rollmesh.train(config, reward_fn=...)` runs a whole mesh from a script or notebook. `rollmesh.sft(config)`,
+`rollmesh.rm(config)` and `rollmesh.dpo(config)` train on data that are there. `rollmesh.evaluate(config, model)`
 measures a model with the generators and rewards of a run. Names are loaded when they are first used, so that importing
 the package costs nothing.
 """

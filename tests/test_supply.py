@@ -50,6 +50,10 @@ REASONS = {
     ("generators/engines/vllm/launcher.py", "multiprocessing"): "asks for the children of this process",
     ("generators/engines/vllm/process_tree.py", "multiprocessing"): "ends children of this process",
     ("generators/engines/sglang/cpu/shims/forking_server.py", "multiprocessing"): "says how the server starts its own",
+    ("learner/checkpoint/adapter_weights.py", "torch.distributed.checkpoint"): "reads the index of an own run's folder",
+    ("learner/trainers/reference.py", "numpy.load"): "numbers alone",
+    ("learner/trainers/reference.py", "allow_pickle"): "false",
+    ("rollmesh/testing/contract_adapters.py", "torch.distributed.checkpoint"): "the index of a test's own folder",
     ("learner/engines/tensors/box_state.py", "torch.distributed.checkpoint"): "plans what is read from the same folder",
     ("learner/engines/tensors/checkpoint_tensors.py", "torch.distributed.checkpoint"): "the same folder, for an export",
     (

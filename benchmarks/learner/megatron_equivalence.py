@@ -63,7 +63,7 @@ _DEADLINE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is trained, in any layout.
+    """The part of a row that the reference has too.
 
     Attributes:
         shared: responses share their prompts, else each has its own.

@@ -93,7 +93,7 @@ class LayerAdapters(nn.ModuleDict):
 
 
 class RowAdapters(LayerAdapters):
-    """Of a layer that several Hugging Face layers make up, with rows of each on every process.
+    """Adapters of a layer that several Hugging Face layers make up, with rows of each on every process.
 
     Args:
         factors, scale, config, group: see `LayerAdapters`.
@@ -127,7 +127,7 @@ class RowAdapters(LayerAdapters):
 
 
 class ColumnAdapters(LayerAdapters):
-    """Of a layer with columns on every process."""
+    """The adapter of a layer with columns on every process."""
 
     @staticmethod
     def _divided(factors: Factors) -> tuple[nn.Parameter, int, nn.Parameter]:

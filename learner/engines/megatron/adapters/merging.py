@@ -1,7 +1,7 @@
 """Base weights with their adapters merged in, as they leave a Megatron model: each process with what it has.
 
-Invariant: nothing is exchanged. A process that has rows of a weight has these rows of B and all of A, and one that has
-columns has these columns of A and all of B.
+Invariant: nothing is exchanged. A process that has rows of a weight has these rows of B, and all of A. One that has
+columns has these columns of A, and all of B.
 """
 
 from __future__ import annotations
