@@ -20,8 +20,20 @@ def balance_loss(logits: Tensor, chosen: Tensor) -> Tensor:
         used alike.
     """
     experts = logits.shape[-1]
-    shares = torch.bincount(chosen.flatten(), minlength=experts) / max(1, chosen.numel())
+    shares = loads_of(chosen, experts) / max(1, chosen.numel())
     return experts * (shares * logits.float().softmax(-1).mean(0)).sum()
+
+
+def loads_of(chosen: Tensor, experts: int) -> Tensor:
+    """Tokens of each expert, float32 [E]; the host does not wait for the device, as `torch.bincount` would have it.
+
+    Args:
+        chosen: int64, of any shape.
+        experts: E.
+    """
+    flat = chosen.flatten()
+    counts = torch.zeros(experts, device=chosen.device)
+    return counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.float32))
 
 
 def z_loss(logits: Tensor) -> Tensor:

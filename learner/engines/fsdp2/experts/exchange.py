@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rollmesh.learner.engines.experts.balance import loads_of
+
 Compute = Callable[[Tensor, Tensor], Tensor]
 """From rows [R, H] and the number of the expert of each, among this rank's, int64 [R], to the results [R, H]."""
 
@@ -47,7 +49,7 @@ class ExpertExchange:
         """
         flat = chosen.reshape(-1)
         order = torch.argsort(flat, stable=True)
-        counts = torch.bincount(flat, minlength=self.parts * experts).view(self.parts, experts)
+        counts = loads_of(flat, self.parts * experts).long().view(self.parts, experts)
         arriving = torch.empty_like(counts)
         dist.all_to_all_single(arriving, counts, group=self._group)
         # One wait for the device: the collectives that follow need numbers.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rollmesh.learner.engines.experts.balance import balance_loss, bias_step, load_metrics, z_loss
+from rollmesh.learner.engines.experts.balance import balance_loss, bias_step, load_metrics, loads_of, z_loss
 from rollmesh.learner.engines.experts.replay import ReplayedChoice, layer_places
 from rollmesh.learner.engines.fsdp2.experts.modules import ExpertLayer, expert_layers
 from rollmesh.learner.engines.world import World
@@ -105,11 +105,13 @@ class Routers:
         own = torch.stack([router.padded_counts(widest, self._world.device) for router in self._routers])
         self.forget()
         counts = self._world.sum(own)
-        figures, loads = counts[:, :_FIGURES], counts[:, _FIGURES:]
         if self._section.bias_update_rate and not skipped:
-            for router, load in zip(self._routers, loads, strict=True):
+            for router, load in zip(self._routers, counts[:, _FIGURES:], strict=True):
                 bias = getattr(router.module, _BIAS)
                 bias += bias_step(load[: router.experts], self._section.bias_update_rate).to(bias)
+        # One reading for all: the host waits for the device with each.
+        counts = counts.cpu()
+        figures, loads = counts[:, :_FIGURES], counts[:, _FIGURES:]
         passes, balance, z, tokens, replayed, drifted = figures.sum(0).tolist()
         if not passes:
             return {}
@@ -191,7 +193,7 @@ class _Router:
         if self.recording:
             drift = (zero, zero) if replayed is None else (replayed.replayed, replayed.drifted)
             figures = [zero + 1, balance.detach(), z.detach(), zero + len(chosen), *drift]
-            loads = torch.bincount(chosen.flatten(), minlength=self.experts).double()
+            loads = loads_of(chosen, self.experts).double()
             counts = torch.cat([torch.stack([figure.double() for figure in figures]), loads])
             self.counts = counts if self.counts is None else self.counts + counts
         loss = (section.load_balance_coeff or 0.0) * balance + (section.z_loss_coeff or 0.0) * z
