@@ -1,6 +1,6 @@
 """The experts that generators have recorded, for the sequences of a rank's share of a plan.
 
-What is missing or damaged is left out: those tokens are computed with the experts that the learner's router chooses.
+Missing or damaged ones are left out: those tokens are computed with the experts that the learner's router chooses.
 Metrics say how many (`router_replayed`).
 """
 
