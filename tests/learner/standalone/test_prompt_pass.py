@@ -10,11 +10,12 @@ import pytest
 
 import rollmesh.learner.standalone.prompt_pass as module
 from rollmesh.buffer.client.client import BufferClient
-from rollmesh.learner.data import PromptEncoder, open_dataset
-from rollmesh.learner.data.prompts import TaskShape
+from rollmesh.learner.data.dataset import open_source
+from rollmesh.learner.data.prompts import PromptEncoder, TaskShape
 from rollmesh.learner.standalone.prompt_pass import PassRules, PromptPass
 from rollmesh.learner.standalone.response_file import ResponseFile, read_responses
 from rollmesh.learner.standalone.service import wanted_rows
+from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.errors import StalledError
 from tests.learner.data.conftest import record, write_jsonl
 from tests.learner.live.eval_mesh import V0, mesh
@@ -27,7 +28,7 @@ def make_pass(
 ) -> PromptPass:
     prompts = [record(index) for index in range(rows)]
     prompts[1]["prompt"] = _LONG
-    source = open_dataset(write_jsonl(folder / "prompts.jsonl", prompts))
+    source = open_source(DataSource(path=str(write_jsonl(folder / "prompts.jsonl", prompts))))
     encoder = PromptEncoder(tokenizer, max_prompt_tokens=16, template_kwargs={})
     given = PassRules(V0, TaskShape(n=2, temperature=1.0, max_tokens=2), **{"stall_limit_s": 20.0, **rules})
     wanted = wanted_rows(rows, None, file.rows)

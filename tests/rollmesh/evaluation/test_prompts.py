@@ -7,16 +7,20 @@ from pathlib import Path
 import pytest
 
 from rollmesh.evaluation.prompts import parse_prompts, read_prompts, write_prompts
-from rollmesh.learner.data.dataset import open_dataset
+from rollmesh.learner.data.dataset import open_source
+from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.errors import DataError
 
 
 def test_texts_and_messages_become_rows(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "hi"}]
     path = write_prompts(["a\nb", messages], tmp_path / "out", chat=False)
-    assert [row.prompt for row in open_dataset(path).rows([0, 1])] == ["a\nb", messages]
+    assert [row.prompt for row in open_source(DataSource(path=str(path))).rows([0, 1])] == ["a\nb", messages]
     chat = write_prompts(["a\nb", messages], tmp_path / "out", chat=True)
-    assert [row.prompt for row in open_dataset(chat).rows([0, 1])] == [[{"role": "user", "content": "a\nb"}], messages]
+    assert [row.prompt for row in open_source(DataSource(path=str(chat))).rows([0, 1])] == [
+        [{"role": "user", "content": "a\nb"}],
+        messages,
+    ]
     assert chat != path
     assert write_prompts(["a\nb", messages], tmp_path / "out", chat=False) == path
     with pytest.raises(DataError, match="there are no prompts"):

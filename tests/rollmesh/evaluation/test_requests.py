@@ -40,8 +40,9 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_configuration_needs_prompts_and_a_model_but_no_training_data() -> None:
-    assert read("eval.n=4").data.train == Path("held.jsonl")
-    assert read(data={"eval": "held.jsonl", "train": "t.jsonl"}).data.train == Path("t.jsonl")
+    assert [source.path for source in read("eval.n=4").data.train] == ["held.jsonl"]
+    both = read(data={"eval": "held.jsonl", "train": "t.jsonl"}).data
+    assert [source.path for source in (*both.train, *(both.eval or ()))] == ["t.jsonl", "held.jsonl"]
     with pytest.raises(ConfigError, match="no prompts are given"):
         read_for_evaluation({"model": {"path": "m"}}, [], {})
     with pytest.raises(ConfigError, match="no model is given"):

@@ -1,0 +1,63 @@
+"""Makes the model and the data of all stages: `python -m examples.stages.prepare --out FOLDER`.
+
+| file | rows | stage |
+|---|---|---|
+| `base/` | a freshly initialized model, which answers nothing right | `sft` |
+| `answers.jsonl` | prompts with right answers | `sft` |
+| `pairs.jsonl` | prompts with a right and a wrong answer | `rm` |
+| `train.parquet` | prompts, with verl's fields | `run` |
+| `eval.parquet` | held-out prompts, of which no other file has any | `eval` |
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from examples.demo.model import write_model
+from examples.demo.prepare import write_rows
+from examples.demo.problems import Problem, split_problems
+
+_LARGEST_DIGIT, _HELD_OUT = 4, 125
+_WRONG_ANSWERS = 8
+
+
+def prepare(out: Path, seed: int) -> None:
+    """Writes all files; the same for the same seed."""
+    out.mkdir(parents=True, exist_ok=True)
+    train, held_out = split_problems("arithmetic", largest_digit=_LARGEST_DIGIT, held_out=_HELD_OUT, seed=seed)
+    write_model(out / "base", seed)
+    _write_lines(out / "answers.jsonl", ({"prompt": one.prompt, "completion": one.answer} for one in train))
+    _write_lines(out / "pairs.jsonl", _pairs(train, random.Random(seed)))
+    write_rows(out / "train.parquet", train, "train")
+    write_rows(out / "eval.parquet", held_out, "eval")
+
+
+def _pairs(problems: Sequence[Problem], rng: random.Random) -> Iterator[dict[str, str]]:
+    """Right answers next to answers with one or two wrong digits."""
+    for problem in problems:
+        wrong = [f"{number:02d}" for number in range(100) if f"{number:02d}" != problem.answer]
+        near = [answer for answer in wrong if any(a == b for a, b in zip(answer, problem.answer, strict=True))]
+        for rejected in rng.sample(near, _WRONG_ANSWERS // 2) + rng.sample(wrong, _WRONG_ANSWERS // 2):
+            yield {"prompt": problem.prompt, "chosen": problem.answer, "rejected": rejected}
+
+
+def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/stages/data"), help="folder to write")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    prepare(options.out, options.seed)
+
+
+if __name__ == "__main__":
+    main()
