@@ -167,6 +167,7 @@ def build_actor(config: Config, *, entropy_gradient: bool = False) -> Engine:
         "language_model",
         entropy_gradient=entropy_gradient,
         lora=config.learner.lora,
+        frozen=tuple(config.learner.frozen),
     )
 
 
@@ -179,6 +180,7 @@ def _engine(
     *,
     entropy_gradient: bool = False,
     lora: LoraSection | None = None,
+    frozen: tuple[str, ...] = (),
     offload: bool = False,
 ) -> Engine:
     batch = config.learner.batch
@@ -201,6 +203,7 @@ def _engine(
         parallel=config.learner.parallel_of(role),
         megatron=config.learner.megatron,
         lora=lora,
+        frozen=frozen,
         offload=offload,
         rest_folder=rest_folder(config, on_cpu=device == "cpu"),
         longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,

@@ -63,6 +63,7 @@ class EngineSpec:
         parallel: how the model and its batches are divided over the processes; an engine refuses what it cannot divide.
         megatron: settings of that engine alone; others do not read them.
         lora: adapters are trained, and the model itself stays as it was loaded; None: the whole model is trained.
+        frozen: parts of the model that stay as they were loaded, by the last parts of their modules' names.
         offload: between calls the weights rest in host memory (models that are not trained).
         rest_folder: what rests is written to files in it, where the device is a CPU; None: it stays in memory.
         longest: tokens of the longest sequence, prompt and response, that can come; None: not known.
@@ -86,6 +87,7 @@ class EngineSpec:
     parallel: ParallelSection = field(default_factory=ParallelSection)
     megatron: MegatronSection = field(default_factory=MegatronSection)
     lora: LoraSection | None = None
+    frozen: tuple[str, ...] = ()
     offload: bool = False
     rest_folder: Path | None = None
     longest: int | None = None

@@ -278,6 +278,11 @@ class LearnerSection(Section):
         "only its shard. `step`: once, which sends less and keeps 4 bytes per parameter on every "
         "device (7B: 28 GB).",
     )
+    frozen: list[str] = Field(
+        [],
+        description="Parts of the model that are not trained, by the last parts of their names in transformers: for "
+        "example `[vision_tower]`, or `[vision_tower, multi_modal_projector]` (engine fsdp2). See vision.md.",
+    )
     lora: LoraSection | None = Field(
         None,
         description="Train a low-rank adapter of the policy instead of all its weights; `{}` for the defaults. The "
@@ -316,6 +321,8 @@ class LearnerSection(Section):
 
     @model_validator(mode="after")
     def _trains_adapters(self) -> LearnerSection:
+        if self.frozen and self.engine == "megatron":
+            raise ValueError("frozen: engine megatron trains whole models: set engine: fsdp2, or leave frozen out")
         if self.lora is not None and self.engine == "megatron":
             raise ValueError("lora: engine megatron trains whole models: set engine: fsdp2, or leave lora out")
         return self

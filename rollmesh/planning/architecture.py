@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.layer_kinds import layer_kinds, properties_of
 from rollmesh.learner.engines.output.logit_form import UnknownFormError, read_logit_form
+from rollmesh.learner.model_files import stored_model
 from rollmesh.learner.model_files.stored_model import quiet_transformers
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import naming_config
@@ -23,8 +24,8 @@ def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
     Raises:
         DataError: the architecture is no causal language model, or sizes contradict one another.
     """
-    with naming_config(str(config.name_or_path)), torch.device("meta"), quiet_transformers():
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    with naming_config(str(config.name_or_path)), quiet_transformers():
+        model = stored_model.build_on_meta(config)
     return model.eval()
 
 
