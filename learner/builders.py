@@ -16,6 +16,7 @@ from rollmesh.learner.algorithms.settings import SettingsError
 from rollmesh.learner.algorithms.types import ModelRole, Needs, UpdatePlan
 from rollmesh.learner.checkpoint.compatibility import optimizer_forms
 from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.distributed.prompt_images import PromptImageSource
 from rollmesh.learner.distributed.step_profiler import FOLDER as PROFILE_FOLDER
 from rollmesh.learner.distributed.step_profiler import StepProfiler
 from rollmesh.learner.distributed.trajectories import TrajectorySource
@@ -275,7 +276,13 @@ def open_watch(config: Config) -> RankWatch:
 
 
 def build_worker(
-    config: Config, engines: dict[str, Engine], algorithm: Algorithm, payloads: TrajectorySource, checkpoints: Path
+    config: Config,
+    engines: dict[str, Engine],
+    algorithm: Algorithm,
+    payloads: TrajectorySource,
+    checkpoints: Path,
+    *,
+    images: Path,
 ) -> Worker:
     """This rank's worker.
 
@@ -285,6 +292,7 @@ def build_worker(
         algorithm: of the run.
         payloads: this rank's trajectories.
         checkpoints: folder of the checkpoints.
+        images: folder of the prompts' images.
     """
     batch, profile = config.learner.batch, config.learner.profile
     return Worker(
@@ -300,6 +308,7 @@ def build_worker(
             base_roles=base_roles(config, algorithm.needs),
             optimizers=optimizer_forms(config.learner, algorithm),
         ),
+        PromptImageSource.load(Path(config.model.path), images),
     )
 
 

@@ -53,6 +53,7 @@ from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, freeze_heap, keep_freed_memory
 from rollmesh.mesh.runtime.ranks import check_ranks, choose_interface
 from rollmesh.mesh.runtime.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
+from rollmesh.mesh.trajectory.image_files import image_folder
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +159,9 @@ def _run(
         if channel is not None:
             client = _fetch_client(config, mesh, bridge, closers)
             payloads = FetchedTrajectories(bridge, client, timeout_s=config.network.retry_s)
-        worker = build_worker(config, engines, algorithm, payloads, config.run.folder / CHECKPOINTS_NAME)
+        worker = build_worker(
+            config, engines, algorithm, payloads, config.run.folder / CHECKPOINTS_NAME, images=image_folder(config)
+        )
         with watch.phase("check the folder of checkpoints"):
             worker.check_folder()
         if config.placement.learner_takes_turns:

@@ -105,6 +105,7 @@ class ActiveGroup:
             prefix=self.prefixes.get(member),
             alone=self.grant.attempt > 1,
             images=self.images,
+            seen=self.grant.task.seen.digest,
             task=self.grant.task,
             member=member,
         )

@@ -225,9 +225,7 @@ def _positions(placed: _Placed) -> NDArray[np.int64]:
     segments = placed.segments
     starts = segments.starts - segments.prefix_lengths - placed.shifts
     plain: NDArray[np.int64] = np.arange(len(placed.ids)) - np.repeat(starts, segments.lengths)
-    on_grids = {
-        start: images.positions for start, images in placed.pictured.items() if images.positions is not None
-    }
+    on_grids = {start: images.positions for start, images in placed.pictured.items() if images.positions is not None}
     if not on_grids:
         return plain
     positions = np.tile(plain, (3, 1))

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 from rollmesh.learner.data import AgentPrompts, DataOrder, PromptEncoder, PromptStream, open_dataset
 from rollmesh.learner.data.prompts import TaskShape
 from rollmesh.learner.evaluation.evaluator import evaluation_tasks
+from rollmesh.learner.vision.families import family_of
 from rollmesh.mesh.config import Config
+from rollmesh.mesh.model_config import read_config
+from rollmesh.mesh.trajectory.image_files import ImageFiles, image_folder
 from rollmesh.mesh.trajectory.images import ImageProcessor
 from rollmesh.protos import trajectory_pb2
 
@@ -31,11 +34,16 @@ def open_prompts(
         DataError: see `learner.data`.
     """
     data, rollout, evaluation = config.data, config.rollout, config.eval
+    folder = Path(config.model.path)
+    # SGLang is given text alone.
+    images = None if rollout.engine == "sglang" else ImageProcessor.load(folder)
     encoder = PromptEncoder(
         tokenizer,
         max_prompt_tokens=rollout.max_prompt_tokens,
         template_kwargs=data.chat_template_kwargs,
         agent=AgentPrompts.of(rollout.agent),
+        images=images if family_of(read_config(folder)) is not None else None,
+        files=ImageFiles(image_folder(config)),
     )
     shape = TaskShape(
         n=rollout.n,
@@ -53,8 +61,6 @@ def open_prompts(
     if data.eval is None:
         return prompts, None
     held_out = open_dataset(data.eval, data.prompt_key)
-    # Images are seen in an evaluation alone, and not by SGLang.
-    images = None if rollout.engine == "sglang" else ImageProcessor.load(Path(config.model.path))
     encoder = PromptEncoder(
         tokenizer,
         max_prompt_tokens=rollout.max_prompt_tokens,

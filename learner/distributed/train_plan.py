@@ -52,12 +52,16 @@ class PlannedPrompt:
         temperature: of the sampling.
         baseline_reward: of the group's greedy response; None without one.
         probability: with which the buffer drew the group; 1 where its order does not draw.
+        images: digests of the prompt's images, whose placeholders are among the ids.
+        seen: digest of the tokens that the model sees of a prompt with images.
     """
 
     ids: bytes
     temperature: float
     baseline_reward: float | None = None
     probability: float = 1.0
+    images: Sequence[str] = ()
+    seen: str = ""
 
     def array(self) -> NDArray[np.int32]:
         """int32 [P]."""
@@ -118,7 +122,10 @@ class TrainPlan:
             {
                 "version": self.version,
                 "lineage": self.lineage.to_wire(),
-                "prompts": [[p.ids, p.temperature, p.baseline_reward, p.probability] for p in self.prompts],
+                "prompts": [
+                    [p.ids, p.temperature, p.baseline_reward, p.probability, list(p.images), p.seen]
+                    for p in self.prompts
+                ],
                 "members": [
                     [m.prompt, m.group_id, m.member, m.response_tokens, m.reward, m.truncated, m.components]
                     for m in self.members
@@ -176,7 +183,12 @@ def plan_training(
         task = group.leased.task
         prompts.append(
             PlannedPrompt(
-                task.prompt_ids, task.sampling.temperature, group.baseline_reward, group.leased.probability or 1.0
+                task.prompt_ids,
+                task.sampling.temperature,
+                group.baseline_reward,
+                group.leased.probability or 1.0,
+                list(task.image_digests),
+                task.seen.digest,
             )
         )
         share = 1.0 if shares is None else shares[index]
@@ -188,7 +200,8 @@ def plan_training(
                     index, group.group_id, meta.member, meta.response_tokens, meta.reward, member.truncated, components
                 )
             )
-            items.append(PlanItem(index, len(group.prompt_ids), meta.response_tokens, share))
+            tokens = task.seen.tokens or len(group.prompt_ids)
+            items.append(PlanItem(index, tokens, meta.response_tokens, share))
     divisions = {
         ranks: plan_batch(
             items, token_budget=token_budget, ranks=ranks, minibatches=minibatches, packing=packing, cost=cost

@@ -24,6 +24,7 @@ from rollmesh.learner.checkpoint.compatibility import OPTIMIZERS, algorithm_name
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.distributed.batch_agreement import agree_on_state
 from rollmesh.learner.distributed.mismatch import Mismatch
+from rollmesh.learner.distributed.prompt_images import PromptImageSource
 from rollmesh.learner.distributed.rank_payloads import Unusable, gather_sequences
 from rollmesh.learner.distributed.roles_memory import RolesMemory
 from rollmesh.learner.distributed.rollout_batch import RolloutBatch
@@ -96,6 +97,7 @@ class Worker:
         payloads: this rank's trajectories.
         store: of the checkpoints.
         rules: of the training.
+        images: of this rank's prompts; None: they are text alone.
 
     Attributes:
         memory: of the engines, for turns on shared devices.
@@ -108,11 +110,13 @@ class Worker:
         payloads: TrajectorySource,
         store: CheckpointStore,
         rules: WorkerRules,
+        images: PromptImageSource | None = None,
     ) -> None:
         self._engines = dict(engines)
         self._actor = engines[ACTOR]
         self._algorithm = algorithm
         self._payloads = payloads
+        self._images = images
         self._store = store
         self._rules = rules
         self._needs = algorithm.needs
@@ -152,7 +156,7 @@ class Worker:
             StoreError: likewise, Redis.
         """
         self._prepared = None
-        sequences, unusable = gather_sequences(self._engines.values(), plan, self._payloads)
+        sequences, unusable = gather_sequences(self._engines.values(), plan, self._payloads, self._images)
         if not unusable:
             self._prepared = plan, sequences
         return unusable

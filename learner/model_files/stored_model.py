@@ -1,4 +1,4 @@
-"""A stored Hugging Face language model, with or without a vision part: its modules without memory, its weights where they are, the way between.
+"""A stored Hugging Face language model: its modules without memory, its weights where they are, the way between.
 
 Whatever transformers knows is fine: local folders, hub ids in the local cache, one safetensors file or several, tied
 embeddings, experts stored one by one. Invariant: everything is found out from configuration and headers; no weight is

@@ -63,9 +63,7 @@ class VisionTower:
                 f"model {self._name!r} makes {len(features)} features of images for {len(places)} tokens",
                 hint="the folder's processor files do not fit its model",
             )
-        return embedded.index_put(
-            (torch.zeros_like(places), places), features[: len(places)].to(embedded.dtype)
-        )
+        return embedded.index_put((torch.zeros_like(places), places), features[: len(places)].to(embedded.dtype))
 
     def whole_inputs(self, prompts: Sequence[ModelInputs]) -> dict[str, Tensor]:
         """The vision part's input for the images of several prompts, on the host."""

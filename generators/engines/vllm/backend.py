@@ -48,7 +48,7 @@ from rollmesh.generators.engines.vllm.worker import HELD_BYTES, PLAIN_BYTES
 from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from rollmesh.mesh.model_config import read_config
-from rollmesh.mesh.trajectory.images import open_image
+from rollmesh.mesh.trajectory.images import check_seen, open_image
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -237,6 +237,7 @@ class VllmBackend(Backend):
                 request = await processor.process_inputs_async(
                     job.job_id, self._with_images(job), running.parameters, supported_tasks=("generate",)
                 )
+                _check_widened(job, request.prompt_token_ids or ())
             else:
                 rendered = tokens_input(list(job.token_ids), cache_salt=self._label or _WARM_UP)
                 request = processor.process_inputs(
@@ -404,3 +405,17 @@ class VllmBackend(Backend):
         if not self._asleep:
             # Awake, vLLM continues by itself.
             await self.pause()
+
+
+def _check_widened(job: DecodeJob, token_ids: Sequence[int]) -> None:
+    """Refuses a job whose images vLLM has widened in another way than the learner does.
+
+    Args:
+        job: with images.
+        token_ids: of the job as vLLM sees it.
+
+    Raises:
+        PayloadError: they differ.
+    """
+    sampled = len(job.token_ids) - job.prompt_tokens
+    check_seen(token_ids[: len(token_ids) - sampled], job.seen)

@@ -33,10 +33,10 @@ from rollmesh.learner.engines.fsdp2.packing_choice import choose_packing
 from rollmesh.learner.engines.fsdp2.parallel_requirements import check_parallel
 from rollmesh.learner.engines.fsdp2.preparation.compilation import CompiledLayers
 from rollmesh.learner.engines.fsdp2.preparation.compute_dtype import computing_in
+from rollmesh.learner.engines.fsdp2.preparation.freezing import freeze
 from rollmesh.learner.engines.fsdp2.preparation.fsdp import Preparation, prepare, recover
 from rollmesh.learner.engines.fsdp2.preparation.recomputation import plain_name
 from rollmesh.learner.engines.fsdp2.preparation.shard_mesh import shard_mesh
-from rollmesh.learner.engines.fsdp2.preparation.freezing import freeze
 from rollmesh.learner.engines.fsdp2.probe import ComputedValues, read
 from rollmesh.learner.engines.fsdp2.recurrent.layers import LAYOUT, compute_apart, kernels_separate_sequences
 from rollmesh.learner.engines.fsdp2.recurrent.layout import build_recurrent_layout
@@ -159,7 +159,9 @@ class ModelRunner(ABC):
             for name, parameter in self.module.named_parameters()
             if id(parameter) not in apart
         )
-        tied = bool(config.tie_word_embeddings) and not self.backbone_only
+        # Of some models with images the whole configuration alone says so.
+        says = config if hasattr(config, "tie_word_embeddings") else self.transformer.config
+        tied = bool(says.tie_word_embeddings) and not self.backbone_only
         layers = (plain_name(name) for name, module in self.module.named_modules() if module in self._recurrent)
         return cost_of(config, shapes, tied=tied, stateful=layers)
 
@@ -172,9 +174,9 @@ class ModelRunner(ABC):
         real = [batch for batch in batches if batch.tokens.num_tokens]
         masked = real if self._kernel == EXACT and self.packing is not Packing.ROWS else []
         numbers = max((largest_mask(batch.row.segments, causal=self._causal) for batch in masked), default=0)
-        pictured = any(batch.row.images is not None for batch in real)
+        own = any(batch.row.images is not None for batch in real)
         # Agreed on before the first forward pass, whose own collectives must line up between ranks.
-        most, numbers, pictured = self.world.max_ints([len(real), numbers, int(pictured)])
+        most, numbers, pictured = self.world.max_ints([len(real), numbers, int(own)])
         refuse_mask(numbers)
         missing = most - len(real)
         filling = [empty_batch(self.device)] * missing if missing else []
