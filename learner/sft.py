@@ -19,9 +19,9 @@ from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.runtime.devices import choose_device
 
-Pair = tuple[Sequence[int], Sequence[int]] | tuple[Sequence[int], Sequence[int], Sequence[int]]
+Pair = tuple[Sequence[int], Sequence[int]] | tuple[Sequence[int], Sequence[int], Sequence[int]] | TrainSequence
 """Token ids of a prompt and of its response (end token included). Where not all of the response is the model's own
-(results of tools), a mask is the third: 1 is trained."""
+(results of tools), a mask is the third: 1 is trained. Or both as a sequence, which may have images."""
 
 
 def cross_entropy(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
@@ -107,6 +107,8 @@ class _ShuffledIndices:
 
 
 def _sequence(index: int, pair: Pair) -> TrainSequence:
+    if isinstance(pair, TrainSequence):
+        return pair
     prompt, response = (np.asarray(ids, dtype=np.int32) for ids in pair[:2])
     if not len(prompt) or not len(response):
         raise DataError(f"pair {index} has an empty {'response' if len(prompt) else 'prompt'}")
