@@ -26,6 +26,7 @@ from vllm.exceptions import VLLMClientError, VLLMError
 from vllm.inputs import TokensPrompt
 from vllm.inputs.engine import tokens_input
 from vllm.platforms import current_platform
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -234,9 +235,7 @@ class VllmBackend(Backend):
         processor = engine.input_processor
         try:
             if job.images:
-                request = await processor.process_inputs_async(
-                    job.job_id, self._with_images(job), running.parameters, supported_tasks=("generate",)
-                )
+                request = await self._read_images(running)
                 _check_widened(job, request.prompt_token_ids or ())
             else:
                 rendered = tokens_input(list(job.token_ids), cache_salt=self._label or _WARM_UP)
@@ -257,6 +256,16 @@ class VllmBackend(Backend):
         if self._dead.done():
             raise EngineError("vLLM's engine has died")
         await engine.engine_core.add_request_async(request)
+
+    async def _read_images(self, running: _SubmittedRequest) -> EngineCoreRequest:
+        """The request for a job with images, under the weights that are in service at its end."""
+        while True:
+            label = self._label
+            request = await self._engine.input_processor.process_inputs_async(
+                running.job.job_id, self._with_images(running.job), running.parameters, supported_tasks=("generate",)
+            )
+            if label == self._label:
+                return request
 
     def _with_images(self, job: DecodeJob) -> PromptType:
         """The prompt with its images; vLLM adds their tokens."""
@@ -322,8 +331,9 @@ class VllmBackend(Backend):
         await self._answer(self._engine.reset_prefix_cache(reset_running_requests=recompute), _STEP_S)
         if recompute:
             return
-        # Jobs that vLLM has not begun would find them, and lack image features amid their prefill.
-        waiting = [running for running in self._jobs.values() if not running.stream.started]
+        # Jobs that vLLM has not begun would find them, and lack image features amid their prefill. It does not know
+        # those yet whose images are being read: they are submitted once, and not here too.
+        waiting = [running for running in self._jobs.values() if running.stream.waits]
         await self._forget_jobs(waiting)
         for running in waiting:
             try:
