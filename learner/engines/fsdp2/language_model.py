@@ -16,14 +16,12 @@ from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.types import PackedBatch, PackedImages
 from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.learner.engines.fsdp2.output_layer import OutputLayer
-from rollmesh.learner.engines.fsdp2.runner import ModelRunner
+from rollmesh.learner.engines.fsdp2.runner import ImagesRefusedError, ModelRunner
 from rollmesh.learner.engines.output.layer import LogitMemory
 from rollmesh.learner.engines.output.log_probs import token_log_probs
 from rollmesh.learner.engines.output.logit_form import LogitForm, UnknownFormError, find_backbone, read_logit_form
 from rollmesh.learner.engines.output.softmax_pieces import Targets
-from rollmesh.learner.engines.tolerances import REFUSED_HINT
 from rollmesh.learner.vision.tower import VisionTower
-from rollmesh.mesh.errors import DataError
 
 log = logging.getLogger(__name__)
 
@@ -97,9 +95,7 @@ class LanguageModelRunner(ModelRunner):
             form = read_logit_form(language_model)
         except UnknownFormError as unknown:
             if self.tower is not None:
-                raise DataError(
-                    f"model {self._spec.model.path!r} cannot be trained with images: {unknown}", hint=REFUSED_HINT
-                ) from unknown
+                raise ImagesRefusedError(self._spec.model.path, str(unknown)) from unknown
             self._whole_logits = True
             if self.layout.leads:
                 log.warning(

@@ -64,6 +64,13 @@ log = logging.getLogger(__name__)
 _WINDOW = "sliding_window"
 
 
+class ImagesRefusedError(DataError):
+    """A model that takes images cannot be computed as they need it."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"model {name!r} cannot be trained with images: {reason}", hint=REFUSED_HINT)
+
+
 class ModelRunner(ABC):
     """A Hugging Face model that is sharded over the ranks where there are several; one class per kind of model.
 
@@ -257,7 +264,13 @@ class ModelRunner(ABC):
                 setattr(owner, _WINDOW, window)
 
     def repack(self, reason: str) -> None:
-        """Gives every sequence a row from now on, for the probe."""
+        """Gives every sequence a row from now on, for the probe.
+
+        Raises:
+            ImagesRefusedError: the model takes images, which only packed sequences have.
+        """
+        if self.tower is not None:
+            raise ImagesRefusedError(self._spec.model.path, reason)
         self._refuse_to_divide(reason)
         self._refuse_kernel(reason)
         self.why_rows = reason
@@ -341,7 +354,7 @@ class ModelRunner(ABC):
             return None
         reason = "values are computed of text alone" if self.backbone_only else why_rows
         if reason:
-            raise DataError(f"model {name!r} cannot be trained with images: {reason}", hint=REFUSED_HINT)
+            raise ImagesRefusedError(name, reason)
         return VisionTower(backbone, family, name)
 
     def _divide(self, config: PreTrainedConfig) -> None:

@@ -138,9 +138,7 @@ def test_new_weights_reach_the_vision_part_amid_a_response(served: Engine) -> No
         served.vlm.check(seen, newer, PROMPT, request.images, TOLERANCE)
 
 
-def test_images_that_are_read_during_a_swap_are_submitted_once(
-    served: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_that_are_read_during_a_swap_are_submitted_once(served: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, swapped = threading.Event(), threading.Event()
     read = VllmBackend._read_images
 
