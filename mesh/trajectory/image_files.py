@@ -6,6 +6,7 @@ Invariants: a file appears whole or not at all, and what is read is what was wri
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,10 +16,15 @@ import xxhash
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import DataError, StoreError
 
+# Digests come from the network, and become paths.
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+IMAGES_NAME = "images"
+"""Folder of the images among the run's side data."""
+
 
 def image_folder(config: Config) -> Path:
     """The folder of a run's images."""
-    return (config.buffer.side_dir or config.run.folder / "side") / "images"
+    return (config.buffer.side_dir or config.run.folder / "side") / IMAGES_NAME
 
 
 class ImageFiles:
@@ -59,10 +65,12 @@ class ImageFiles:
         """The images with these digests.
 
         Raises:
-            DataError: one is not there, or not what was written.
+            DataError: one is not there, or not what was written, or a digest is none.
         """
         images = []
         for digest in digests:
+            if not _DIGEST.fullmatch(digest):
+                raise DataError(f"{digest[:80]!r} is no digest of an image", hint="the prompt's task is malformed")
             path = self._path(digest)
             try:
                 image = path.read_bytes()
