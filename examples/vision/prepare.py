@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/vision-data"), help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", type=int, default=_ROWS, help="of the training data")
-    parser.add_argument("--warm-steps", type=int, default=150, help="supervised steps before reinforcement learning")
+    parser.add_argument("--warm-steps", type=int, default=40, help="supervised steps before reinforcement learning")
     options = parser.parse_args(arguments)
     loss = prepare(options.out, seed=options.seed, rows=options.rows, warm_steps=options.warm_steps)
     print(f"prepared {options.out}: {options.rows} training rows; loss after the warm start {loss:.3f} nats per token")

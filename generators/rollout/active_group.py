@@ -91,6 +91,11 @@ class ActiveGroup:
         done = set(self.grant.members_done)
         return [member for member in range(self.grant.task.n) if member not in done]
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt as the model sees it."""
+        return self.grant.task.seen.tokens or len(self.prompt_ids)
+
     def draft_tokens(self, member: int) -> int:
         """Tokens of the member that came with the grant."""
         return len(self.prefixes.get(member, ()))

@@ -24,7 +24,7 @@ class DataSection(Section):
     train: Path = Field(description="Parquet or JSONL with verl's fields (prompt, data_source, reward_model, ...).")
     eval: Path | None = Field(None, description="Held-out file of the same form.")
     prompt_key: str = Field(
-        "prompt", description="Field with the prompt: a string, or a list of chat messages. Images: see engines.md."
+        "prompt", description="Field with the prompt: a string, or a list of chat messages. Images: see vision.md."
     )
     shuffle: bool = Field(True, description="Shuffle the rows of each epoch by `run.seed`.")
     epochs: PositiveInt | None = Field(None, description="Passes over the data; none: until `learner.steps` are done.")
