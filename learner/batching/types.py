@@ -108,8 +108,8 @@ class PackedImages:
     """The images of a micro-batch.
 
     Attributes:
-        inputs: of every prompt with images, see `PromptImages`; on the host until the model is computed, as they may
-            take more memory than anything else of a batch.
+        inputs: of every prompt with images, see `PromptImages`. They are on the host until the model is computed:
+            nothing of a batch takes more memory.
         places: int64 [F], places in the row of N tokens that their features stand for; on the device.
     """
 

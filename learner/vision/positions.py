@@ -1,7 +1,7 @@
 """Positions of tokens in time, height and width (Qwen2-VL, arXiv:2409.12191, section 2.1): pure index arithmetic.
 
 Tokens of text have one position in all three. The tokens of an image lie on a grid that begins after the text before
-it. What follows begins after the largest position so far.
+it. The text after it begins after the largest position so far.
 """
 
 from __future__ import annotations

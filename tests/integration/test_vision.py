@@ -28,6 +28,6 @@ def test_squares_are_trained_in_batches_mixed_with_text(tmp_path: Path) -> None:
     )
     assert min(run.metric("prompt_length/min")) == 2, "some prompts have no picture"
     assert max(run.metric("prompt_length/max")) == 21, "a picture's tokens count"
-    # What the learner sees is what the generator has seen: the first version's log-probs agree.
+    # Generator and learner see the same: the first version's log-probs agree.
     assert run.metric("rollout_corr/kl")[0] == pytest.approx(0.0, abs=1e-4)
     assert any(path.is_file() for path in (tmp_path / "vision" / "side" / IMAGES_NAME).rglob("*"))

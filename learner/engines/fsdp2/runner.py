@@ -166,7 +166,7 @@ class ModelRunner(ABC):
             for name, parameter in self.module.named_parameters()
             if id(parameter) not in apart
         )
-        # Of some models with images the whole configuration alone says so.
+        # The text part of some models with images does not say so; the whole does.
         says = config if hasattr(config, "tie_word_embeddings") else self.transformer.config
         tied = bool(says.tie_word_embeddings) and not self.backbone_only
         layers = (plain_name(name) for name, module in self.module.named_modules() if module in self._recurrent)
