@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rollmesh.learner.engines.fsdp2.parallel_requirements import check_parallel
+from rollmesh.learner.engines.fsdp2.ulysses.division import TAKES_IMAGES, refuse_division
 from rollmesh.learner.engines.interface import ACTOR
 from rollmesh.learner.engines.megatron.families.registry import check_model_type
 from rollmesh.learner.engines.megatron.requirements import ModelFacts, resolve_sizes
 from rollmesh.learner.engines.megatron.unsupported import check_balance, check_optimizer, check_settings
 from rollmesh.learner.model_files.checks import attention_heads, read_model_config
+from rollmesh.learner.vision.families import FAMILIES
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.parallel import MegatronSection
 from rollmesh.mesh.errors import ConfigError
@@ -35,6 +37,8 @@ def check_layout(config: Config) -> None:
         if engine == "fsdp2":
             heads = attention_heads(described or {}) or 0
             check_parallel(parallel, heads=heads, processes=learner.ranks, name=model, key=key)
+            if (parallel.sp or 1) > 1 and (described or {}).get("model_type") in FAMILIES:
+                refuse_division(model, TAKES_IMAGES)
         elif engine == "megatron":
             named = "the actor" if role == ACTOR else f"role {role}"
             check_settings(learner, named)

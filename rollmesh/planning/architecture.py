@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.layer_kinds import layer_kinds, properties_of
 from rollmesh.learner.engines.output.logit_form import UnknownFormError, read_logit_form
-from rollmesh.learner.model_files import stored_model
 from rollmesh.learner.model_files.stored_model import quiet_transformers
+from rollmesh.learner.vision.families import family_of
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import naming_config
 from rollmesh.planning.shape import ModelShape, ParameterGroup, Rows
@@ -22,10 +22,17 @@ def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
     """The model without bytes, in float32.
 
     Raises:
-        DataError: the architecture is no causal language model, or sizes contradict one another.
+        DataError: the architecture is no causal language model, or one with a vision part, or sizes contradict one
+            another.
     """
-    with naming_config(str(config.name_or_path)), quiet_transformers():
-        model = stored_model.build_on_meta(config)
+    if family_of(config) is not None:
+        raise DataError(
+            f"model {config.name_or_path} ({config.model_type}) has a vision part, whose memory is not planned yet",
+            hint="plan with a language model of the same sizes, and add 18 bytes for each weight of the vision part, "
+            "or 2 where it is frozen",
+        )
+    with naming_config(str(config.name_or_path)), torch.device("meta"), quiet_transformers():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     return model.eval()
 
 

@@ -122,3 +122,15 @@ def test_a_family_that_megatron_does_not_know_is_refused_by_name(tmp_path: Path,
     with pytest.raises(ConfigError) as refused:
         check_layout(load_config(settings, [f"learner.{role}engine=megatron"]))
     assert refused.value.message.startswith(f"learner.{role}engine: megatron does not know models of model_type olmo2")
+
+
+def test_sequences_with_images_are_not_divided(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llava", "text_config": {"num_attention_heads": 4}})
+    )
+    values = {"model": {"path": str(tmp_path)}, "data": {"train": "none"}, "learner": {"ranks": 2}}
+    check_layout(load_config(values))
+    with pytest.raises(ConfigError, match="cannot be divided over processes: it takes images"):
+        check_layout(load_config(values, ["learner.parallel.sp=2"]))
+    with pytest.raises(ConfigError, match="megatron does not know models of model_type llava"):
+        check_layout(load_config(values, ["learner.engine=megatron"]))

@@ -41,7 +41,7 @@ from rollmesh.learner.engines.fsdp2.probe import ComputedValues, read
 from rollmesh.learner.engines.fsdp2.recurrent.layers import LAYOUT, compute_apart, kernels_separate_sequences
 from rollmesh.learner.engines.fsdp2.recurrent.layout import build_recurrent_layout
 from rollmesh.learner.engines.fsdp2.rows import build_rows
-from rollmesh.learner.engines.fsdp2.ulysses.division import refuse_division
+from rollmesh.learner.engines.fsdp2.ulysses.division import TAKES_IMAGES, refuse_division
 from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout, Exchange
 from rollmesh.learner.engines.fsdp2.ulysses.row_parts import RowPart, part_of
 from rollmesh.learner.engines.interface import EngineSpec
@@ -106,7 +106,7 @@ class ModelRunner(ABC):
             choice = choose_packing(stored.model)
             self._own_attention: str = stored.model.config._attn_implementation
             self.tower = self._find_tower(stored.model, choice.reason)
-            self._why_whole = choice.undivided or ("it takes images" if self.tower is not None else "")
+            self._why_whole = choice.undivided or (TAKES_IMAGES if self.tower is not None else "")
             self._refuse_to_divide(self._why_whole)
             self._refuse_kernel(choice.reason)
             text = stored.model.config.get_text_config()
