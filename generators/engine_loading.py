@@ -13,8 +13,8 @@ from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.engines.types import EngineSettings, KvPolicy
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.agent_tools import agent_schemas
-from rollmesh.mesh.config.generator_places import generator_places
-from rollmesh.mesh.config.memory_release import Release, release_of
+from rollmesh.mesh.config.derived.generator_places import generator_places
+from rollmesh.mesh.config.derived.memory_release import Release, release_of
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.runtime.devices import choose_device
 

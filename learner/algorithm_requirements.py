@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rollmesh.learner.algorithms.types import Needs
+from collections.abc import Iterable
+
+from rollmesh.learner.algorithms.types import ModelRole, Needs
+from rollmesh.mesh.config.learner import RoleSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.errors import ConfigError
@@ -46,6 +49,24 @@ def check_needs(config: Config, needs: Needs) -> None:
                 "has this name",
                 hint=f"components: {', '.join(sorted(known))}, and the parts they report as function/part",
             )
+
+
+def base_roles(config: Config, roles: Iterable[ModelRole]) -> frozenset[str]:
+    """The roles that need no engine: their model is the actor's without its adapter, as long as nothing says otherwise.
+
+    Args:
+        config: of the run.
+        roles: of the algorithm.
+    """
+    if config.learner.lora is None:
+        return frozenset()
+    return frozenset(
+        role.name
+        for role in roles
+        if not role.trained
+        and role.kind == "language_model"
+        and config.learner.roles.get(role.name, RoleSection()) == RoleSection()
+    )
 
 
 def _component_names(reward: RewardSection) -> set[str] | None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from rollmesh.learner.algorithm_requirements import check_needs
+from rollmesh.learner.algorithm_requirements import base_roles, check_needs
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.load import load_algorithm
 from rollmesh.learner.algorithms.settings import SettingsError
-from rollmesh.learner.algorithms.types import ModelRole, Needs, UpdatePlan
+from rollmesh.learner.algorithms.types import ModelRole, UpdatePlan
 from rollmesh.learner.checkpoint.compatibility import optimizer_forms
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.distributed.prompt_images import PromptImageSource
@@ -30,10 +30,10 @@ from rollmesh.learner.engines.rendezvous import open_board
 from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.mesh.config.base import DeviceName
+from rollmesh.mesh.config.derived.memory_release import REST_KEY, rest_folder
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
 from rollmesh.mesh.config.lora import LoraSection
-from rollmesh.mesh.config.memory_release import REST_KEY, rest_folder
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.files import require_writable
@@ -103,7 +103,7 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     models = {role.name: _model(config, role) for role in needs.roles}
     engines = {ACTOR: build_actor(config, entropy_gradient=needs.entropy_gradient)}
     for role in needs.roles:
-        if role.name in base_roles(config, needs):
+        if role.name in base_roles(config, needs.roles):
             continue
         optimizer = None
         if role.trained:
@@ -122,22 +122,6 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
             engine_name, packing = config.learner.describe_engine(name), engine.packing.value
             log.info("role %s: %s, packing %s; %s", name, engine_name, packing, evidence)
     return engines
-
-
-def base_roles(config: Config, needs: Needs) -> frozenset[str]:
-    """The roles that need no engine: their model is the actor's without its adapter, as long as nothing says otherwise.
-
-    Args:
-        config: of the run.
-        needs: of the algorithm.
-    """
-    if config.learner.lora is None:
-        return frozenset()
-    return frozenset(
-        role.name
-        for role in needs.roles
-        if not role.trained and role.kind == "language_model" and _section(config, role) == RoleSection()
-    )
 
 
 def _compute_deterministically() -> None:
@@ -305,7 +289,7 @@ def build_worker(
             token_budget=batch.tokens_per_micro_batch,
             seed=config.run.seed,
             profiler=StepProfiler(profile, engines[ACTOR].device, profile.dir or config.run.folder / PROFILE_FOLDER),
-            base_roles=base_roles(config, algorithm.needs),
+            base_roles=base_roles(config, algorithm.needs.roles),
             optimizers=optimizer_forms(config.learner, algorithm),
         ),
         PromptImageSource.load(Path(config.model.path), images),

@@ -43,7 +43,7 @@ from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.config import Config
-from rollmesh.mesh.config.memory_release import REST_NAME
+from rollmesh.mesh.config.derived.memory_release import REST_NAME
 from rollmesh.mesh.errors import RankLostError, RollmeshError
 from rollmesh.mesh.rpc.failover_channel import FailoverChannel, open_mesh
 from rollmesh.mesh.rpc.server import bind, new_server

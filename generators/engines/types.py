@@ -16,7 +16,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 if TYPE_CHECKING:
     import torch
 
-    from rollmesh.mesh.config.memory_release import Release
+    from rollmesh.mesh.config.derived.memory_release import Release
     from rollmesh.mesh.config.rollout import HfSection, SglangSection, VllmSection
 
 FinishReason = Literal["stop", "length", "aborted"]

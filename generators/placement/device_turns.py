@@ -33,7 +33,7 @@ from rollmesh.generators.placement.turn_state import (
     includes,
 )
 from rollmesh.generators.placement.weights_proof import ProbeTokens
-from rollmesh.mesh.config.memory_release import Release
+from rollmesh.mesh.config.derived.memory_release import Release
 from rollmesh.mesh.errors import (
     ConfigError,
     PayloadError,

@@ -26,7 +26,7 @@ from rollmesh.generators.rollout.awake_clock import AwakeClock
 from rollmesh.generators.rollout.drafts import DraftUploader
 from rollmesh.generators.rollout.rollout_manager import RolloutManager
 from rollmesh.generators.weights.receiver import WeightReceiver
-from rollmesh.mesh.config.memory_release import Release
+from rollmesh.mesh.config.derived.memory_release import Release
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 

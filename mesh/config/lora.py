@@ -12,7 +12,7 @@ from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
 class LoraSection(Section):
     rank: PositiveInt = Field(16, description="Rank r of the products that are added to the weights of layers.")
     alpha: PositiveFloat = Field(32.0, description="Products are multiplied by alpha / rank.")
-    targets: Literal["all-linear"] | list[str] = Field(
+    targets: Literal["all-linear"] | tuple[str, ...] = Field(
         "all-linear",
         description="Layers that get an adapter: `all-linear`, every linear layer of the transformer's blocks, or the "
         "last parts of their names, for example `[q_proj, v_proj]`.",

@@ -9,7 +9,7 @@ from typing import Literal
 from rollmesh.launcher.placement.description import core_notices, describe_turns, placement_notices, rest_notices
 from rollmesh.launcher.placement.devices import device_plan
 from rollmesh.launcher.services import describe_threads, interpreters_of, thread_plan
-from rollmesh.mesh.config.generator_places import generator_places
+from rollmesh.mesh.config.derived.generator_places import generator_places
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.rollout import RolloutSection
 from rollmesh.mesh.errors import ConfigError

@@ -16,7 +16,7 @@ from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.service_process import ServiceSpec, ready_file
 from rollmesh.learner.checkpoint.deadlines import LAST_S
 from rollmesh.mesh.access.roles import Role
-from rollmesh.mesh.config.generator_places import GeneratorPlace, generator_places, shared_generators
+from rollmesh.mesh.config.derived.generator_places import GeneratorPlace, generator_places, shared_generators
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.rpc.held_ports import ENVIRONMENT, HeldPorts
 from rollmesh.mesh.runtime.threads import ThreadPlan, available_cores, plan_threads, thread_environment

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from rollmesh.learner.engines.fsdp2.lora.layers import add_adapters
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.layer_kinds import layer_kinds, properties_of
 from rollmesh.learner.engines.output.logit_form import UnknownFormError, read_logit_form
 from rollmesh.learner.model_files.stored_model import quiet_transformers
 from rollmesh.learner.vision.families import family_of
+from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import naming_config
 from rollmesh.planning.shape import ModelShape, ParameterGroup, Rows
 
 
-def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
+def build_on_meta(config: PreTrainedConfig, lora: LoraSection | None = None) -> PreTrainedModel:
     """The model without bytes, in float32.
 
+    Args:
+        config: of the model.
+        lora: adds an adapter, and freezes the rest.
+
     Raises:
+        ConfigError: there are no layers for an adapter.
         DataError: the architecture is no causal language model, or one with a vision part, or sizes contradict one
             another.
     """
@@ -33,6 +41,8 @@ def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
         )
     with naming_config(str(config.name_or_path)), torch.device("meta"), quiet_transformers():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    if lora is not None:
+        add_adapters(model, lora, str(config.name_or_path))
     return model.eval()
 
 
@@ -95,8 +105,13 @@ def _tiled(model: PreTrainedModel) -> bool:
     return True
 
 
-def _group(parameters: Any) -> ParameterGroup:
-    return ParameterGroup(tuple(Rows(p.shape[0] if p.dim() else 1, p[0].numel() if p.dim() else 1) for p in parameters))
+def _group(parameters: Iterable[nn.Parameter]) -> ParameterGroup:
+    trained: list[Rows] = []
+    frozen: list[Rows] = []
+    for found in parameters:
+        rows = Rows(found.shape[0], found[0].numel()) if found.dim() else Rows(1, 1)
+        (trained if found.requires_grad else frozen).append(rows)
+    return ParameterGroup(tuple(trained), tuple(frozen))
 
 
 def _kv_elements(text: PreTrainedConfig, *, compressed: bool) -> int:

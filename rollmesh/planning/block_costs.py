@@ -19,7 +19,7 @@ from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from rollmesh.learner.batching.types import Packing, Segments
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
@@ -31,8 +31,8 @@ from rollmesh.learner.engines.fsdp2.preparation.recomputation import is_product
 from rollmesh.learner.engines.fsdp2.ulysses.division import refuse_division
 from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout, Exchange
 from rollmesh.learner.engines.layer_kinds import layer_kinds
-from rollmesh.learner.model_files.stored_model import quiet_transformers
-from rollmesh.planning.architecture import kinds_of
+from rollmesh.mesh.config.lora import LoraSection
+from rollmesh.planning.architecture import build_on_meta, kinds_of
 from rollmesh.planning.shape import BlockCosts, TokenCost
 
 # Far enough apart for the slope, and large enough that gradients of parameters do not hide activations.
@@ -40,23 +40,37 @@ _POINTS = (8192, 16384)
 _TOTAL = "Total"
 
 
-def count_block_costs(config: PreTrainedConfig, dtype: torch.dtype, sp: int = 1) -> tuple[BlockCosts, ...]:
+def count_block_costs(
+    config: PreTrainedConfig, dtype: torch.dtype, sp: int = 1, lora: LoraSection | None = None
+) -> tuple[BlockCosts, ...]:
     """The costs of every kind of block, in the order of `ModelShape.kinds`.
 
     Args:
         config: of the model.
         dtype: compute dtype.
         sp: processes that divide sequences; costs are of one of them, for its own tokens.
+        lora: an adapter is trained instead.
 
     Raises:
-        ConfigError: the model's sequences cannot be divided.
+        ConfigError: the model's sequences cannot be divided, or there are no layers for an adapter.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True), quiet_transformers(), grouped_products_by_shape():
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, trust_remote_code=False).eval()
+    model = build_on_meta(copy.deepcopy(config), lora)
+    for parameter in model.parameters():
+        parameter.data = parameter.to(dtype)
+    with FakeTensorMode(allow_non_fake_inputs=True), grouped_products_by_shape():
+        model.to_empty(device="cpu")
         measured = [_count(model, tokens, sp) for tokens in _POINTS]
     return tuple(
         BlockCosts(*(_line(*pair) for pair in zip(few, many, strict=True))) for few, many in zip(*measured, strict=True)
     )
+
+
+class TotalsOfModel(MemTracker):
+    """Counts what exists, and does not tell gradients from other tensors: torch's hooks refuse frozen parameters."""
+
+    def _track_module_params_and_buffers(self, module: nn.Module, install_grad_hooks: bool = False) -> tuple[int, int]:
+        del install_grad_hooks
+        return super()._track_module_params_and_buffers(module, install_grad_hooks=False)
 
 
 def _line(few: int, many: int) -> TokenCost:
@@ -193,7 +207,7 @@ def _block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         hidden = _input_of(args, kwargs).detach().requires_grad_(gradient)
         before = sum(p.grad.nbytes for p in block.parameters() if p.grad is not None)
         given_args, given = _with_input(hidden, args, kwargs)
-        tracker = MemTracker()
+        tracker = TotalsOfModel()
         tracker.track_external(block, hidden)
         with tracker, torch.set_grad_enabled(gradient):
             output = block(*given_args, **given)

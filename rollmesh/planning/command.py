@@ -57,7 +57,8 @@ def plan_run(config: Config, cluster: Cluster, *, trace: bool = False, run: Path
 
         for role in plan.roles:
             if isinstance(role.setup, FsdpSetup) and role.setup.trained and role.setup.shape.output:
-                traced[role.setup.name] = trace_step(models.config(role.setup.name), role.setup)
+                name = role.setup.name
+                traced[name] = trace_step(models.config(name), role.setup, models.adapter(name))
     compared = None if measured is None else compare(measured, config, plan)
     smallest = None if search.proposal is None else search.proposal.settings
     divisions = choices(config, smallest, planner)

@@ -56,12 +56,13 @@ class FsdpSetup(RoleSetup):
     @property
     def parameters(self) -> int:
         """Float32 masters, or the compute dtype where they are not trained."""
-        return self.shape.shard(self.shards) * (MASTER if self.trained else self.compute_bytes)
+        masters = self.shape.trained_shard(self.shards) if self.trained else 0
+        return masters * MASTER + (self.shape.shard(self.shards) - masters) * self.compute_bytes
 
     @property
     def gradients(self) -> int:
         """As large as masters."""
-        return self.shape.shard(self.shards) * MASTER
+        return self.shape.trained_shard(self.shards) * MASTER
 
     @property
     def hidden_states(self) -> int:
@@ -72,13 +73,13 @@ class FsdpSetup(RoleSetup):
     def optimizer(self) -> int:
         """Bytes of this rank's moments."""
         matrices = sum(block.matrices.shard(self.shards) for block in self.shape.blocks)
-        rest = self.shape.shard(self.shards) - matrices
+        rest = self.shape.trained_shard(self.shards) - matrices
         return matrices * self.moments.matrices + rest * self.moments.rest
 
     @property
     def staged(self) -> int:
         """Masters and moments."""
-        return self.parameters + self.optimizer if self.trained else 0
+        return self.gradients + self.optimizer if self.trained else 0
 
     @property
     def inputs_on_host(self) -> int:
@@ -115,8 +116,9 @@ def _phases(setup: FsdpSetup) -> Iterator[Phase]:
     yield _forward(setup)
     yield _output_layer(setup)
     yield _largest_block(setup)
-    yield _last_gradients(setup)
-    states = {PARAMETERS: setup.parameters, GRADIENTS: setup.parameters}
+    if not setup.shape.adapted:
+        yield _last_gradients(setup)
+    states = {PARAMETERS: setup.parameters, GRADIENTS: setup.gradients}
     if not setup.offload_optimizer:
         yield Phase(UPDATE, states | {OPTIMIZER: setup.optimizer})
         return
@@ -133,7 +135,8 @@ def _two_pieces(setup: FsdpSetup) -> int:
 
 def _state_of_block(setup: FsdpSetup, block: ParameterGroup) -> int:
     matrices = block.matrices.shard(setup.shards)
-    return matrices * setup.moments.matrices + (block.shard(setup.shards) - matrices) * setup.moments.rest
+    rest = block.trained.shard(setup.shards) - matrices
+    return matrices * setup.moments.matrices + rest * setup.moments.rest
 
 
 def _inference(setup: FsdpSetup) -> Phase:
@@ -166,7 +169,7 @@ def _output_layer(setup: FsdpSetup) -> Phase:
     """The backward pass through logits, which makes the gradients of hidden states and of the layer's weight."""
     shape, compute = setup.shape, setup.compute_bytes
     parts = _held(setup) | {ACTIVATIONS: _kept(setup, len(shape.layers)) + _last_norm(setup)}
-    weight = shape.output * compute
+    weight = shape.output_gradient * compute
     last = shape.blocks[-1].elements if shape.layers else 0
     gathered = _gathered(setup, shape.output_layer + last)
     moments = [
@@ -174,7 +177,9 @@ def _output_layer(setup: FsdpSetup) -> Phase:
     ]
     if setup.sharded and shape.output_layer:
         gathered = _gathered(setup, last)
-        moments.append(Phase("output layer", parts | {GATHERED: gathered, REDUCTION: weight + MASTER * shape.output}))
+        moments.append(
+            Phase("output layer", parts | {GATHERED: gathered, REDUCTION: weight + MASTER * shape.output_gradient})
+        )
     return max(moments, key=lambda phase: phase.total)
 
 
@@ -196,7 +201,8 @@ def _largest_block(setup: FsdpSetup) -> Phase:
 def _blocks_backward(setup: FsdpSetup) -> Iterator[Phase]:
     shape, compute = setup.shape, setup.compute_bytes
     blocks = shape.blocks
-    built = shape.output * compute
+    built = shape.output_gradient * compute
+    untied = 0 if shape.tied else shape.output_gradient
     held = _held(setup)
     for place in reversed(range(len(blocks))):
         cost = setup.costs[shape.layers[place]]
@@ -210,17 +216,17 @@ def _blocks_backward(setup: FsdpSetup) -> Iterator[Phase]:
         parts = dict(held)
         if setup.sharded:
             near = sum(block.elements for block in blocks[max(place - 1, 0) : place + 1])
-            behind = blocks[place + 1].elements if place + 1 < len(blocks) else shape.output_layer
+            behind = blocks[place + 1].trained.elements if place + 1 < len(blocks) else untied
             tied = built if shape.tied else 0
             parts |= {GATHERED: _gathered(setup, near), REDUCTION: tied + MASTER * behind}
             if setup.micro_batches == 1:
                 done = blocks[place + 1 :]
-                parts |= {GRADIENTS: MASTER * sum(block.shard(setup.shards) for block in done)}
+                parts |= {GRADIENTS: MASTER * sum(block.trained.shard(setup.shards) for block in done)}
         elif fresh:
             parts |= {GRADIENTS: built}
-            built += blocks[place].elements * MASTER
+            built += blocks[place].trained.elements * MASTER
         elif shape.tied:
-            parts |= {REDUCTION: shape.output * compute}
+            parts |= {REDUCTION: shape.output_gradient * compute}
         yield Phase("backward", parts | {ACTIVATIONS: kept + working})
 
 
@@ -232,12 +238,12 @@ def _last_gradients(setup: FsdpSetup) -> Phase:
     parts = _held(setup)
     if not setup.sharded:
         if setup.micro_batches == 1:
-            return Phase("last gradients", parts | {GRADIENTS: setup.parameters - MASTER * root.elements + fresh})
+            return Phase("last gradients", parts | {GRADIENTS: setup.gradients - MASTER * root.elements + fresh})
         largest = fresh if setup.shape.tied else compute * root.largest
         return Phase("last gradients", parts | {REDUCTION: largest})
     if setup.micro_batches == 1:
-        parts |= {GRADIENTS: setup.parameters - MASTER * root.shard(setup.shards)}
-    first = MASTER * blocks[0].elements if blocks else 0
+        parts |= {GRADIENTS: setup.gradients - MASTER * root.shard(setup.shards)}
+    first = MASTER * blocks[0].trained.elements if blocks else 0
     last = root.elements if setup.shape.tied else setup.shape.embedding + setup.shape.rest
     made = compute * (last + setup.shape.output if setup.shape.tied else last)
     # Gradients are copied into one float32 buffer; then it is reduced, while the last of them is still held.
@@ -254,7 +260,7 @@ def _held(setup: FsdpSetup) -> dict[str, int]:
     if setup.micro_batches == 1:
         return setup.in_use | {GRADIENTS: 0}
     whole = setup.sync_once and setup.sharded
-    return setup.in_use | {GRADIENTS: MASTER * setup.shape.elements if whole else setup.parameters}
+    return setup.in_use | {GRADIENTS: MASTER * setup.shape.trained if whole else setup.gradients}
 
 
 def _gathered(setup: FsdpSetup, near: int | None = None) -> int:

@@ -79,7 +79,7 @@ def generator_memory(
         sharing: generators on the device.
     """
     wanted = rollout.slots * rollout.context_tokens
-    weights = shape.elements * dtype_bytes
+    weights = shape.merged * dtype_bytes
     if rollout.engine == "hf":
         kv = shape.kv_elements * dtype_bytes
         # Each brings a second set with every update.

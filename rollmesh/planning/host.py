@@ -64,7 +64,7 @@ def of_learner(
 
 def _published(config: Config, shape: ModelShape, dtype_bytes: int) -> dict[str, int]:
     """Bytes of the versions that the first rank publishes, by component."""
-    version = shape.elements * dtype_bytes
+    version = shape.merged * dtype_bytes
     weights = config.weights
     where = IN_SHM if weights.transport in ("auto", "shm") else "versions"
     parts = {where: (config.kept_versions + VERSIONS_IN_FLIGHT) * version, "export's staging": _GATHERED}
@@ -82,7 +82,7 @@ def of_generator(config: Config, shape: ModelShape, dtype_bytes: int, *, same_no
         dtype_bytes: of an element of the weights that travel.
         same_node: it maps the learner's files where the transport is shared memory.
     """
-    version = shape.elements * dtype_bytes
+    version = shape.merged * dtype_bytes
     parts = {}
     mapped = same_node and config.weights.transport in ("auto", "shm")
     if not mapped:

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from rollmesh.learner.engines.interface import ACTOR
+from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.model_config import read_config
 from rollmesh.planning.architecture import build_on_meta, read_shape
@@ -25,6 +26,7 @@ class RunModels:
 
     def __init__(self, config: Config) -> None:
         self._sections = {ACTOR: config.model}
+        self._lora = config.learner.lora
         for role, section in config.learner.roles.items():
             if section.path is not None:
                 update = {"path": section.path, "revision": section.revision}
@@ -38,13 +40,18 @@ class RunModels:
         """
         return _config(*self._key(role))
 
+    def adapter(self, role: str) -> LoraSection | None:
+        """The adapter that is trained instead of a role's model."""
+        return self._lora if role == ACTOR else None
+
     def shape(self, role: str) -> ModelShape:
         """The sizes of a role's model.
 
         Raises:
+            ConfigError: there are no layers for its adapter.
             DataError: it cannot be read, or is no causal language model.
         """
-        return _shape(*self._key(role))
+        return _shape(*self._key(role), self.adapter(role))
 
     def costs(self, role: str, dtype: str, sp: int) -> tuple[BlockCosts, ...]:
         """The costs of its blocks in a compute dtype, for the tokens of one of `sp` processes that divide them.
@@ -52,7 +59,7 @@ class RunModels:
         Raises:
             ConfigError: the model's sequences cannot be divided.
         """
-        return _costs(*self._key(role), dtype, sp)
+        return _costs(*self._key(role), dtype, sp, self.adapter(role))
 
     def sizes(self, role: str) -> ModelSizes:
         """The sizes of a role's model as Megatron's engine divides it.
@@ -73,8 +80,8 @@ def _config(path: str, revision: str | None) -> PreTrainedConfig:
 
 
 @cache
-def _shape(path: str, revision: str | None) -> ModelShape:
-    return read_shape(path, build_on_meta(_config(path, revision)))
+def _shape(path: str, revision: str | None, lora: LoraSection | None) -> ModelShape:
+    return read_shape(path, build_on_meta(_config(path, revision), lora))
 
 
 @cache
@@ -85,5 +92,5 @@ def _sizes(path: str, revision: str | None) -> ModelSizes:
 
 
 @cache
-def _costs(path: str, revision: str | None, dtype: str, sp: int) -> tuple[BlockCosts, ...]:
-    return count_block_costs(_config(path, revision), getattr(torch, dtype), sp)
+def _costs(path: str, revision: str | None, dtype: str, sp: int, lora: LoraSection | None) -> tuple[BlockCosts, ...]:
+    return count_block_costs(_config(path, revision), getattr(torch, dtype), sp, lora)

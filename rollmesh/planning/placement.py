@@ -15,7 +15,7 @@ from typing import Any
 
 from rollmesh.launcher.placement.devices import assign_devices
 from rollmesh.launcher.placement.visible import VisibleDevices
-from rollmesh.mesh.config.generator_places import devices_per_generator, generator_places
+from rollmesh.mesh.config.derived.generator_places import devices_per_generator, generator_places
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.cluster import Cluster

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from rollmesh.learner.algorithm_requirements import base_roles
 from rollmesh.learner.algorithms.types import ModelRole
 from rollmesh.learner.engines.fsdp2.parallel_requirements import check_parallel
 from rollmesh.learner.engines.interface import ACTOR
@@ -118,9 +119,11 @@ def make_plan(config: Config, cluster: Cluster, roles: Sequence[ModelRole], mode
         models: of all roles.
     """
     placement = place(config, cluster)
+    shared = base_roles(config, roles)
+    own = [role for role in roles if role.name not in shared]
     plans = tuple(
         RolePlan(setup, tuple(setup.phases()))
-        for setup in (_setup(config, cluster, role, models) for role in (ModelRole(ACTOR, trained=True), *roles))
+        for setup in (_setup(config, cluster, role, models) for role in (ModelRole(ACTOR, trained=True), *own))
     )
     at_rest = sum(role.resting for role in plans)
     peak = max(at_rest - role.resting + role.largest.total for role in plans)

@@ -88,6 +88,7 @@ def _role_json(role: RolePlan, traced: TracedStep | None) -> dict[str, Any]:
         "model_type": setup.shape.model_type,
         "parameters": setup.shape.elements,
         "trained": setup.trained,
+        "trained_parameters": setup.shape.trained if setup.trained else 0,
         "division": setup.division_json(),
         "compute_bytes": setup.compute_bytes,
         "recompute": setup.recompute,
@@ -148,9 +149,12 @@ def _use_line(use: MemoryUse, kind: str) -> str:
 
 def _role_lines(role: RolePlan) -> Iterator[str]:
     setup = role.setup
+    shape = setup.shape
     kind = "trained" if setup.trained else "frozen, in host memory between uses" if setup.offload else "frozen"
+    if shape.adapted:
+        kind = f"an adapter of {shape.trained / 1e6:.1f} million parameters is trained"
     yield (
-        f"{setup.name} ({kind}): {setup.shape.model_type}, {setup.shape.elements / 1e9:.3f} billion parameters; "
+        f"{setup.name} ({kind}): {shape.model_type}, {shape.elements / 1e9:.3f} billion parameters; "
         f"GiB per rank{_of_worst(setup)}"
     )
     used = [name for name in COMPONENTS if any(phase.parts.get(name) for phase in role.phases)]

@@ -25,28 +25,47 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Parameters that are gathered, and whose gradients are reduced, together."""
+    """Parameters that are gathered, and whose gradients are reduced, together.
+
+    Attributes:
+        tensors: those that training changes.
+        frozen: those that stay as they were loaded, next to an adapter.
+    """
 
     tensors: tuple[Rows, ...]
+    frozen: tuple[Rows, ...] = ()
 
     @property
     def elements(self) -> int:
         """Elements of all tensors."""
-        return sum(rows.elements for rows in self.tensors)
+        return sum(rows.elements for rows in self._all)
+
+    @property
+    def trained(self) -> ParameterGroup:
+        """Without what is frozen."""
+        return ParameterGroup(self.tensors)
 
     @property
     def matrices(self) -> ParameterGroup:
-        """The tensors that are no vectors."""
+        """The tensors that training changes, without vectors."""
         return ParameterGroup(tuple(rows for rows in self.tensors if rows.width > 1))
 
     @property
     def largest(self) -> int:
         """Elements of the largest tensor."""
-        return max((rows.elements for rows in self.tensors), default=0)
+        return max((rows.elements for rows in self._all), default=0)
 
     def shard(self, ranks: int) -> int:
         """Elements on the first rank: rows are divided as `torch.chunk` does, so it has the most."""
-        return sum(-(-rows.number // ranks) * rows.width for rows in self.tensors)
+        return sum(-(-rows.number // ranks) * rows.width for rows in self._all)
+
+    def count(self, elements: int) -> int:
+        """Tensors of this size."""
+        return sum(rows.elements == elements for rows in self._all)
+
+    @property
+    def _all(self) -> tuple[Rows, ...]:
+        return self.tensors + self.frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +138,32 @@ class ModelShape:
     @property
     def elements(self) -> int:
         """Parameters in all."""
-        return self.root.elements + sum(block.elements for block in self.blocks)
+        return sum(group.elements for group in self._groups)
+
+    @property
+    def trained(self) -> int:
+        """Parameters that training changes, if the model is trained."""
+        return sum(group.trained.elements for group in self._groups)
+
+    @property
+    def merged(self) -> int:
+        """Parameters of the model after an adapter was merged into it."""
+        return self.elements - self.trained if self.adapted else self.elements
 
     @property
     def tied(self) -> bool:
         """True where the output layer is the embedding."""
-        return self.output > 0 and sum(rows.elements == self.output for rows in self.root.tensors) < 2
+        return self.output > 0 and self.root.count(self.output) < 2
+
+    @property
+    def adapted(self) -> bool:
+        """True where an adapter is trained, and the model itself is frozen."""
+        return bool(self.root.frozen)
+
+    @property
+    def output_gradient(self) -> int:
+        """Elements of the gradient of the output layer's weight."""
+        return 0 if self.adapted else self.output
 
     @property
     def embedding(self) -> int:
@@ -148,7 +187,11 @@ class ModelShape:
 
     def shard(self, ranks: int) -> int:
         """Elements on the first rank."""
-        return self.root.shard(ranks) + sum(block.shard(ranks) for block in self.blocks)
+        return sum(group.shard(ranks) for group in self._groups)
+
+    def trained_shard(self, ranks: int) -> int:
+        """Elements on the first rank that training changes."""
+        return sum(group.trained.shard(ranks) for group in self._groups)
 
     def as_value_model(self) -> ModelShape:
         """The same with a scalar head in place of the output layer."""
@@ -158,3 +201,7 @@ class ModelShape:
         if not self.tied:
             tensors.remove(next(rows for rows in reversed(tensors) if rows.elements == self.output))
         return replace(self, root=ParameterGroup((*tensors, Rows(1, self.hidden + 1))), output=0)
+
+    @property
+    def _groups(self) -> list[ParameterGroup]:
+        return [self.root, *self.blocks]

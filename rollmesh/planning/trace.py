@@ -33,9 +33,10 @@ from rollmesh.learner.engines.output import layer
 from rollmesh.learner.engines.output.layer import LogitMemory
 from rollmesh.learner.engines.output.logit_form import read_logit_form
 from rollmesh.learner.engines.output.softmax_pieces import Targets
+from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.architecture import build_on_meta
-from rollmesh.planning.block_costs import grouped_products_by_shape, model_inputs
+from rollmesh.planning.block_costs import TotalsOfModel, grouped_products_by_shape, model_inputs
 from rollmesh.planning.fsdp_memory import FsdpSetup
 from rollmesh.planning.role_memory import INFERENCE, UPDATE, LogitRoom, Phase
 
@@ -70,12 +71,13 @@ class TracedStep:
         yield from ((name, traced[name], nbytes) for name, nbytes in largest.items())
 
 
-def trace_step(config: PreTrainedConfig, setup: FsdpSetup) -> TracedStep:
+def trace_step(config: PreTrainedConfig, setup: FsdpSetup, lora: LoraSection | None = None) -> TracedStep:
     """Memory of one rank in a step of a trained language model with a micro-batch.
 
     Args:
         config: of the model.
         setup: of its role.
+        lora: an adapter is trained instead.
 
     Raises:
         ConfigError: this process has a process group already.
@@ -87,7 +89,7 @@ def trace_step(config: PreTrainedConfig, setup: FsdpSetup) -> TracedStep:
         if setup.sharded:
             dist.init_process_group("fake", rank=0, world_size=setup.shards, store=FakeStore())
             stack.callback(dist.destroy_process_group)
-        whole = build_on_meta(copy.deepcopy(config))
+        whole = build_on_meta(copy.deepcopy(config), lora)
         inputs = model_inputs(whole, setup.tokens, setup.sp)
         model = LanguageModel(whole, read_logit_form(whole), LogitMemory(setup.logits.kept))
         how = Preparation(
@@ -111,7 +113,7 @@ def trace_step(config: PreTrainedConfig, setup: FsdpSetup) -> TracedStep:
 
 def _follow(model: nn.Module, setup: FsdpSetup, inputs: dict[str, Any]) -> TracedStep:
     targets = Opaque(Targets(torch.zeros(setup.tokens, dtype=torch.int64)))
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    optimizer = torch.optim.AdamW([found for found in model.parameters() if found.requires_grad], fused=True)
 
     def forward() -> Tensor:
         log_probs: Tensor = model(**inputs, logits_to_keep=torch.arange(setup.tokens), targets=targets)[0]
@@ -134,10 +136,14 @@ def _follow(model: nn.Module, setup: FsdpSetup, inputs: dict[str, Any]) -> Trace
     return TracedStep(inference, _total(tracker, "peak"), left)
 
 
+class _TotalsOfShards(TotalsOfModel, FSDPMemTracker):
+    """The same for a sharded model."""
+
+
 def _tracking(model: nn.Module, optimizer: Optimizer, setup: FsdpSetup) -> MemTracker:
     if setup.sharded:
-        return FSDPMemTracker(model, optimizer)
-    tracker = MemTracker()
+        return _TotalsOfShards(model, optimizer)
+    tracker = TotalsOfModel()
     tracker.track_external(model, optimizer)
     return tracker
 

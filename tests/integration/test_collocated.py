@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollmesh.learner.placement.swap import TO_GENERATING, TO_TRAINING
-from rollmesh.mesh.config.memory_release import REST_NAME
+from rollmesh.mesh.config.derived.memory_release import REST_NAME
 from tests.command import Command
 from tests.integration.mesh import MeshRun, audit
 

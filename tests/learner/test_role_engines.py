@@ -15,7 +15,7 @@ from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.tolerances import Difference, Evidence
 from rollmesh.mesh.config import load_config
-from rollmesh.mesh.config.memory_release import rest_folder
+from rollmesh.mesh.config.derived.memory_release import rest_folder
 from rollmesh.mesh.config.parallel import ParallelSection
 from rollmesh.mesh.errors import ConfigError
 

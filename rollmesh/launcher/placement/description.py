@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from rollmesh.launcher.placement.devices import DevicePlan
 from rollmesh.learner.placement.turn_rules import TurnRules
-from rollmesh.mesh.config.generator_places import devices_per_generator, generator_places
-from rollmesh.mesh.config.memory_release import release_of, rest_folder
+from rollmesh.mesh.config.derived.generator_places import devices_per_generator, generator_places
+from rollmesh.mesh.config.derived.memory_release import release_of, rest_folder
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.runtime.host_memory import is_in_memory
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from rollmesh.mesh.config.generator_places import GeneratorPlace
+from rollmesh.mesh.config.derived.generator_places import GeneratorPlace
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from rollmesh.launcher.placement.device_sharing import check_sharing
 from rollmesh.launcher.placement.visible import VARIABLE, VisibleDevices, has_driver, visible_devices
-from rollmesh.mesh.config.generator_places import GeneratorPlace, devices_per_generator, generator_places
+from rollmesh.mesh.config.derived.generator_places import GeneratorPlace, devices_per_generator, generator_places
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 

@@ -16,7 +16,7 @@ from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.services import interpreters_of, learner_environment, needs_reward_service, thread_plan
 from rollmesh.learner.model_files.checks import check_context, check_model_files, declared_context, read_model_config
 from rollmesh.mesh.access.secret_files import check_keys, check_security
-from rollmesh.mesh.config.memory_release import REST_KEY, rest_folder
+from rollmesh.mesh.config.derived.memory_release import REST_KEY, rest_folder
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.files import require_writable

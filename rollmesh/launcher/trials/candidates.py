@@ -17,7 +17,7 @@ from rollmesh.launcher.placement.visible import VisibleDevices
 from rollmesh.launcher.services import thread_plan
 from rollmesh.launcher.trials.estimates import Division
 from rollmesh.mesh.config import load_config
-from rollmesh.mesh.config.generator_places import devices_per_generator, generator_places
+from rollmesh.mesh.config.derived.generator_places import devices_per_generator, generator_places
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.placement import PlacementSection
 from rollmesh.mesh.errors import ConfigError

@@ -24,7 +24,7 @@ from rollmesh.launcher.trials.memory import refused_by_plan, refused_together
 from rollmesh.launcher.trials.opening import chosen_before, digest_here, steps_left
 from rollmesh.launcher.trials.record import PlacementRecord
 from rollmesh.launcher.trials.trials import Trials
-from rollmesh.mesh.config.generator_places import generator_places
+from rollmesh.mesh.config.derived.generator_places import generator_places
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.membership import SHARES_DEVICES

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollmesh.mesh.config.generator_places import generator_places
+from rollmesh.mesh.config.derived.generator_places import generator_places
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.plan import Plan

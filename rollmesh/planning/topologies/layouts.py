@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rollmesh.mesh.config.generator_places import devices_per_generator
+from rollmesh.mesh.config.derived.generator_places import devices_per_generator
 from rollmesh.mesh.config.models import Config
 from rollmesh.planning.cluster import Cluster
 from rollmesh.planning.placement import node_counts, spread

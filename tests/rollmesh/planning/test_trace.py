@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.planning.architecture import build_on_meta, read_shape
 from rollmesh.planning.block_costs import count_block_costs
 from rollmesh.planning.fsdp_memory import FsdpSetup
@@ -30,6 +31,7 @@ SIZES = {
     "vocab_size": 16384,
 }
 EXPERTS = {"moe_intermediate_size": 256, "num_experts": 16, "num_experts_per_tok": 4}
+LORA = LoraSection()
 LOGITS = LogitRoom(kept=1 << 30, tile=1 << 21, rows=1024)
 
 
@@ -40,14 +42,17 @@ LOGITS = LogitRoom(kept=1 << 30, tile=1 << 21, rows=1024)
         ("qwen3", {"tie_word_embeddings": True}, {"shards": 8, "recompute": False, "tokens": 4096}),
         ("llama", {"tie_word_embeddings": False}, {"shards": 64, "tokens": 4096, "micro_batches": 1}),
         ("qwen3_moe", EXPERTS, {"shards": 8, "sp": 4, "recompute": "selective", "tokens": 4096}),
+        ("qwen3", {"tie_word_embeddings": True}, {"shards": 8, "tokens": 4096, "lora": LORA}),
+        ("llama", {"tie_word_embeddings": False}, {"shards": 1, "recompute": False, "tokens": 4096, "lora": LORA}),
     ],
 )
 def test_the_formulas_are_the_trackers_numbers(kind: str, settings: dict[str, Any], how: dict[str, Any]) -> None:
     config = AutoConfig.for_model(kind, **SIZES, **settings)
     values = {"sharded": True, "compute_bytes": 2, "recompute": True, "tokens": 1024, "micro_batches": 2} | how
     dtype = torch.float32 if values["compute_bytes"] == 4 else torch.bfloat16
-    shape = read_shape(kind, build_on_meta(config))
-    costs = count_block_costs(config, dtype, values.get("sp", 1))
+    lora = values.pop("lora", None)
+    shape = read_shape(kind, build_on_meta(config, lora))
+    costs = count_block_costs(config, dtype, values.get("sp", 1), lora)
     setup = FsdpSetup(
         name="actor",
         shape=shape,
@@ -59,7 +64,7 @@ def test_the_formulas_are_the_trackers_numbers(kind: str, settings: dict[str, An
         **values,
     )
 
-    compared = list(trace_step(config, setup).compared(setup.phases()))
+    compared = list(trace_step(config, setup, lora).compared(setup.phases()))
 
     assert [name for name, *_ in compared] == ["inference", "micro-batch", "optimizer"]
     for name, traced, planned in compared:

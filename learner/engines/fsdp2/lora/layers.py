@@ -39,7 +39,7 @@ def add_adapters(model: nn.Module, section: LoraSection, name: str) -> None:
     chosen = _targets(model, section, name)
     config = LoraConfig(
         r=section.rank,
-        lora_alpha=section.alpha,
+        lora_alpha=section.alpha,  # type: ignore[arg-type]  # any number is divided by the rank
         target_modules=chosen,
         use_rslora=section.rank_stabilized,
         lora_dropout=0.0,

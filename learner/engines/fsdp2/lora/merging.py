@@ -21,7 +21,7 @@ _WEIGHT = ".weight"
 
 
 def gather_factors(named: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Of every adapted layer the whole A, and this process's rows of B; collective.
+    """The whole A of every adapted layer, and this process's rows of B; collective.
 
     Args:
         named: all tensors by plain name.

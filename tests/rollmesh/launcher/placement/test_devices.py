@@ -14,7 +14,7 @@ from rollmesh.launcher.placement.visible import VisibleDevices, visible_devices
 from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.services import ServiceCatalogue
 from rollmesh.mesh.config import Config, load_config
-from rollmesh.mesh.config.generator_places import devices_per_generator, generator_places
+from rollmesh.mesh.config.derived.generator_places import devices_per_generator, generator_places
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.rpc.held_ports import HeldPorts
 from rollmesh.mesh.runtime.threads import ThreadPlan

@@ -1,0 +1,1 @@
+"""Decisions that follow from the whole configuration: pure functions of it."""
