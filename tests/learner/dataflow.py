@@ -140,7 +140,7 @@ def make_worker(
     store = CheckpointStore(folder)
     profiler = StepProfiler(ProfileSection(), engines["actor"].device, folder / "profile")
     rules = WorkerRules(epochs=epochs, token_budget=token_budget, seed=3, profiler=profiler)
-    return Worker(engines, algorithm, held, store, rules, elsewhere)
+    return Worker(engines, algorithm, held, store, rules, elsewhere=elsewhere)
 
 
 def make_engines(model: Path, algorithm: Algorithm) -> dict[str, Engine]:
