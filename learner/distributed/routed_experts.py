@@ -1,6 +1,6 @@
 """The experts that generators have recorded, for the sequences of a rank's share of a plan.
 
-What is missing or damaged is left out: those tokens are computed with the experts that the learner's router chooses.
+Missing or damaged ones are left out: those tokens are computed with the experts that the learner's router chooses.
 Metrics say how many (`router_replayed`).
 """
 
@@ -48,7 +48,7 @@ class ExpertSource(Protocol):
     """Gives recorded experts."""
 
     def get(self, wanted: Collection[RecordedExperts]) -> Mapping[RecordedExperts, object]:
-        """What is there of `wanted`: arrays, as they came."""
+        """The ones of `wanted` that are there: arrays, as they came."""
         ...
 
 
@@ -67,7 +67,7 @@ class FetchedExperts:
         self._timeout_s = timeout_s
 
     def get(self, wanted: Collection[RecordedExperts]) -> Mapping[RecordedExperts, object]:
-        """What is there of `wanted`.
+        """The ones of `wanted` that are there.
 
         Raises:
             UnreachableError: the buffer stayed away.

@@ -485,5 +485,5 @@ def test_a_dry_run_starts_nothing_and_finds_what_a_start_would(rollmesh: Command
     values = yaml.safe_load(config_file.read_text())
     found = rollmesh("run", str(config_file), "--dry-run", "--data.train=nowhere.parquet")
     assert found.returncode == 3
-    assert "data.train: no such file: nowhere.parquet" in found.stderr
+    assert "data.train: dataset nowhere.parquet does not exist" in found.stderr
     assert not Path(values["run"]["dir"]).exists()

@@ -111,10 +111,10 @@ def test_a_packed_row_has_the_experts_of_each_token(
     if row.routed_experts is None:
         assert not any(known[: 3 * len(prompts)])
         return
-    ids = row.input_ids[0]
-    assert row.routed_experts.shape == (len(ids), *_SHAPE)
+    tokens = row.input_ids[0]
+    assert row.routed_experts.shape == (len(tokens), *_SHAPE)
     experts = row.routed_experts[:, 0, 0].long()
-    assert bool(((experts == ids) | (experts == -1)).all())
+    assert bool(((experts == tokens) | (experts == -1)).all())
     computed = sum(
         known[3 * group] * size + sum(known[3 * group + m] * (lengths[3 * group + m] - 1) for m in range(3))
         for group, size in enumerate(prompts)

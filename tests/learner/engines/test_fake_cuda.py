@@ -71,7 +71,9 @@ def test_a_step_waits_as_often_whatever_the_ranks_layers_and_micro_batches(seen:
     step = waits["step"]
     # The counts of the batch, the number of micro-batches, the gradient's norm, the loss, the metrics.
     assert sum(step["reads"].values()) == 5, step["reads"]
-    assert step["to_host"] == {}
+    # The loads of all experts, once.
+    assert list(step["to_host"].values()) == [1] * ("experts" in case)
+    assert all("/experts/routers.py:" in place for place in step["to_host"])
     # Two of them are numbers of the host's, agreed on before the first forward pass.
     assert set(step["to_device"]) == {place for place in step["to_device"] if "/world.py:" in place}
     assert sum(step["to_device"].values()) == 2

@@ -87,7 +87,7 @@ class RouterChoices:
         return metrics
 
     def _own_rows(self, experts: Tensor | None) -> Tensor | None:
-        """Of this process's tokens those that its routers see: processes of tensor parallelism divide them."""
+        """The rows of tokens that this process's routers see: processes of tensor parallelism divide them."""
         if experts is None or not self._sizes.sequence_parallel:
             return experts
         return experts.chunk(self._sizes.tp)[self._place.tp]

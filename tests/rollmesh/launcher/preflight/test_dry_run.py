@@ -50,5 +50,5 @@ def test_what_a_start_refuses_is_refused(config: Config, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"was begun with something else: data\.train"):
         dry_run(config)
     (tmp_path / "train.jsonl").unlink()
-    with pytest.raises(DataError, match=r"data\.train: no such file"):
+    with pytest.raises(DataError, match=r"data\.train: dataset .* does not exist"):
         dry_run(config)
