@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -160,6 +161,7 @@ def test_hugging_face_folders_that_no_disk_takes_do_not_keep_a_run_from_its_end(
     coordinator: Any = SimpleNamespace(
         _runtime=SimpleNamespace(ranks=ranks), _status=LearnerStatus(), _config=SimpleNamespace()
     )
+    coordinator._wait_for = partial(Coordinator._wait_for, coordinator)
     Coordinator._leave_hf_folders(coordinator)
     assert told.is_set()
     assert not disk.is_set()
