@@ -107,8 +107,9 @@ def _shape(config: Config, greedy: int = 0) -> TaskShape:
 
 def training_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> PromptEncoder:
     """Makes the prompts of training. They have images where the model is trained with some."""
-    folder = Path(config.model.path)
-    images = _images(config) if family_of(read_config(folder)) is not None else None
+    images = _images(config)
+    if images is not None and family_of(read_config(Path(config.model.path))) is None:
+        images = None
     return _encoder(config, tokenizer, images, ImageFiles(image_folder(config)))
 
 
