@@ -18,6 +18,7 @@ from rollmesh.learner.algorithms.settings import SettingsError
 from rollmesh.learner.algorithms.types import ModelRole, UpdatePlan
 from rollmesh.learner.checkpoint.compatibility import optimizer_forms
 from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.distributed.prompt_images import PromptImageSource
 from rollmesh.learner.distributed.role_batch import RoleElsewhere
 from rollmesh.learner.distributed.routed_experts import ExpertSource
 from rollmesh.learner.distributed.step_profiler import FOLDER as PROFILE_FOLDER
@@ -188,6 +189,7 @@ def build_actor(config: Config, *, entropy_gradient: bool = False) -> Engine:
         entropy_gradient=entropy_gradient,
         lora=config.learner.lora,
         router=config.learner.router,
+        frozen=tuple(config.learner.frozen),
     )
 
 
@@ -201,6 +203,7 @@ def _engine(
     entropy_gradient: bool = False,
     lora: LoraSection | None = None,
     router: RouterSection | None = None,
+    frozen: tuple[str, ...] = (),
     offload: bool = False,
 ) -> Engine:
     batch = config.learner.batch
@@ -213,6 +216,7 @@ def _engine(
         longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
         parallel=config.learner.parallel_of(role),
         lora=lora,
+        frozen=frozen,
         router=router,
         entropy_gradient=entropy_gradient,
         offload=offload,
@@ -277,6 +281,8 @@ def build_worker(
     algorithm: Algorithm,
     payloads: TrajectorySource,
     checkpoints: Path,
+    *,
+    images: Path,
     experts: ExpertSource | None = None,
     elsewhere: Mapping[str, RoleElsewhere] = MappingProxyType({}),
 ) -> Worker:
@@ -288,6 +294,7 @@ def build_worker(
         algorithm: of the run.
         payloads: this rank's trajectories.
         checkpoints: folder of the checkpoints.
+        images: folder of the prompts' images.
         experts: recorded by generators; None: they are not replayed.
         elsewhere: roles whose models other processes hold.
     """
@@ -305,8 +312,9 @@ def build_worker(
             base_roles=base_roles(config, algorithm.needs.roles),
             optimizers=optimizer_forms(config.learner, algorithm),
         ),
-        experts,
-        elsewhere,
+        experts=experts,
+        elsewhere=elsewhere,
+        images=PromptImageSource.load(Path(config.model.path), images),
     )
 
 

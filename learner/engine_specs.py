@@ -28,6 +28,7 @@ def engine_spec(
     longest: int,
     parallel: ParallelSection,
     lora: LoraSection | None = None,
+    frozen: tuple[str, ...] = (),
     router: RouterSection | None = None,
     entropy_gradient: bool = False,
     head_bias: bool = True,
@@ -39,7 +40,7 @@ def engine_spec(
     Args:
         learner: gives device, dtype, kernels, memory and deadlines.
         model: to be loaded.
-        optimizer, total_steps, seed, longest, parallel, lora, router: see `EngineSpec`.
+        optimizer, total_steps, seed, longest, parallel, lora, frozen, router: see `EngineSpec`.
         entropy_gradient, head_bias, offload, rest_folder: likewise.
 
     Raises:
@@ -65,6 +66,7 @@ def engine_spec(
         parallel=parallel,
         megatron=learner.megatron,
         lora=lora,
+        frozen=frozen,
         router=router or RouterSection(),
         offload=offload,
         rest_folder=rest_folder,

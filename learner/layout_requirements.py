@@ -7,11 +7,13 @@ from pathlib import Path
 
 from rollmesh.learner.engines.experts.layers import expert_count
 from rollmesh.learner.engines.fsdp2.parallel_requirements import check_parallel
+from rollmesh.learner.engines.fsdp2.ulysses.division import TAKES_IMAGES, refuse_division
 from rollmesh.learner.engines.interface import ACTOR
 from rollmesh.learner.engines.megatron.families.registry import check_model_type
 from rollmesh.learner.engines.megatron.requirements import ModelFacts, resolve_sizes
 from rollmesh.learner.engines.megatron.unsupported import check_optimizer, check_settings
 from rollmesh.learner.model_files.checks import attention_heads, read_model_config
+from rollmesh.learner.vision.families import FAMILIES
 from rollmesh.mesh.config.learner import LearnerSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.parallel import MegatronSection
@@ -38,11 +40,15 @@ def check_layout(config: Config) -> None:
         setting = "model.path" if own is None or own.path is None else f"learner.roles.{role}.path"
         described = read_model_config(Path(model), setting) if Path(model).is_dir() else None
         experts[model] = None if described is None else expert_count(described)
+        if role == ACTOR and (described or {}).get("model_type") in FAMILIES:
+            _refuse_roles_apart(learner)
         if engine == "fsdp2":
             heads = attention_heads(described or {}) or 0
             check_parallel(
                 parallel, heads=heads, experts=experts[model], processes=learner.ranks_of(role), name=model, key=key
             )
+            if (parallel.sp or 1) > 1 and (described or {}).get("model_type") in FAMILIES:
+                refuse_division(model, TAKES_IMAGES)
         elif engine == "megatron":
             named = "the actor" if role == ACTOR else f"role {role}"
             check_settings(learner, named)
@@ -91,6 +97,16 @@ def check_routers(learner: LearnerSection, models: Mapping[str, int | None]) -> 
             "would compute layers again with the experts of another one",
             hint="set learner.activation_checkpointing: false, or learner.parallel.pp: 1",
         )
+
+
+def _refuse_roles_apart(learner: LearnerSection) -> None:
+    """Refuses roles with processes of their own next to an actor that takes images: prompts reach them as tokens."""
+    for role in learner.roles:
+        if learner.is_apart(role):
+            raise ConfigError(
+                f"learner.roles.{role}.at: the actor takes images, which do not reach a role with processes of its own",
+                hint="leave it out: the learner's processes hold the role then",
+            )
 
 
 def _models(config: Config) -> Iterator[tuple[str, str]]:

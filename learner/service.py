@@ -52,6 +52,7 @@ from rollmesh.mesh.runtime.hosts import is_loopback
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, freeze_heap, keep_freed_memory
 from rollmesh.mesh.runtime.ranks import check_ranks, choose_interface
+from rollmesh.mesh.trajectory.image_files import image_folder
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +164,16 @@ def _run(
                 experts = FetchedExperts(bridge, client, timeout_s=config.network.retry_s)
         elsewhere = roles_elsewhere(config, algorithm, engines[ACTOR].world)
         checkpoints = config.run.folder / CHECKPOINTS_NAME
-        worker = build_worker(config, engines, algorithm, payloads, checkpoints, experts, elsewhere)
+        worker = build_worker(
+            config,
+            engines,
+            algorithm,
+            payloads,
+            checkpoints,
+            images=image_folder(config),
+            experts=experts,
+            elsewhere=elsewhere,
+        )
         with watch.phase("check the folder of checkpoints"):
             worker.check_folder()
         if config.placement.learner_takes_turns:

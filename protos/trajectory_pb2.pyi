@@ -54,7 +54,7 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class PromptTask(_message.Message):
-    __slots__ = ("task_id", "ordinal", "row", "prompt_ids", "prompt_text", "data_source", "ground_truth_json", "extra_info_json", "n", "sampling", "pinned", "greedy", "messages_json", "images")
+    __slots__ = ("task_id", "ordinal", "row", "prompt_ids", "prompt_text", "data_source", "ground_truth_json", "extra_info_json", "n", "sampling", "pinned", "greedy", "messages_json", "images", "image_digests", "seen")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,8 @@ class PromptTask(_message.Message):
     GREEDY_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     ordinal: int
     row: int
@@ -83,7 +85,17 @@ class PromptTask(_message.Message):
     greedy: int
     messages_json: str
     images: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., row: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., prompt_text: _Optional[str] = ..., data_source: _Optional[str] = ..., ground_truth_json: _Optional[str] = ..., extra_info_json: _Optional[str] = ..., n: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., pinned: _Optional[_Union[PolicyVersion, _Mapping]] = ..., greedy: _Optional[int] = ..., messages_json: _Optional[str] = ..., images: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    image_digests: _containers.RepeatedScalarFieldContainer[str]
+    seen: SeenPrompt
+    def __init__(self, task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., row: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., prompt_text: _Optional[str] = ..., data_source: _Optional[str] = ..., ground_truth_json: _Optional[str] = ..., extra_info_json: _Optional[str] = ..., n: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., pinned: _Optional[_Union[PolicyVersion, _Mapping]] = ..., greedy: _Optional[int] = ..., messages_json: _Optional[str] = ..., images: _Optional[_Iterable[bytes]] = ..., image_digests: _Optional[_Iterable[str]] = ..., seen: _Optional[_Union[SeenPrompt, _Mapping]] = ...) -> None: ...
+
+class SeenPrompt(_message.Message):
+    __slots__ = ("tokens", "digest")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    digest: str
+    def __init__(self, tokens: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class MemberMeta(_message.Message):
     __slots__ = ("member", "outcome", "reward", "components", "reason", "finish_reason", "prompt_tokens", "response_tokens", "oldest", "newest", "generator", "finished_unix_ns", "side", "figures")

@@ -6,7 +6,7 @@ The reference is transformers' eager forward pass of one sequence at a time, aut
 `torch.optim.AdamW`. It shares no line with the engines but the batch, and an adapter's first values. The clipped
 surrogate, weight decay and clipping are written here again, and so is the adapter: W + s B A in each linear layer.
 Models are tiny and random, and all is float32. Behaviour log-probs are the model's own with noise, so that ratios are
-near 1 and some are clipped.
+near 1 and some are clipped. In batches with images every second prompt has none.
 
 Each of `ROWS` trains on three batches, of which the last has less than one micro-batch for every rank. A cell has four
 largest differences: of the losses, and of the gradient norms before clipping (as a part of the norm). The others are of
@@ -26,23 +26,28 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim import AdamW
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from benchmarks.learner.generated_tables import fill_page
-from benchmarks.learner.tiny_models import save_model
+from benchmarks.learner.tiny_models import WITH_IMAGES, save_model
 from rollmesh.learner.algorithms.aggregation import aggregate
 from rollmesh.learner.algorithms.docs_reference import markdown_table
 from rollmesh.learner.algorithms.losses.ppo import ppo
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
 from rollmesh.learner.batching.pack import pack
-from rollmesh.learner.batching.types import Packing, TrainSequence
+from rollmesh.learner.batching.types import Packing, PromptImages, TrainSequence
+from rollmesh.learner.engines.fsdp2.runner import ImagesRefusedError
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.engines.output import layer as output_layer
+from rollmesh.learner.engines.output.logit_form import find_backbone
 from rollmesh.learner.engines.tensors.adapters import first_values
 from rollmesh.learner.model_files.adapter_names import A_END
+from rollmesh.learner.vision.families import family_of
+from rollmesh.learner.vision.tower import VisionTower
 from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.config.parallel import ParallelSection
@@ -53,7 +58,13 @@ from rollmesh.testing.worlds import EngineLayout, EngineWorld, Harness, Processe
 REFUSED = "refused"
 Differences = tuple[float, float, float, float]
 """The largest of losses, gradient norms (relative), log-probs and weights."""
-MODELS = {"dense": "qwen3", "experts": "qwen3_moe", "hybrid": "qwen3_5_text"}
+MODELS = {
+    "dense": "qwen3",
+    "experts": "qwen3_moe",
+    "hybrid": "qwen3_5_text",
+    "images": "llava",
+    "images on grids": "qwen2_5_vl",
+}
 """Architectures of `tiny_models` by the columns of the table."""
 # A step of AdamW follows signs; eps is far above what rounding leaves of a gradient that is 0.
 OPTIMIZER = OptimizerSection(lr=1e-3, eps=1e-4, weight_decay=0.1, max_grad_norm=0.5)
@@ -208,15 +219,16 @@ def make_case(folder: Path, architecture: str, *, shared: bool, lora: LoraSectio
         lora: the adapter that is trained instead.
     """
     save_model(folder, architecture)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    factory = AutoModelForImageTextToText if architecture in WITH_IMAGES else AutoModelForCausalLM
+    model = factory.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    batches = [
-        _near(
-            model, make_sequences(seed, groups) if shared else make_sequences(seed, MEMBERS * groups)[::MEMBERS], seed
-        )
-        for seed, groups in enumerate(_GROUPS)
-    ]
-    unseen = make_sequences(len(_GROUPS))
+
+    def make(seed: int, groups: int = 6, *, shared: bool = True) -> list[TrainSequence]:
+        sequences = make_sequences(seed, groups) if shared else make_sequences(seed, MEMBERS * groups)[::MEMBERS]
+        return sequences if architecture not in WITH_IMAGES else _with_images(model, sequences, seed)
+
+    batches = [_near(model, make(seed, groups, shared=shared), seed) for seed, groups in enumerate(_GROUPS)]
+    unseen = make(len(_GROUPS))
     if lora is not None:
         _add_products(model, lora)
     reference = _train_plainly(model, batches, unseen)
@@ -241,7 +253,7 @@ def _train(harness: Harness, case: Case, row: Row) -> Training | None:
         if row.padded:
             engine._runner.repack("of a comparison")  # type: ignore[attr-defined]  # of FSDP2
             engine.packing = Packing.ROWS
-    except ConfigError:
+    except (ConfigError, ImagesRefusedError):
         return None
     results = [_step(engine, batch, row) for batch in case.batches]
     # Every data-parallel rank computes all of them.
@@ -332,9 +344,11 @@ class _Product(nn.Module):
 
 def _add_products(model: Any, lora: LoraSection) -> None:
     model.requires_grad_(False)
+    # A vision part has none.
+    adapted = {id(module) for module in model.get_decoder().modules()}
     linear = [(name, found) for name, found in model.named_modules() if isinstance(found, nn.Linear)]
     for name, layer in linear:
-        if layer is not model.get_output_embeddings():
+        if id(layer) in adapted:
             parametrize.register_parametrization(layer, "weight", _Product(name, layer.weight, lora))
 
 
@@ -344,12 +358,34 @@ def _merge_products(model: nn.Module) -> None:
             parametrize.remove_parametrizations(module, "weight")
 
 
-def _log_probs(model: nn.Module, sequence: TrainSequence) -> Tensor:
+def _log_probs(model: Any, sequence: TrainSequence) -> Tensor:
     """Log-probs of the response's tokens, [T]."""
     ids = torch.from_numpy(np.concatenate([sequence.prompt_ids, sequence.response_ids])).long()
     first = len(sequence.prompt_ids)
-    logits = model(ids[None], use_cache=False).logits[0, first - 1 : -1] / sequence.temperature
+    images: dict[str, Tensor] = dict(sequence.images.inputs) if sequence.images is not None else {}
+    if "image_grid_thw" in images:
+        images["mm_token_type_ids"] = (ids[None] == model.config.image_token_id).int()
+    logits = model(ids[None], use_cache=False, **images).logits[0, first - 1 : -1] / sequence.temperature
     return logits.log_softmax(-1).gather(1, ids[first:, None])[:, 0]
+
+
+def _with_images(model: PreTrainedModel, sequences: Sequence[TrainSequence], seed: int) -> list[TrainSequence]:
+    """Sequences of which every second prompt, from the first on, has an image."""
+    family, backbone = family_of(model.config), find_backbone(model)
+    assert family is not None, "it takes images"
+    assert backbone is not None, "it takes images"
+    tower = VisionTower(backbone, family, "of a comparison")
+    found: dict[int, tuple[NDArray[np.int32], PromptImages | None]] = {}
+    pictured = []
+    for s in sequences:
+        # The token of images stands for them alone.
+        prompt, response = (np.where(ids == tower.image_token, ids + 4, ids) for ids in (s.prompt_ids, s.response_ids))
+        if (key := id(s.prompt_ids)) not in found:
+            with_image = len(found) % 2 == 0
+            found[key] = tower.add_synthetic(prompt, 10 * seed + len(found)) if with_image else (prompt, None)
+        ids, images = found[key]
+        pictured.append(replace(s, prompt_ids=ids, response_ids=response, images=images))
+    return pictured
 
 
 @torch.no_grad()

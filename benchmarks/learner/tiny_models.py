@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 
 VOCABULARY = 64
 _BASE: dict[str, Any] = {
@@ -68,6 +68,19 @@ class Architecture:
 
     kind: str
     settings: dict[str, Any]
+
+
+_TOWER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+_GRID_TOWER = {"depth": 2, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
+_ON_GRIDS = {
+    "text_config": _SMALL
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
+    "image_token_id": 3,
+    "video_token_id": 4,
+    "vision_start_token_id": 5,
+    "vision_end_token_id": 6,
+    "tie_word_embeddings": False,
+}
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -264,19 +277,63 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
+WITH_IMAGES: dict[str, Architecture] = {
+    "llava": Architecture(
+        "attention, images",
+        {
+            "text_config": _HEADS | {"model_type": "llama"},
+            "vision_config": _TOWER | {"model_type": "clip_vision_model", "image_size": 8, "patch_size": 4},
+            "image_token_index": 3,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "idefics3": Architecture(
+        "attention, images",
+        {
+            "text_config": _HEADS | {"model_type": "llama"},
+            "vision_config": _TOWER | {"image_size": 8, "patch_size": 4},
+            "image_token_id": 3,
+            "scale_factor": 1,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen2_vl": Architecture(
+        "attention, images on grids",
+        _ON_GRIDS | {"vision_config": _GRID_TOWER | {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2}},
+    ),
+    "qwen2_5_vl": Architecture(
+        "attention, images on grids",
+        _ON_GRIDS
+        | {
+            "vision_config": _GRID_TOWER
+            | {
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "window_size": 16,
+                "fullatt_block_indexes": [1],
+                "out_hidden_size": 32,
+            }
+        },
+    ),
+}
+"""The same with a vision part; token 3 stands for a feature of an image."""
+
+
 def save_model(folder: Path, architecture: str, *, seed: int = 0, **settings: object) -> Path:
     """Writes a random model; its weights are so large that every layer matters.
 
     Args:
         folder: to write.
-        architecture: one of `ARCHITECTURES`.
+        architecture: one of `ARCHITECTURES` or `WITH_IMAGES`.
         seed: of the weights.
         settings: of the configuration, in place of the architecture's.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        config: PretrainedConfig = AutoConfig.for_model(architecture, **ARCHITECTURES[architecture].settings | settings)
-        model = AutoModelForCausalLM.from_config(config)
+        known = (ARCHITECTURES | WITH_IMAGES)[architecture].settings
+        config: PretrainedConfig = AutoConfig.for_model(architecture, **known | settings)
+        factory = AutoModelForImageTextToText if architecture in WITH_IMAGES else AutoModelForCausalLM
+        model = factory.from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() > 1:

@@ -251,7 +251,7 @@ class AdmitSession:
     async def _responses(self, grants: list[GroupGrant]) -> AsyncIterator[bytes]:
         """Grants with their prompts and drafts, serialized, in messages of bounded size."""
         store, rules = self._front.store, self._rules
-        prompts = await store.prompts(self._table, [grant.prompt for grant in grants])
+        prompts = await store.images.put_back(await store.prompts(self._table, [grant.prompt for grant in grants]))
         snapshot = store.snapshots[self._table]
         floor = gate.version_floor(snapshot.u, max(0, snapshot.demand - 1), rules.groups_per_step, rules.max_staleness)
         parts: list[bytes] = []

@@ -21,16 +21,18 @@ from rollmesh.buffer.store.errors import checked_answer, lost_state_error
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.buffer.store.member_registry import MemberRegistry
 from rollmesh.buffer.store.payloads import Payloads
+from rollmesh.buffer.store.prompt_images import PromptImages
 from rollmesh.buffer.store.side_files import SideFileStore
 from rollmesh.buffer.store.statistics import StatisticsStore
 from rollmesh.buffer.store.table_snapshot import TableSnapshot
 from rollmesh.mesh.tables import TABLES
+from rollmesh.mesh.trajectory.image_files import IMAGES_NAME
 
 log = logging.getLogger(__name__)
 # Scripts with answers that must not be used if they come from a state that has gone back.
 _HANDS_OUT_DATA = frozenset({"attach", "sample", "claim", "nack", "commit", "reassert"})
 _PROMPTS_CACHED = 4096
-# Larger ones, with images, are read from Redis each time.
+# Larger ones are read from Redis each time.
 _CACHED_PROMPT_BYTES = 64 << 10
 # Groups that one call of a script works on at most.
 MAX_GROUPS_PER_CALL = 256
@@ -54,6 +56,7 @@ class CommandRunner:
         self.keys = Keys(run_name)
         self.payloads = Payloads(access, self.keys)
         self.side = side
+        self.images = PromptImages(side.folder / IMAGES_NAME)
         self.drafts = Drafts(access, self.keys)
         self.members = MemberRegistry(access, self.keys)
         self.statistics = StatisticsStore(access, self.keys)

@@ -37,7 +37,7 @@ class LearnerCommands(CommandRunner):
         """Adds tasks; returns (added, seeded, pending, withdrawn). `reserves`: the bytes that their groups may need.
 
         A prompt is stored before its task counts, under a name that holds the digest of its bytes. So a prompt that is
-        stored for a refused task takes no other prompt's place, and is swept.
+        stored for a refused task takes no other prompt's place, and is swept. Its images lie in files.
         """
         present = await self._run("read_table", table)
         if self.snapshots[table].incarnation > incarnation:
@@ -45,7 +45,7 @@ class LearnerCommands(CommandRunner):
         commands: list[tuple[str | bytes, ...]] = []
         arguments: list[str | bytes | int] = []
         for task, reserve in zip(tasks, reserves, strict=True):
-            blob = task.SerializeToString()
+            blob = (await self.images.take_out(task)).SerializeToString()
             digest = digest_of(blob)
             if task.ordinal > present[2]:
                 name = f"{task.ordinal}:{digest}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rollmesh.generators.engines.types import GenerationRequest, SamplingParams
 from rollmesh.mesh.config.base import LEAST_TEMPERATURE
 from rollmesh.mesh.errors import PayloadError
-from rollmesh.mesh.trajectory.images import ImageProcessor
+from rollmesh.mesh.trajectory.images import ImageProcessor, check_seen
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 
 # Seeds are below: engines keep them as signed 64-bit numbers.
@@ -49,9 +49,9 @@ def _with_image_tokens(
 ) -> GenerationRequest | PayloadError:
     try:
         own_prompt = _own_prompt(request)
-        expanded = replace(
-            request, prompt_ids=[*images.widened(own_prompt, request.images), *request.prompt_ids[len(own_prompt) :]]
-        )
+        seen = images.widened(own_prompt, request.images)
+        check_seen(seen, request.seen)
+        expanded = replace(request, prompt_ids=[*seen, *request.prompt_ids[len(own_prompt) :]])
         check_request(expanded, limits)
     except PayloadError as error:
         return error

@@ -94,6 +94,8 @@ class GenerationRequest:
             each: the engine widens it to the tokens that its processor makes of the image. These count in the
             context. They are read after `submit`, while others decode. A request whose images cannot be read, or which
             is too long then, is refused (`refusal`).
+        seen: digest of the tokens to which images widen `prompt_ids`, without those of earlier turns; empty: not known.
+            A request that the engine's processor widens in another way is refused.
         earlier: tokens at the end of `prompt_ids` that came in earlier turns: a placeholder that was sampled there is a
             token like any other.
         outside: requested from outside of the run: its tokens belong to no group.
@@ -107,6 +109,7 @@ class GenerationRequest:
     stream: bool = False
     alone: bool = False
     images: tuple[bytes, ...] = ()
+    seen: str = ""
     earlier: int = 0
     outside: bool = False
 

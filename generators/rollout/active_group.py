@@ -93,6 +93,11 @@ class ActiveGroup:
         done = set(self.grant.members_done)
         return [member for member in range(self.grant.task.n) if member not in done]
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt as the model sees it."""
+        return self.grant.task.seen.tokens or len(self.prompt_ids)
+
     def draft_tokens(self, member: int) -> int:
         """Tokens of the member that came with the grant."""
         return len(self.prefixes.get(member, ()))
@@ -107,6 +112,7 @@ class ActiveGroup:
             prefix=self.prefixes.get(member),
             alone=self.grant.attempt > 1,
             images=self.images,
+            seen=self.grant.task.seen.digest,
             task=self.grant.task,
             member=member,
         )

@@ -249,7 +249,7 @@ class TrajectorySubmitter:
         return trajectory_pb2.MemberMeta(
             member=finished.member,
             finish_reason=FINISH_REASONS[result.finish_reason],
-            prompt_tokens=len(group.prompt_ids),
+            prompt_tokens=group.prompt_tokens,
             response_tokens=len(sampled),
             # Written in place: messages of their own would be copied, and cost more than all else here.
             oldest=sampled.versions.oldest._asdict(),
@@ -265,7 +265,7 @@ class TrajectorySubmitter:
             outcome=trajectory_pb2.OUTCOME_ERROR,
             reason=bounded(reason, REASON_CHARACTERS),
             finish_reason=trajectory_pb2.FINISH_REASON_ABORTED,
-            prompt_tokens=len(group.prompt_ids),
+            prompt_tokens=group.prompt_tokens,
             finished_unix_ns=time.time_ns(),
             generator=self._generator_id,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +14,14 @@ from torch import Tensor
 from rollmesh.learner.algorithms.types import GlobalCounts, TokenBatch
 from rollmesh.learner.batching.routed_experts import join_experts, shares_prompt
 from rollmesh.learner.batching.transfer import to_device
-from rollmesh.learner.batching.types import PackedBatch, PackedRow, Segments, TrainSequence
+from rollmesh.learner.batching.types import (
+    PackedBatch,
+    PackedImages,
+    PackedRow,
+    PromptImages,
+    Segments,
+    TrainSequence,
+)
 from rollmesh.mesh.errors import PayloadError
 
 _CPU = torch.device("cpu")
@@ -80,8 +88,9 @@ def lay_out(chosen: Sequence[TrainSequence], mask: NDArray[np.bool_], device: to
     inputs = np.zeros(len(chosen), dtype=np.int64)
     np.maximum.at(inputs, trained_owner, trained_offset)
     trained = np.bincount(trained_owner, minlength=len(chosen))
-    segments, ids, prompt_ends, response_starts = _place(chosen, inputs, trained > 0)
+    placed = _place(chosen, inputs, trained > 0)
     experts = join_experts(chosen, inputs, trained > 0)
+    segments, prompt_ends, response_starts = placed.segments, placed.prompt_ends, placed.response_starts
     predictors = np.where(
         trained_offset == 0, prompt_ends[trained_owner] - 1, response_starts[trained_owner] + trained_offset - 1
     )
@@ -90,10 +99,9 @@ def lay_out(chosen: Sequence[TrainSequence], mask: NDArray[np.bool_], device: to
     def to(array: NDArray[Any]) -> Tensor:
         return to_device(array, device, torch.int64)
 
-    positions = np.arange(len(ids)) - np.repeat(segments.starts - segments.prefix_lengths, segments.lengths)
     return PackedRow(
-        input_ids=to(ids)[None],
-        position_ids=to(positions)[None],
+        input_ids=to(placed.ids)[None],
+        position_ids=to(_positions(placed)).unsqueeze(-2),
         segments=segments,
         predictors=predictors,
         labels=to(response_ids[mask]),
@@ -101,6 +109,7 @@ def lay_out(chosen: Sequence[TrainSequence], mask: NDArray[np.bool_], device: to
         sequence_ids=to(trained_owner),
         sequence_lengths=to(trained),
         routed_experts=None if experts is None else to_device(experts, device),
+        images=_images(placed.pictured, device),
     )
 
 
@@ -146,38 +155,86 @@ def check_sequence(index: int, sequence: TrainSequence) -> None:
             raise PayloadError(f"sequences[{index}].{name}", f"{len(value)} entries for {count} response tokens")
 
 
-def _place(
-    chosen: Sequence[TrainSequence], inputs: NDArray[np.int64], trained: NDArray[np.bool_]
-) -> tuple[Segments, NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """Places prompts and responses; gives segments, token ids, end of each prompt, start of each response."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Placed:
+    """Prompts and responses side by side.
+
+    Attributes:
+        segments: of the row.
+        ids: int32 [N].
+        prompt_ends: int64 [S], end of each sequence's prompt.
+        response_starts: int64 [S], start of each response.
+        pictured: prompts with images, by their first place.
+        shifts: int64 [segments], see `PromptImages.shift`; 0 for prompts.
+    """
+
+    segments: Segments
+    ids: NDArray[np.int32]
+    prompt_ends: NDArray[np.int64]
+    response_starts: NDArray[np.int64]
+    pictured: Mapping[int, PromptImages]
+    shifts: NDArray[np.int64]
+
+
+def _place(chosen: Sequence[TrainSequence], inputs: NDArray[np.int64], trained: NDArray[np.bool_]) -> _Placed:
+    """Places the prompts and the trained responses."""
     pieces: list[NDArray[np.int32]] = []
     table: list[tuple[int, int, int, int]] = []
-    prompt_ends, response_starts = [], []
+    prompt_ends, response_starts, shifts = [], [], []
+    pictured: dict[int, PromptImages] = {}
     place = prompt_start = prompt_length = 0
-    prompt: NDArray[np.int32] | None = None
+    before: TrainSequence | None = None
     for sequence, count, used in zip(chosen, inputs.tolist(), trained.tolist(), strict=True):
         if not used:
             prompt_ends.append(0)
             response_starts.append(0)
             continue
-        if not shares_prompt(sequence, prompt):
-            prompt, prompt_start, prompt_length = sequence.prompt_ids, place, len(sequence.prompt_ids)
-            pieces.append(prompt)
+        if not shares_prompt(sequence, before):
+            prompt_start, prompt_length = place, len(sequence.prompt_ids)
+            pieces.append(sequence.prompt_ids)
             table.append((place, prompt_length, 0, 0))
+            shifts.append(0)
+            if sequence.images is not None:
+                pictured[place] = sequence.images
             place += prompt_length
+        before = sequence
         prompt_ends.append(prompt_start + prompt_length)
         response_starts.append(place)
         if count:
             pieces.append(sequence.response_ids[:count])
             table.append((place, count, prompt_start, prompt_length))
+            shifts.append(0 if sequence.images is None else sequence.images.shift)
             place += count
     columns = np.array(table, dtype=np.int64).reshape(-1, 4).T
-    return (
+    return _Placed(
         Segments(*(np.ascontiguousarray(column) for column in columns)),
         _join(pieces, np.int32),
         np.array(prompt_ends, dtype=np.int64),
         np.array(response_starts, dtype=np.int64),
+        pictured,
+        np.array(shifts, dtype=np.int64),
     )
+
+
+def _positions(placed: _Placed) -> NDArray[np.int64]:
+    """Positions of all tokens, int64 [N]; or [3, N], where the images of a prompt have a grid."""
+    segments = placed.segments
+    starts = segments.starts - segments.prefix_lengths - placed.shifts
+    plain: NDArray[np.int64] = np.arange(len(placed.ids)) - np.repeat(starts, segments.lengths)
+    on_grids = {start: images.positions for start, images in placed.pictured.items() if images.positions is not None}
+    if not on_grids:
+        return plain
+    positions = np.tile(plain, (3, 1))
+    for start, of_prompt in on_grids.items():
+        positions[:, start : start + of_prompt.shape[1]] = of_prompt
+    return positions
+
+
+def _images(pictured: Mapping[int, PromptImages], device: torch.device) -> PackedImages | None:
+    if not pictured:
+        return None
+    places = np.concatenate([start + images.places for start, images in pictured.items()])
+    return PackedImages([images.inputs for images in pictured.values()], to_device(places, device))
 
 
 def _any(flags: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:

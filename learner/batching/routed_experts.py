@@ -14,9 +14,14 @@ UNKNOWN = -1
 """In the place of an expert: it is not known to which one a token was routed."""
 
 
-def shares_prompt(sequence: TrainSequence, prompt: NDArray[np.int32] | None) -> bool:
-    """True where a sequence follows another one with the same prompt, which a packed row has once."""
-    return prompt is not None and (sequence.prompt_ids is prompt or np.array_equal(sequence.prompt_ids, prompt))
+def shares_prompt(sequence: TrainSequence, before: TrainSequence | None) -> bool:
+    """True where a sequence follows another one with the same prompt, which a packed row has once.
+
+    Equal tokens stand for other images where these are not the same.
+    """
+    if before is None or sequence.images is not before.images:
+        return False
+    return sequence.prompt_ids is before.prompt_ids or np.array_equal(sequence.prompt_ids, before.prompt_ids)
 
 
 def join_experts(chosen: Sequence[TrainSequence], inputs: NDArray[np.int64], used: NDArray[np.bool_]) -> Experts | None:
@@ -35,13 +40,13 @@ def join_experts(chosen: Sequence[TrainSequence], inputs: NDArray[np.int64], use
         return None
     like = known[0]
     pieces = []
-    prompt: NDArray[np.int32] | None = None
+    before: TrainSequence | None = None
     for sequence, count, computed in zip(chosen, inputs.tolist(), used.tolist(), strict=True):
         if not computed:
             continue
-        if not shares_prompt(sequence, prompt):
-            prompt = sequence.prompt_ids
-            pieces.append(_of_tokens(sequence.prompt_experts, len(prompt), like))
+        if not shares_prompt(sequence, before):
+            pieces.append(_of_tokens(sequence.prompt_experts, len(sequence.prompt_ids), like))
+        before = sequence
         pieces.append(_of_tokens(sequence.response_experts, count, like))
     return np.concatenate(pieces) if pieces else None
 

@@ -11,6 +11,7 @@ never divided between micro-batches.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -35,11 +36,31 @@ class Packing(Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PromptImages:
+    """The images of a prompt, as the vision part of a model takes them; on the host.
+
+    Attributes:
+        inputs: `pixel_values` and the like, by their names in transformers, images along the first dimension.
+        places: int64 [F], tokens of the prompt that features of images stand for, one feature after another.
+        positions: int64 [3, P], of the prompt's tokens in time, height and width; None: they count from 0.
+    """
+
+    inputs: Mapping[str, Tensor]
+    places: NDArray[np.int64]
+    positions: NDArray[np.int64] | None = None
+
+    @property
+    def shift(self) -> int:
+        """Positions of a response's tokens count from the prompt's length plus this."""
+        return 0 if self.positions is None else int(self.positions.max()) + 1 - self.positions.shape[1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TrainSequence:
     """A prompt with one response, ready to train.
 
     Attributes:
-        prompt_ids: int32 [P], P >= 1. Members of a group share one array (or equal ones).
+        prompt_ids: int32 [P], P >= 1, with the tokens of images. Members of a group share one array (or equal ones).
         response_ids: int32 [T], T >= 1.
         response_mask: uint8 [T], 1 = trained.
         behaviour_log_probs: float32 [T], under the policy that sampled (masked entries are not read).
@@ -49,6 +70,7 @@ class TrainSequence:
         reward: of the whole response.
         prompt_experts: int16 [P, layers, K], to which the generator has routed the prompt's tokens; None: not known.
         response_experts: int16 [T - 1, layers, K], the same of the response but its last token; None: not known.
+        images: of the prompt; members of a group share one object. None: text alone.
     """
 
     prompt_ids: NDArray[np.int32]
@@ -61,6 +83,7 @@ class TrainSequence:
     reward: float = 0.0
     prompt_experts: NDArray[np.int16] | None = None
     response_experts: NDArray[np.int16] | None = None
+    images: PromptImages | None = None
 
     def __len__(self) -> int:
         """Prompt and response tokens."""
@@ -85,12 +108,26 @@ class Segments:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PackedImages:
+    """The images of a micro-batch.
+
+    Attributes:
+        inputs: of every prompt with images, see `PromptImages`. They are on the host until the model is computed:
+            nothing of a batch takes more memory.
+        places: int64 [F], places in the row of N tokens that their features stand for; on the device.
+    """
+
+    inputs: Sequence[Mapping[str, Tensor]]
+    places: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PackedRow:
     """The model's input of a micro-batch, without the values that a loss sees; tensors on the micro-batch's device.
 
     Attributes:
         input_ids: int64 [1, N].
-        position_ids: int64 [1, N].
+        position_ids: int64 [1, N]; or [3, 1, N], in time, height and width, where images need that.
         segments: how the N tokens hang together.
         predictors: int64 [R], place of the hidden state that predicts each trained token; on the host, as segments.
         labels: int64 [R], ids of the trained tokens.
@@ -99,6 +136,7 @@ class PackedRow:
         sequence_lengths: int64 [S], trained tokens per sequence.
         routed_experts: int16 [N, layers, K], to which the generators have routed each token, -1 where it is not known;
             None: of no token.
+        images: None: text alone.
     """
 
     input_ids: Tensor
@@ -110,6 +148,7 @@ class PackedRow:
     sequence_ids: Tensor
     sequence_lengths: Tensor
     routed_experts: Tensor | None = None
+    images: PackedImages | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -15,8 +15,11 @@ from rollmesh.learner.data.prompts import AgentPrompts, PromptEncoder, TaskShape
 from rollmesh.learner.data.rows import RowSource
 from rollmesh.learner.data.stream import PromptStream
 from rollmesh.learner.evaluation.evaluator import evaluation_tasks
+from rollmesh.learner.vision.families import family_of
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.model_config import read_config
+from rollmesh.mesh.trajectory.image_files import ImageFiles, image_folder
 from rollmesh.mesh.trajectory.images import ImageProcessor
 from rollmesh.protos import trajectory_pb2
 
@@ -103,23 +106,36 @@ def _shape(config: Config, greedy: int = 0) -> TaskShape:
 
 
 def training_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> PromptEncoder:
-    """Makes the prompts of training, which are text alone."""
-    return _encoder(config, tokenizer, None)
+    """Makes the prompts of training. They have images where the model is trained with some."""
+    images = _images(config)
+    if images is not None and family_of(read_config(Path(config.model.path))) is None:
+        images = None
+    return _encoder(config, tokenizer, images, ImageFiles(image_folder(config)))
 
 
 def evaluation_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> PromptEncoder:
-    """Makes held-out prompts. Images are seen in an evaluation alone, and not by SGLang."""
-    images = None if config.rollout.engine == "sglang" else ImageProcessor.load(Path(config.model.path))
-    return _encoder(config, tokenizer, images)
+    """Makes held-out prompts. They have images wherever the model takes some."""
+    return _encoder(config, tokenizer, _images(config))
 
 
-def _encoder(config: Config, tokenizer: PreTrainedTokenizerBase, images: ImageProcessor | None) -> PromptEncoder:
+def _images(config: Config) -> ImageProcessor | None:
+    # SGLang is given text alone.
+    return None if config.rollout.engine == "sglang" else ImageProcessor.load(Path(config.model.path))
+
+
+def _encoder(
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    images: ImageProcessor | None,
+    files: ImageFiles | None = None,
+) -> PromptEncoder:
     return PromptEncoder(
         tokenizer,
         max_prompt_tokens=config.rollout.max_prompt_tokens,
         template_kwargs=config.data.chat_template_kwargs,
         agent=AgentPrompts.of(config.rollout.agent),
         images=images,
+        files=files,
     )
 
 

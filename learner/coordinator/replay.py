@@ -47,6 +47,7 @@ from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.ranks import check_ranks, choose_interface
 from rollmesh.mesh.tokenizer_files import load_tokenizer
+from rollmesh.mesh.trajectory.image_files import image_folder
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -96,6 +97,7 @@ def replay(
             f"{checkpoint} is no checkpoint",
             hint=f"{recorded / CHECKPOINTS_NAME} has {', '.join(found) or 'none: replay from the start'}",
         )
+    images = image_folder(config)
     run = config.run.model_copy(update={"dir": out.parent, "name": out.name})
     # All models are here: of a role's own processes there are none.
     learner = config.learner.with_all_roles_here()
@@ -110,7 +112,7 @@ def replay(
     channel = RankChannel(config.learner.distributed) if engines[ACTOR].layout.processes > 1 else None
     inline = InlineTrajectories()
     payloads: TrajectorySource = inline if rank == 0 else RecordedTrajectories(recording)
-    worker = build_worker(config, engines, algorithm, payloads, out / CHECKPOINTS_NAME)
+    worker = build_worker(config, engines, algorithm, payloads, out / CHECKPOINTS_NAME, images=images)
     try:
         if rank > 0 and channel is not None:
             run_follower(worker, channel, watch)

@@ -14,7 +14,7 @@ from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.data.chat_turns import ChatEncoder, MaskedTokens, Messages
 from rollmesh.learner.data.examples import Example, sequence_from, sequence_of
 from rollmesh.learner.data.records import Record, RecordSource
-from rollmesh.learner.data.row_fields import as_messages, text_or_messages
+from rollmesh.learner.data.row_fields import as_messages, refuse_images, text_or_messages
 from rollmesh.learner.data.supervised_rows import continuation, fit
 from rollmesh.mesh.config.trainers.sections import RowsSection
 from rollmesh.mesh.errors import DataError
@@ -95,6 +95,7 @@ class PairRows(_Rows):
 
     def _example(self, row: int, record: Record) -> Example | None:
         try:
+            refuse_images(record)
             chosen, rejected = text_or_messages(record, "chosen"), text_or_messages(record, "rejected")
             if record.get("prompt") is not None:
                 prompt = text_or_messages(record, "prompt")
@@ -126,6 +127,7 @@ class LabeledRows(_Rows):
 
     def _example(self, row: int, record: Record, following: Record) -> Example | None:
         try:
+            refuse_images(record)
             prompt = text_or_messages(record, "prompt")
             if not isinstance(record.get("label"), bool | int):
                 raise DataError("field `label` is not true or false", hint="see docs/trainers.md")

@@ -24,7 +24,8 @@ from rollmesh.learner.data.images import MARK, load_images, split_images
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.agent_tools import agent_schemas
 from rollmesh.mesh.errors import DataError, PayloadError
-from rollmesh.mesh.trajectory.images import ImageProcessor
+from rollmesh.mesh.trajectory.image_files import ImageFiles
+from rollmesh.mesh.trajectory.images import ImageProcessor, digest_tokens
 from rollmesh.protos import trajectory_pb2
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class PromptEncoder:
         template_kwargs: extra arguments of `apply_chat_template`.
         agent: settings of agents; None: responses have one turn.
         images: of the model; None: rows with images are refused.
+        files: where images are written that are trained on; None: no one reads them there.
     """
 
     def __init__(
@@ -121,9 +123,11 @@ class PromptEncoder:
         template_kwargs: Mapping[str, Any],
         agent: AgentPrompts | None = None,
         images: ImageProcessor | None = None,
+        files: ImageFiles | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._images = images
+        self._files = files
         self._max_tokens = max_prompt_tokens
         self._template_kwargs = dict(template_kwargs)
         self._agent = agent
@@ -142,11 +146,11 @@ class PromptEncoder:
         """
         images = self._load(row)
         text, ids = self._tokenise(row)
-        length = self._seen(row, ids, images)
-        if not length:
+        if not ids:
             return RefusedRow(row.origin, "empty_prompt", 0)
-        if length > self._max_tokens:
-            return RefusedRow(row.origin, "long_prompt", length)
+        seen = self._seen(row, ids, images)
+        if len(seen) > self._max_tokens:
+            return RefusedRow(row.origin, "long_prompt", len(seen))
         sampling = shape.sampling()
         if self._agent is not None and self._agent.own and not isinstance(row.prompt, str):
             ids = ids[:1]
@@ -165,6 +169,8 @@ class PromptEncoder:
             sampling=sampling,
             messages_json=_as_json(row, "prompt", row.prompt) if self._with_messages(row) else "",
             images=images,
+            image_digests=self._files.write(images) if self._files is not None else (),
+            seen=trajectory_pb2.SeenPrompt(tokens=len(seen), digest=digest_tokens(seen)) if images else None,
         )
 
     def measure(self, row: Row) -> int:
@@ -174,7 +180,7 @@ class PromptEncoder:
             DataError: as `encode`.
         """
         images = self._load(row)
-        return self._seen(row, self._tokenise(row)[1], images)
+        return len(self._seen(row, self._tokenise(row)[1], images))
 
     def _load(self, row: Row) -> tuple[bytes, ...]:
         if not row.images:
@@ -182,8 +188,8 @@ class PromptEncoder:
         if self._images is None:
             raise DataError(
                 f"{row.origin} has images, which are not taken here",
-                hint="the learner trains on text alone; data.eval may have images where the model has a processor and "
-                "the engine is not sglang",
+                hint="images need the engine hf or vllm, and a model folder with a processor; those of training data "
+                "also a model that is trained with images (docs/vision.md)",
             )
         if self._agent is not None:
             raise DataError(
@@ -191,12 +197,12 @@ class PromptEncoder:
             )
         return load_images(row.origin, row.images)
 
-    def _seen(self, row: Row, ids: list[int], images: tuple[bytes, ...]) -> int:
+    def _seen(self, row: Row, ids: list[int], images: tuple[bytes, ...]) -> list[int]:
         """Tokens that the model sees of a prompt."""
         if self._images is None or not ids:
-            return len(ids)
+            return ids
         try:
-            return len(self._images.widened(ids, images))
+            return self._images.widened(ids, images)
         except PayloadError as error:
             raise DataError(f"{row.origin}: {error.message}") from error
 

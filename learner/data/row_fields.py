@@ -18,6 +18,16 @@ def value_at(record: Record, key: str) -> Any:
     return found
 
 
+def refuse_images(record: Record) -> None:
+    """Refuses a row with images, which would be trained as if it had none.
+
+    Raises:
+        DataError: it has some.
+    """
+    if record.get("images"):
+        raise DataError("it has images, and this command trains on text alone", hint="`rollmesh run` takes images")
+
+
 def text_or_messages(record: Record, key: str) -> str | Messages:
     """A field that is a text, or a list of messages with `role` and `content`.
 

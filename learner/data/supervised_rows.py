@@ -14,7 +14,7 @@ import numpy as np
 from rollmesh.learner.data.chat_turns import ChatEncoder, MaskedTokens, Messages, tokenize_spans
 from rollmesh.learner.data.examples import Example, sequence_of
 from rollmesh.learner.data.records import Record, RecordSource
-from rollmesh.learner.data.row_fields import as_messages, text_or_messages, value_at
+from rollmesh.learner.data.row_fields import as_messages, refuse_images, text_or_messages, value_at
 from rollmesh.mesh.config.trainers.sections import SupervisedRowsSection
 from rollmesh.mesh.errors import DataError
 
@@ -55,6 +55,7 @@ class SupervisedRows:
         return None if sequence is None else Example((sequence,))
 
     def _encode(self, record: Record) -> MaskedTokens:
+        refuse_images(record)
         if record.get("messages") is not None:
             messages = as_messages(text_or_messages(record, "messages"), "user")
             return self._conversation(messages, 0, record)

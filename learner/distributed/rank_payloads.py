@@ -12,6 +12,7 @@ import numpy as np
 
 from rollmesh.learner.batching.pack import check_sequence
 from rollmesh.learner.batching.types import TrainSequence
+from rollmesh.learner.distributed.prompt_images import PromptImageSource, read_prompts
 from rollmesh.learner.distributed.routed_experts import ExpertSource, add_experts
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.distributed.trajectories import TrajectorySource
@@ -28,6 +29,7 @@ def gather_sequences(
     payloads: TrajectorySource,
     vocabulary: int,
     experts: ExpertSource | None = None,
+    images: PromptImageSource | None = None,
 ) -> tuple[dict[int, TrainSequence], Unusable]:
     """The sequences that this process's models compute, by their index in the plan; collective.
 
@@ -37,6 +39,7 @@ def gather_sequences(
         payloads: of this process.
         vocabulary: token ids must be below it, for all models.
         experts: recorded by generators, of this process; None: they are not replayed.
+        images: of this process; None: prompts are text alone.
 
     Returns:
         The sequences, and the groups that any rank has found unusable.
@@ -49,7 +52,7 @@ def gather_sequences(
     sequences: dict[int, TrainSequence] = {}
     unusable: Unusable = {}
     try:
-        sequences, unusable = _decode(engines, plan, payloads, vocabulary)
+        sequences, unusable = _decode(engines, plan, payloads, vocabulary, images)
         if experts is not None:
             sequences = add_experts(sequences, plan, experts)
     except (UnreachableError, StoreError) as error:
@@ -68,24 +71,32 @@ def gather_sequences(
 
 
 def _decode(
-    engines: Collection[Engine], plan: TrainPlan, payloads: TrajectorySource, vocabulary: int
+    engines: Collection[Engine],
+    plan: TrainPlan,
+    payloads: TrajectorySource,
+    vocabulary: int,
+    images: PromptImageSource | None,
 ) -> tuple[dict[int, TrainSequence], Unusable]:
     own = sorted({member for engine in engines for member in plan.members_of(engine.layout)})
     members = [plan.members[index] for index in own]
-    prompts = [prompt.array() for prompt in plan.prompts]
+    prompts = read_prompts(plan.prompts, {member.prompt for member in members}, images)
     sequences: dict[int, TrainSequence] = {}
     unusable: Unusable = {}
     for index, member, found in zip(own, members, payloads.get(members), strict=True):
         try:
             if isinstance(found, PayloadError | DataError):
                 raise found
+            prompt = prompts[member.prompt]
+            if isinstance(prompt, PayloadError | DataError):
+                raise prompt
             sequences[index] = TrainSequence(
-                prompt_ids=prompts[member.prompt],
+                prompt_ids=prompt[0],
                 response_ids=found.response_ids,
                 response_mask=found.response_mask,
                 behaviour_log_probs=found.log_probs,
                 staleness=plan.lineage.per_token(found.versions, plan.version),
                 temperature=plan.prompts[member.prompt].temperature,
+                images=prompt[1],
             )
             check_sequence(index, sequences[index])
             _check_values(sequences[index], vocabulary)

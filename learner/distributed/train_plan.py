@@ -58,6 +58,8 @@ class PlannedPrompt:
         probability: with which the buffer drew the group; 1 where its order does not draw.
         experts: entry of the side data with the experts of the prompt's tokens, serialized; empty: there is none.
         experts_of: the member that has it.
+        images: digests of the prompt's images, whose placeholders are among the ids.
+        seen: digest of the tokens that the model sees of a prompt with images.
     """
 
     ids: bytes
@@ -66,6 +68,8 @@ class PlannedPrompt:
     probability: float = 1.0
     experts: bytes = b""
     experts_of: int = 0
+    images: Sequence[str] = ()
+    seen: str = ""
 
     def array(self) -> NDArray[np.int32]:
         """int32 [P]."""
@@ -127,7 +131,16 @@ class TrainPlan:
                 "version": self.version,
                 "lineage": self.lineage.to_wire(),
                 "prompts": [
-                    [p.ids, p.temperature, p.baseline_reward, p.probability, p.experts, p.experts_of]
+                    [
+                        p.ids,
+                        p.temperature,
+                        p.baseline_reward,
+                        p.probability,
+                        p.experts,
+                        p.experts_of,
+                        list(p.images),
+                        p.seen,
+                    ]
                     for p in self.prompts
                 ],
                 "members": [
@@ -194,6 +207,8 @@ def plan_training(
                 group.leased.probability or 1.0,
                 b"" if holder is None else _entry(holder, PROMPT_EXPERTS),
                 0 if holder is None else holder.member,
+                list(task.image_digests),
+                task.seen.digest,
             )
         )
         share = 1.0 if shares is None else shares[index]
@@ -212,7 +227,8 @@ def plan_training(
                     _entry(meta, ROUTED_EXPERTS),
                 )
             )
-            items.append(PlanItem(index, len(group.prompt_ids), meta.response_tokens, share))
+            tokens = task.seen.tokens or len(group.prompt_ids)
+            items.append(PlanItem(index, tokens, meta.response_tokens, share))
     divisions = {
         ranks: plan_batch(
             items, token_budget=token_budget, ranks=ranks, minibatches=minibatches, packing=packing, cost=cost

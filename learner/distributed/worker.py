@@ -25,6 +25,7 @@ from rollmesh.learner.checkpoint.compatibility import OPTIMIZERS, algorithm_name
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.distributed.batch_agreement import agree_on_state
 from rollmesh.learner.distributed.mismatch import Mismatch
+from rollmesh.learner.distributed.prompt_images import PromptImageSource
 from rollmesh.learner.distributed.rank_payloads import Unusable, gather_sequences
 from rollmesh.learner.distributed.role_batch import RoleElsewhere
 from rollmesh.learner.distributed.roles_memory import RolesMemory
@@ -104,6 +105,7 @@ class Worker:
         rules: of the training.
         experts: that generators have recorded of them; None: they are not replayed.
         elsewhere: roles whose models other processes hold.
+        images: of this rank's prompts; None: they are text alone.
 
     Attributes:
         memory: of the engines, for turns on shared devices.
@@ -116,14 +118,17 @@ class Worker:
         payloads: TrajectorySource,
         store: CheckpointStore,
         rules: WorkerRules,
+        *,
         experts: ExpertSource | None = None,
         elsewhere: Mapping[str, RoleElsewhere] = MappingProxyType({}),
+        images: PromptImageSource | None = None,
     ) -> None:
         self._experts = experts
         self._engines = dict(engines)
         self._actor = engines[ACTOR]
         self._algorithm = algorithm
         self._payloads = payloads
+        self._images = images
         self._store = store
         self._rules = rules
         self._needs = algorithm.needs
@@ -166,7 +171,9 @@ class Worker:
         self._prepared = None
         sizes = [engine.vocab_size for engine in self._engines.values()]
         vocabulary = min([*sizes, *(role.vocab_size for role in self._elsewhere.values())])
-        sequences, unusable = gather_sequences(self._engines.values(), plan, self._payloads, vocabulary, self._experts)
+        sequences, unusable = gather_sequences(
+            self._engines.values(), plan, self._payloads, vocabulary, self._experts, self._images
+        )
         if not unusable:
             self._prepared = plan, sequences
         return unusable

@@ -65,6 +65,7 @@ class EngineSpec:
         megatron: settings of that engine alone; others do not read them.
         router: how routers of models with experts are used; the default: they choose, and nothing is added.
         lora: adapters are trained, and the model itself stays as it was loaded; None: the whole model is trained.
+        frozen: parts of the model that stay as they were loaded, by the last parts of their modules' names.
         offload: between calls the weights rest in host memory (models that are not trained).
         rest_folder: what rests is written to files in it, where the device is a CPU; None: it stays in memory.
         longest: tokens of the longest sequence, prompt and response, that can come; None: not known.
@@ -90,6 +91,7 @@ class EngineSpec:
     megatron: MegatronSection = field(default_factory=MegatronSection)
     router: RouterSection = field(default_factory=RouterSection)
     lora: LoraSection | None = None
+    frozen: tuple[str, ...] = ()
     offload: bool = False
     rest_folder: Path | None = None
     longest: int | None = None

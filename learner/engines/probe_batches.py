@@ -8,15 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rollmesh.learner.batching.pack import pack
-from rollmesh.learner.batching.types import PackedBatch, TrainSequence
+from rollmesh.learner.batching.types import PackedBatch, PromptImages, TrainSequence
 
 SEED = 20
 """Seed of everything that a probe draws; the same in every process."""
 # Prompt and response lengths of the groups: more than one response shares its prompt, one is a single token.
 _GROUPS = ((6, (9,)), (11, (7, 12)), (4, (1,)))
+# Prompts with an image: the first ones.
+_PICTURED = 2
 # The sequence that stays where its neighbours change: it has some on both sides, and one that shares its prompt.
 _WITNESS = 2
 
@@ -38,16 +41,34 @@ class ProbeBatches:
     witness: slice
 
 
-def make_probe_batches(vocabulary: int, device: torch.device) -> ProbeBatches:
+@dataclass(frozen=True, slots=True)
+class ProbeImages:
+    """The way of images into a probe.
+
+    Attributes:
+        token: stands for a feature of an image; no other token is that one.
+        add: gives a prompt an image that depends on a seed: from int32 [P] to a longer prompt and its images.
+    """
+
+    token: int
+    add: Callable[[NDArray[np.int32], int], tuple[NDArray[np.int32], PromptImages]]
+
+
+def make_probe_batches(vocabulary: int, device: torch.device, images: ProbeImages | None = None) -> ProbeBatches:
     """Makes random sequences, the same in every process.
 
     Args:
         vocabulary: number of tokens.
         device: where they go.
+        images: of a model that takes them: some prompts have one, others have none.
     """
     rng = np.random.default_rng(SEED)
     sequences = _sequences(vocabulary, rng)
     others = _with_other_neighbours(sequences, vocabulary, rng)
+    if images is not None:
+        kept = sequences[_WITNESS].prompt_ids
+        sequences = _with_images(sequences, images, kept, SEED)
+        others = _with_images(others, images, kept, SEED + _PICTURED)
     ends = np.cumsum([len(sequence.response_ids) for sequence in sequences])
     return ProbeBatches(
         [pack([sequence], device=device) for sequence in sequences],
@@ -104,3 +125,24 @@ def _with_other_neighbours(
             sequence = dataclasses.replace(sequence, prompt_ids=ids)
         changed.append(sequence)
     return changed
+
+
+def _with_images(
+    sequences: Sequence[TrainSequence], images: ProbeImages, kept: NDArray[np.int32], seed: int
+) -> list[TrainSequence]:
+    """Sequences of which the first prompts have an image, that of `kept` the same for every seed."""
+    found: dict[int, tuple[NDArray[np.int32], PromptImages | None]] = {}
+    pictured = []
+    for sequence in sequences:
+        prompt, response = (_without(ids, images.token) for ids in (sequence.prompt_ids, sequence.response_ids))
+        if (key := id(sequence.prompt_ids)) not in found:
+            own = SEED if sequence.prompt_ids is kept else seed + 1 + len(found)
+            found[key] = images.add(prompt, own) if len(found) < _PICTURED else (prompt, None)
+        ids, of_prompt = found[key]
+        pictured.append(dataclasses.replace(sequence, prompt_ids=ids, response_ids=response, images=of_prompt))
+    return pictured
+
+
+def _without(ids: NDArray[np.int32], token: int) -> NDArray[np.int32]:
+    """Tokens with another one in place of the given one."""
+    return np.where(ids == token, np.int32(token - 1 if token else 1), ids).astype(np.int32)

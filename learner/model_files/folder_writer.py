@@ -21,6 +21,7 @@ from rollmesh.learner.model_files.conversion import group_for_storing, to_stored
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.learner.model_files.weight_files import DTYPES, SINGLE_NAME
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.trajectory.images import PROCESSOR_FILES
 from rollmesh.mesh.weights.safetensors_format import INDEX_NAME, LENGTH_BYTES, bucket_file
 
 FILE_BYTES = 5_000_000_000
@@ -43,7 +44,7 @@ def write_folder(
 
     Args:
         folder: made where it is absent.
-        source: gives configuration and tokenizer, and the form in which tensors are stored.
+        source: gives configuration, tokenizer and processor, and the form in which tensors are stored.
         described: a tensor without memory for each of the model's, in the order in which they come.
         tensors: their values, tied ones once; each may be overwritten once the next is asked for.
         dtype: of floating-point tensors.
@@ -145,6 +146,9 @@ def _write_rest(folder: Path, source: StoredModel, dtype: torch.dtype) -> None:
     tokenizer = _tokenizer(source.folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+    for name in PROCESSOR_FILES:
+        if (source.folder / name).is_file():
+            shutil.copyfile(source.folder / name, folder / name)
     if (source.folder / _GENERATION).is_file():
         shutil.copyfile(source.folder / _GENERATION, folder / _GENERATION)
     elif model.can_generate():

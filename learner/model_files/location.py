@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from rollmesh.learner.model_files.checks import check_model_files, declared_context
+from rollmesh.learner.vision.families import FAMILIES
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import read_config
@@ -56,7 +57,7 @@ def _check(folder: Path, setting: str) -> None:
 
 
 def refuse_untrainable(folder: Path, setting: str) -> None:
-    """Refuses vision-language models: the learner has no forward pass over images.
+    """Refuses vision-language models of families without a forward pass over images here.
 
     Models that transformers also loads as a causal language model are trained on text alone.
 
@@ -68,15 +69,15 @@ def refuse_untrainable(folder: Path, setting: str) -> None:
         DataError: the model is one.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if not isinstance(config, dict) or "vision_config" not in config:
+    if not isinstance(config, dict) or "vision_config" not in config or config.get("model_type") in FAMILIES:
         return
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if config.get("model_type") not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise DataError(
-            f"{setting}.path: {folder} is a vision-language model ({config.get('model_type')}); the learner trains on "
-            "text alone: it has no forward pass over images",
-            hint="generators answer prompts with images, but to train choose a language model",
+            f"{setting}.path: {folder} is a vision-language model ({config.get('model_type')}) of a kind that the "
+            "learner does not train",
+            hint=f"generators answer prompts with images; to train choose one of {', '.join(sorted(FAMILIES))}",
         )
 
 

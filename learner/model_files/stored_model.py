@@ -1,4 +1,4 @@
-"""A stored Hugging Face causal language model: its modules without memory, its weights where they are, the way between.
+"""A stored Hugging Face language model: its modules without memory, its weights where they are, the way between.
 
 Whatever transformers knows is fine: local folders, hub ids in the local cache, one safetensors file or several, tied
 embeddings, experts stored one by one. Invariant: everything is found out from configuration and headers; no weight is
@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from rollmesh.learner.model_files.conversion import LoadingPlan, plan_loading
 from rollmesh.learner.model_files.weight_files import WeightFiles
+from rollmesh.learner.vision.families import family_of
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import naming_config, read_config
 
@@ -128,15 +129,27 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def _without_weights(config: PreTrainedConfig, folder: Path, device: torch.device) -> PreTrainedModel:
-    with naming_config(folder), torch.device("meta"):
-        # Chosen by transformers, for a configuration may name kernels, which it would fetch and load.
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=None, trust_remote_code=False
-        )
+    with naming_config(folder):
+        model = build_on_meta(config)
     if not isinstance(model, PreTrainedModel):
         raise DataError(f"{folder} is not a causal language model")
     _compute_buffers(model, device)
     return model.eval()
+
+
+def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
+    """A language model without memory; of a family that is trained with images, with its vision part.
+
+    Args:
+        config: of the model.
+    """
+    factory: Any = AutoModelForCausalLM if family_of(config) is None else AutoModelForImageTextToText
+    with torch.device("meta"):
+        # Attention is chosen by transformers, for a configuration may name kernels, which it would fetch and load.
+        model: PreTrainedModel = factory.from_config(
+            config, dtype=torch.float32, attn_implementation=None, trust_remote_code=False
+        )
+    return model
 
 
 def _compute_buffers(model: PreTrainedModel, device: torch.device) -> None:

@@ -98,6 +98,8 @@ def _packed(example: Example | None) -> Any:
 
 
 def _bytes(sequence: TrainSequence) -> list[bytes]:
+    if sequence.images is not None:
+        raise DataError("sequences with images do not travel between processes", hint="train on them in one process")
     return [array.tobytes() for array in (sequence.prompt_ids, sequence.response_ids, sequence.response_mask)]
 
 

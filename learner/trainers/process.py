@@ -170,6 +170,7 @@ class _Training:
             longest=config.data.max_tokens,
             parallel=config.learner.parallel,
             lora=config.learner.lora,
+            frozen=tuple(config.learner.frozen),
             router=config.learner.router,
             head_bias=False,
         )

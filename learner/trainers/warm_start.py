@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmesh.learner.algorithms.losses.supervised import cross_entropy
+from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.data.examples import Example, sequence_from
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.registry import create_engine
@@ -19,9 +20,9 @@ from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.runtime.devices import choose_device
 
-Pair = tuple[Sequence[int], Sequence[int]] | tuple[Sequence[int], Sequence[int], Sequence[int]]
+Pair = tuple[Sequence[int], Sequence[int]] | tuple[Sequence[int], Sequence[int], Sequence[int]] | TrainSequence
 """Token ids of a prompt and of its response (end token included). Where not all of the response is the model's own
-(results of tools), a mask is the third: 1 is trained."""
+(results of tools), a mask is the third: 1 is trained. Or both as a sequence, which may have images."""
 
 
 def warm_start(
@@ -95,6 +96,8 @@ class _Pairs:
 
 
 def _example(index: int, pair: Pair) -> Example:
+    if isinstance(pair, TrainSequence):
+        return Example((pair,))
     prompt, response = pair[:2]
     if not len(prompt) or not len(response):
         raise DataError(f"pair {index} has an empty {'response' if len(prompt) else 'prompt'}")

@@ -89,7 +89,7 @@ class DataSection(Section):
     )
     eval: Sources | None = Field(None, description="Held-out prompts, in the same forms.")
     prompt_key: str = Field(
-        "prompt", description="Field with the prompt: a string, or a list of chat messages. Images: see engines.md."
+        "prompt", description="Field with the prompt: a string, or a list of chat messages. Images: see vision.md."
     )
     shuffle: bool = Field(True, description="Shuffle the rows of each epoch by `run.seed`.")
     epochs: PositiveInt | None = Field(

@@ -297,6 +297,11 @@ class EngineSection(Section):
         "only its shard. `step`: once, which sends less and keeps 4 bytes per parameter on every "
         "device (7B: 28 GB).",
     )
+    frozen: list[str] = Field(
+        [],
+        description="Parts of the model that are not trained, by the last parts of their names in transformers: for "
+        "example `[vision_tower]`, or `[vision_tower, multi_modal_projector]` (engine fsdp2). See vision.md.",
+    )
     lora: LoraSection | None = Field(
         None,
         description="Train a low-rank adapter of the policy instead of all its weights; `{}` for the defaults. The "
@@ -319,6 +324,14 @@ class EngineSection(Section):
     def _divides_ranks(self) -> Self:
         if self.ranks % self.distributed.nodes:
             raise ValueError(f"ranks: {self.ranks} cannot be divided evenly over {self.distributed.nodes} nodes")
+        return self
+
+    @model_validator(mode="after")
+    def _freezes_parts(self) -> Self:
+        if self.frozen and self.engine == "megatron":
+            raise ValueError("frozen: engine megatron trains all parts: set engine: fsdp2, or leave frozen out")
+        if self.frozen and self.lora is not None:
+            raise ValueError("frozen: with lora nothing but the adapter is trained: leave frozen or lora out")
         return self
 
     @model_validator(mode="after")

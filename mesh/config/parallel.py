@@ -84,9 +84,9 @@ class RouterSection(Section):
     )
     bias_update_rate: PositiveFloat | None = Field(
         None,
-        description="fsdp2: change, at each step, of the bias with which experts are chosen: up for those with less "
-        "than the mean load, down for those with more (DeepSeek-V3). Only for architectures with such a bias; none: "
-        "it stays as it is.",
+        description="fsdp2: change, at each step, of the bias with which experts are chosen (DeepSeek-V3). It goes up "
+        "for those with less than the mean load, down for those with more. Only for architectures with such a bias; "
+        "none: it stays as it is.",
     )
 
 

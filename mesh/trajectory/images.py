@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 # Bytes of all images of one prompt: they travel and are stored with it.
 MAX_IMAGE_BYTES = 4 << 20
-_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+_CONFIGS = ("processor_config.json", "preprocessor_config.json")
+PROCESSOR_FILES = (*_CONFIGS, "video_preprocessor_config.json", "chat_template.json", "chat_template.jinja")
+"""Files of a model's folder that belong to its processor, not to its tokenizer alone."""
 # Prompts with kept processed images: the members of a group follow each other.
 _KEPT = 32
 
@@ -43,6 +45,32 @@ def open_image(encoded: bytes) -> Image:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise PayloadError("images", f"an image that cannot be read: {error}") from error
     return image.convert("RGB")
+
+
+def digest_tokens(ids: Sequence[int]) -> str:
+    """The digest of a prompt as the model sees it: `SeenPrompt.digest` of the contract."""
+    import numpy as np
+    import xxhash
+
+    return xxhash.xxh3_64_hexdigest(np.asarray(ids, dtype="<i4").tobytes())
+
+
+def check_seen(ids: Sequence[int], digest: str) -> None:
+    """Refuses a prompt whose images became other tokens than the learner's processor has made of them.
+
+    Args:
+        ids: the prompt with the tokens of its images.
+        digest: from the prompt's task; empty: not known.
+
+    Raises:
+        PayloadError: they differ.
+    """
+    if digest and digest_tokens(ids) != digest:
+        raise PayloadError(
+            "images",
+            f"their prompt has {len(ids)} tokens here, which are not those of the learner's processor",
+            hint="install the same transformers everywhere, and keep the model's processor files as they are",
+        )
 
 
 class ImageProcessor:
@@ -70,7 +98,7 @@ class ImageProcessor:
         Raises:
             DataError: its files are there but cannot be read.
         """
-        if not any((folder / name).is_file() for name in _PROCESSOR_FILES):
+        if not any((folder / name).is_file() for name in _CONFIGS):
             return None
         from transformers import AutoProcessor
 

@@ -15,6 +15,7 @@ from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.layer_kinds import layer_kinds, properties_of
 from rollmesh.learner.engines.output.logit_form import UnknownFormError, read_logit_form
 from rollmesh.learner.model_files.stored_model import quiet_transformers
+from rollmesh.learner.vision.families import family_of
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import naming_config
@@ -30,8 +31,15 @@ def build_on_meta(config: PreTrainedConfig, lora: LoraSection | None = None) -> 
 
     Raises:
         ConfigError: there are no layers for an adapter.
-        DataError: the architecture is no causal language model, or sizes contradict one another.
+        DataError: the architecture is no causal language model, or one with a vision part, or sizes contradict one
+            another.
     """
+    if family_of(config) is not None:
+        raise DataError(
+            f"model {config.name_or_path} ({config.model_type}) has a vision part, whose memory is not planned yet",
+            hint="plan with a language model of the same sizes, and add 18 bytes for each weight of the vision part, "
+            "or 2 where it is frozen",
+        )
     with naming_config(str(config.name_or_path)), torch.device("meta"), quiet_transformers():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     if lora is not None:

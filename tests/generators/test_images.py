@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 from rollmesh.buffer.server.request_validation import check_tasks
 from rollmesh.learner.data.prompts import PromptEncoder, TaskShape
@@ -45,8 +46,9 @@ async def test_a_row_with_an_image_is_answered_by_a_generator_that_sees_it(
         await learner.client.seed("train", learner.incarnation, tasks)
         world.generator()
         groups = {group.task.row: group for group in await learner.sample(2, 0)}
-        assert list(groups[0].task.images) == [picture(1)]
-        assert not groups[1].task.images
+        assert list(groups[0].task.image_digests) == [xxhash.xxh3_128_hexdigest(picture(1))]
+        assert not [group for group in groups.values() if group.task.images], "a learner reads the files"
+        assert not groups[1].task.image_digests
         for row, images in ((0, [picture(1)]), (1, [])):
             ids = np.frombuffer(groups[row].task.prompt_ids, "<i4").tolist()
             assert ids.count(IMAGE) == len(images)

@@ -160,3 +160,23 @@ def test_replay_is_refused_where_layers_are_computed_again_amid_other_micro_batc
         check_routers(stages, {"actor": 8})
     assert refused.value.hint == "set learner.activation_checkpointing: false, or learner.parallel.pp: 1"
     check_routers(stages.model_copy(update={"activation_checkpointing": False}), {"actor": 8})
+
+
+def test_sequences_with_images_are_not_divided(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llava", "text_config": {"num_attention_heads": 4}})
+    )
+    values = {"model": {"path": str(tmp_path)}, "data": {"train": "none"}, "learner": {"ranks": 2}}
+    check_layout(load_config(values))
+    with pytest.raises(ConfigError, match="cannot be divided over processes: it takes images"):
+        check_layout(load_config(values, ["learner.parallel.sp=2"]))
+    with pytest.raises(ConfigError, match="megatron does not know models of model_type llava"):
+        check_layout(load_config(values, ["learner.engine=megatron"]))
+
+
+def test_images_do_not_reach_roles_with_processes_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava"}))
+    values = {"model": {"path": str(tmp_path)}, "data": {"train": "none"}}
+    check_layout(load_config(values, ["learner.roles.reference={}"]))
+    with pytest.raises(ConfigError, match=r"^learner.roles.reference.at: the actor takes images"):
+        check_layout(load_config(values, ["learner.roles.reference.at=own"]))

@@ -33,6 +33,15 @@ def test_settings_of_other_losses_are_refused() -> None:
         read_trainer_config("rm", GIVEN, ["learner.lora={}"])
 
 
+def test_parts_are_frozen_where_that_says_something() -> None:
+    frozen = "learner.frozen=[vision_tower]"
+    assert read_trainer_config("sft", GIVEN, [frozen]).learner.frozen == ["vision_tower"]
+    with pytest.raises(ConfigError, match="frozen: engine megatron trains all parts"):
+        read_trainer_config("sft", GIVEN, [frozen, "learner.engine=megatron"])
+    with pytest.raises(ConfigError, match="frozen: with lora nothing but the adapter is trained"):
+        read_trainer_config("sft", GIVEN, [frozen, "learner.lora={}"])
+
+
 def test_a_command_lists_its_keys(rollmesh: Command) -> None:
     assert "loss.beta = 0.1" in rollmesh("config", "schema", "dpo").stdout
     assert "data.train_on = all" in rollmesh("config", "schema", "sft").stdout

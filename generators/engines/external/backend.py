@@ -37,6 +37,7 @@ class DecodeJob:
         token_ids: all tokens before the first one to be sampled; shorter than the context.
         sampling: `max_tokens` counts the tokens of this job alone; `stop` is looked for in them alone, by the backend.
         images: see `GenerationRequest`.
+        seen: see `GenerationRequest`.
         prompt_tokens: how many of the tokens are the request's prompt, which the other members of its group share.
     """
 
@@ -44,6 +45,7 @@ class DecodeJob:
     token_ids: Sequence[int]
     sampling: SamplingParams
     images: tuple[bytes, ...] = ()
+    seen: str = ""
     prompt_tokens: int = 0
 
 

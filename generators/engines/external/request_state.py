@@ -134,7 +134,9 @@ class RequestState:
                 sampling = replace(sampling, seed=_seed_after(sampling.seed, done))
             if sampling.stop and self._model.tokenizer is not None:
                 self._boundary = boundary_matcher(self._model.tokenizer, sampling.stop, self._current_turn())
-        return DecodeJob(job_id, tokens, sampling, request.images, len(request.prompt_ids))
+        # The digest is that of the prompt without earlier turns.
+        seen = "" if request.earlier else request.seen
+        return DecodeJob(job_id, tokens, sampling, request.images, seen, len(request.prompt_ids))
 
     def add(self, chunk: DecodeChunk, labels: VersionLabels) -> int:
         """Adds a chunk of its job.

@@ -26,6 +26,7 @@ from vllm.exceptions import VLLMClientError, VLLMError
 from vllm.inputs import TokensPrompt
 from vllm.inputs.engine import tokens_input
 from vllm.platforms import current_platform
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -56,7 +57,7 @@ from rollmesh.generators.engines.vllm.worker import HELD_BYTES, PLAIN_BYTES
 from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from rollmesh.mesh.model_config import read_config
-from rollmesh.mesh.trajectory.images import open_image
+from rollmesh.mesh.trajectory.images import check_seen, open_image
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -248,13 +249,8 @@ class VllmBackend(Backend):
         processor = engine.input_processor
         try:
             if job.images:
-                request = await processor.process_inputs_async(
-                    job.job_id,
-                    self._with_images(job),
-                    running.parameters,
-                    supported_tasks=("generate",),
-                    lora_request=request_of(running.adapter),
-                )
+                request = await self._read_images(running)
+                _check_widened(job, request.prompt_token_ids or ())
             else:
                 rendered = tokens_input(list(job.token_ids), cache_salt=self._label or _WARM_UP)
                 request = processor.process_inputs(
@@ -278,6 +274,20 @@ class VllmBackend(Backend):
         if self._dead.done():
             raise EngineError("vLLM's engine has died")
         await engine.engine_core.add_request_async(request)
+
+    async def _read_images(self, running: _SubmittedRequest) -> EngineCoreRequest:
+        """The request for a job with images, under the weights that are in service at its end."""
+        while True:
+            label = self._label
+            request = await self._engine.input_processor.process_inputs_async(
+                running.job.job_id,
+                self._with_images(running.job),
+                running.parameters,
+                supported_tasks=("generate",),
+                lora_request=request_of(running.adapter),
+            )
+            if label == self._label:
+                return request
 
     def _with_images(self, job: DecodeJob) -> PromptType:
         """The prompt with its images; vLLM adds their tokens."""
@@ -379,8 +389,9 @@ class VllmBackend(Backend):
         await self._answer(self._engine.reset_prefix_cache(reset_running_requests=recompute), _STEP_S)
         if recompute:
             return
-        # Jobs that vLLM has not begun would find them, and lack image features amid their prefill.
-        waiting = [running for running in self._jobs.values() if not running.stream.started]
+        # Jobs that vLLM has not begun would find them, and lack image features amid their prefill. It does not know
+        # those yet whose images are being read: they are submitted once, and not here too.
+        waiting = [running for running in self._jobs.values() if running.stream.waits]
         await self._forget_jobs(waiting)
         for running in waiting:
             try:
@@ -470,3 +481,17 @@ class VllmBackend(Backend):
         if not self._asleep:
             # Awake, vLLM continues by itself.
             await self.pause()
+
+
+def _check_widened(job: DecodeJob, token_ids: Sequence[int]) -> None:
+    """Refuses a job whose images vLLM has widened in another way than the learner does.
+
+    Args:
+        job: with images.
+        token_ids: of the job as vLLM sees it.
+
+    Raises:
+        PayloadError: they differ.
+    """
+    sampled = len(job.token_ids) - job.prompt_tokens
+    check_seen(token_ids[: len(token_ids) - sampled], job.seen)

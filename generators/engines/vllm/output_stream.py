@@ -53,6 +53,11 @@ class JobStream:
         self._text: IncrementalDetokenizer | None = None
         self._experts: list[NDArray[np.generic]] = []
 
+    @property
+    def waits(self) -> bool:
+        """The core knows it and has given no token for it."""
+        return bool(self.request_id) and not self.started
+
     def set_request(self, request: EngineCoreRequest, text: IncrementalDetokenizer | None) -> None:
         """Records the request that is on its way to the core; `text` finds its stop strings."""
         self.request_id, self._text = request.request_id, text

@@ -13,14 +13,15 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from rollmesh.learner.algorithms.types import ModelOutput
-from rollmesh.learner.batching.types import PackedBatch
+from rollmesh.learner.batching.types import PackedBatch, PackedImages
 from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.learner.engines.fsdp2.output_layer import OutputLayer
-from rollmesh.learner.engines.fsdp2.runner import ModelRunner
+from rollmesh.learner.engines.fsdp2.runner import ImagesRefusedError, ModelRunner
 from rollmesh.learner.engines.output.layer import LogitMemory
 from rollmesh.learner.engines.output.log_probs import token_log_probs
 from rollmesh.learner.engines.output.logit_form import LogitForm, UnknownFormError, find_backbone, read_logit_form
 from rollmesh.learner.engines.output.softmax_pieces import Targets
+from rollmesh.learner.vision.tower import VisionTower
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +33,14 @@ class LanguageModel(nn.Module):
         whole: the language model; its output layer is replaced.
         form: of its logits.
         memory: for its logits.
+        tower: of a model that takes images.
     """
 
-    def __init__(self, whole: PreTrainedModel, form: LogitForm, memory: LogitMemory) -> None:
+    def __init__(
+        self, whole: PreTrainedModel, form: LogitForm, memory: LogitMemory, tower: VisionTower | None = None
+    ) -> None:
         super().__init__()
+        self._tower = tower
         backbone = find_backbone(whole)
         whole.set_output_embeddings(OutputLayer(whole.get_output_embeddings(), form, memory))
         for name, child in whole.named_children():
@@ -47,12 +52,20 @@ class LanguageModel(nn.Module):
         # Not the model itself: its modules are those of this one.
         self._plain_forward = whole.forward
 
-    def forward(self, *, logits_to_keep: Tensor, targets: Opaque[Targets] | None = None, **inputs: Any) -> Any:
+    def forward(
+        self,
+        *,
+        logits_to_keep: Tensor,
+        targets: Opaque[Targets] | None = None,
+        images: Opaque[PackedImages] | None = None,
+        **inputs: Any,
+    ) -> Any:
         """The output of transformers, or with targets the log-probs of their tokens.
 
         Args:
             logits_to_keep: int64 [R], places among the tokens, row after row.
             targets: of these R.
+            images: of the tokens; where the output is that of transformers, they are among the inputs.
             inputs: of the backbone.
 
         Returns:
@@ -60,6 +73,8 @@ class LanguageModel(nn.Module):
         """
         if targets is None:
             return self._plain_forward(logits_to_keep=logits_to_keep, **inputs)
+        if images is not None and self._tower is not None:
+            inputs["inputs_embeds"] = self._tower.embed(inputs.pop("input_ids"), images.value)
         hidden: Tensor = self.get_submodule(self._backbone_name)(**inputs).last_hidden_state
         # An embedding look-up is a gather with a fast backward; see `attention`.
         chosen = functional.embedding(logits_to_keep, hidden.flatten(0, 1))
@@ -79,13 +94,15 @@ class LanguageModelRunner(ModelRunner):
         try:
             form = read_logit_form(language_model)
         except UnknownFormError as unknown:
+            if self.tower is not None:
+                raise ImagesRefusedError(self._spec.model.path, str(unknown)) from unknown
             self._whole_logits = True
             if self.layout.leads:
                 log.warning(
                     "model %r: all logits of a micro-batch are held at once: %s", self._spec.model.path, unknown
                 )
             return language_model
-        return LanguageModel(language_model, form, memory)
+        return LanguageModel(language_model, form, memory, self.tower)
 
     @contextmanager
     def in_eager_rows(self) -> Iterator[None]:
@@ -107,12 +124,23 @@ class LanguageModelRunner(ModelRunner):
             sum_pi_squared=sum_pi_squared,
         )
         inputs |= {"logits_to_keep": predictors, "use_cache": False}
+        if self.tower is not None and batch.row.images is not None:
+            inputs |= self._image_inputs(self.tower, batch.row.images, inputs["input_ids"])
         if self._whole_logits:
             output = token_log_probs(self.module(**inputs).logits.squeeze(0), targets)
         else:
             output = ModelOutput(*self.module(targets=Opaque(targets), **inputs))
         output = self._gather_output(part, output)
         return output, output.policy()[0]
+
+    def _image_inputs(self, tower: VisionTower, images: PackedImages, input_ids: Tensor) -> dict[str, Any]:
+        """The input for images: as transformers takes them in rows of the probe, else as `LanguageModel` does."""
+        if not self._whole_logits:
+            return {"images": Opaque(images)}
+        pixels = {name: value.to(self.device) for name, value in tower.whole_inputs(images.inputs).items()}
+        if tower.grid_positions:
+            pixels["mm_token_type_ids"] = (input_ids == tower.image_token).int()
+        return pixels
 
     def empty_output(self, *, sum_pi_squared: bool) -> ModelOutput:
         none = torch.zeros(0, device=self.device)

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.engines.fsdp2.recurrent.layers import recurrent_layers
 from rollmesh.learner.engines.layer_kinds import layer_kinds, properties_of
 from rollmesh.learner.engines.tolerances import REFUSED_HINT
+from rollmesh.learner.model_files.stored_model import build_on_meta
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import naming_config, read_config
@@ -77,8 +77,8 @@ def describe_packing(section: ModelSection) -> str:
     """The packing of a local model, in words, without its weights; or the reason why it is not known."""
     try:
         config = read_config(section.path, section.revision)
-        with naming_config(section.path), torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, attn_implementation=None, trust_remote_code=False)
+        with naming_config(section.path):
+            model = build_on_meta(config)
     except DataError as error:
         return f"not known: {error.message}"
     choice = choose_packing(model)

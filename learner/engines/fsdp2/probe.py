@@ -25,7 +25,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rollmesh.learner.batching.types import PackedBatch, Packing
-from rollmesh.learner.engines.probe_batches import SEED, make_probe_batches, not_zero, output_weights, relative_rms
+from rollmesh.learner.engines.probe_batches import (
+    SEED,
+    ProbeImages,
+    make_probe_batches,
+    not_zero,
+    output_weights,
+    relative_rms,
+)
 from rollmesh.learner.engines.tolerances import (
     REFUSED_HINT,
     ROUNDED_HINT,
@@ -96,6 +103,9 @@ class ProbeSubject(Protocol):
     def embedding(self) -> nn.Module:
         """The embedding of the tokens."""
 
+    def probe_images(self) -> ProbeImages | None:
+        """Images for its prompts; None: it takes text alone."""
+
 
 def run_probe(subject: ProbeSubject, name: str, vocabulary: int, world: World, param_dtype: str) -> Evidence:
     """Proves the subject's packing, or that of rows where prompts cannot be shared; then its compute dtype.
@@ -165,7 +175,7 @@ class Probe:
         self._subject = subject
         self._name = name
         self._world = world
-        self._batches = make_probe_batches(vocabulary, world.device)
+        self._batches = make_probe_batches(vocabulary, world.device, subject.probe_images())
 
     def prove(self, dtype: str) -> Evidence:
         """Proves the subject's packing; puts it into rows where prompts cannot be shared.

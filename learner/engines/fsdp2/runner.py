@@ -37,6 +37,7 @@ from rollmesh.learner.engines.fsdp2.packing_choice import choose_packing
 from rollmesh.learner.engines.fsdp2.parallel_requirements import check_parallel
 from rollmesh.learner.engines.fsdp2.preparation.compilation import CompiledLayers
 from rollmesh.learner.engines.fsdp2.preparation.compute_dtype import computing_in
+from rollmesh.learner.engines.fsdp2.preparation.freezing import freeze
 from rollmesh.learner.engines.fsdp2.preparation.fsdp import Preparation, prepare, recover
 from rollmesh.learner.engines.fsdp2.preparation.recomputation import plain_name
 from rollmesh.learner.engines.fsdp2.preparation.shard_mesh import shard_mesh
@@ -44,17 +45,22 @@ from rollmesh.learner.engines.fsdp2.probe import ComputedValues, read
 from rollmesh.learner.engines.fsdp2.recurrent.layers import LAYOUT, compute_apart, kernels_separate_sequences
 from rollmesh.learner.engines.fsdp2.recurrent.layout import build_recurrent_layout
 from rollmesh.learner.engines.fsdp2.rows import build_rows
-from rollmesh.learner.engines.fsdp2.ulysses.division import refuse_division
+from rollmesh.learner.engines.fsdp2.ulysses.division import TAKES_IMAGES, refuse_division
 from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout, Exchange
 from rollmesh.learner.engines.fsdp2.ulysses.row_parts import RowPart, part_of
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.layer_kinds import window_of
 from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.engines.model_cost import ModelCost, cost_of
+from rollmesh.learner.engines.output.logit_form import find_backbone
+from rollmesh.learner.engines.probe_batches import ProbeImages
+from rollmesh.learner.engines.tolerances import REFUSED_HINT
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.model_files.adapter_names import is_adapter
 from rollmesh.learner.model_files.stored_model import StoredModel, quiet_transformers
 from rollmesh.learner.model_files.weight_files import WeightFiles
+from rollmesh.learner.vision.families import family_of
+from rollmesh.learner.vision.tower import VisionTower
 from rollmesh.mesh.config.parallel import RouterSection
 from rollmesh.mesh.errors import ConfigError, DataError
 
@@ -68,6 +74,13 @@ def _why_experts_are_plain(spec: EngineSpec) -> str:
     if spec.parallel.ep > 1:
         return "its experts exchange tokens"
     return "its routers are watched" if spec.router != RouterSection() else ""
+
+
+class ImagesRefusedError(DataError):
+    """A model that takes images cannot be computed as they need it."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"model {name!r} cannot be trained with images: {reason}", hint=REFUSED_HINT)
 
 
 class ModelRunner(ABC):
@@ -84,6 +97,7 @@ class ModelRunner(ABC):
         layout, packing, vocab_size: as of the engine.
         routers: of its experts.
         why_rows: why sequences get a row each, where they do.
+        tower: the vision part of a model that takes images; None: it takes text alone.
     """
 
     backbone_only: ClassVar[bool] = False
@@ -104,7 +118,8 @@ class ModelRunner(ABC):
             self._divide(stored.model.config)
             choice = choose_packing(stored.model)
             self._own_attention: str = stored.model.config._attn_implementation
-            self._why_whole = choice.undivided
+            self.tower = self._find_tower(stored.model, choice.reason)
+            self._why_whole = choice.undivided or (TAKES_IMAGES if self.tower is not None else "")
             self._refuse_to_divide(self._why_whole)
             self._refuse_kernel(choice.reason)
             text = stored.model.config.get_text_config()
@@ -126,6 +141,8 @@ class ModelRunner(ABC):
                 refuse_long_masks(self.packing, self.device, self._param_dtype, spec.longest, capped=capped)
             self.vocab_size = len(cast(Tensor, stored.model.get_input_embeddings().weight))
             self.module = self._build(stored.model)
+            if spec.frozen:
+                freeze(self.module, spec.frozen, spec.model.path)
             if spec.lora is not None:
                 add_adapters(self.module, spec.lora, spec.model.path)
             self.routers = Routers(self.module, spec.router, spec.model.path, world)
@@ -156,10 +173,17 @@ class ModelRunner(ABC):
         """The output for no tokens."""
 
     def cost(self) -> ModelCost:
-        """Operations of a forward pass."""
+        """Operations of a forward pass, without those of a vision part."""
         config = self.transformer.config.get_text_config()
-        shapes = ((plain_name(name), tuple(parameter.shape)) for name, parameter in self.module.named_parameters())
-        tied = bool(config.tie_word_embeddings) and not self.backbone_only
+        apart = set() if self.tower is None else {id(parameter) for parameter in self.tower.module.parameters()}
+        shapes = (
+            (plain_name(name), tuple(parameter.shape))
+            for name, parameter in self.module.named_parameters()
+            if id(parameter) not in apart
+        )
+        # The text part of some models with images does not say so; the whole does.
+        says = config if hasattr(config, "tie_word_embeddings") else self.transformer.config
+        tied = bool(says.tie_word_embeddings) and not self.backbone_only
         layers = (plain_name(name) for name, module in self.module.named_modules() if module in self._recurrent)
         return cost_of(config, shapes, tied=tied, stateful=layers)
 
@@ -172,11 +196,22 @@ class ModelRunner(ABC):
         real = [batch for batch in batches if batch.tokens.num_tokens]
         masked = real if self._kernel == EXACT and self.packing is not Packing.ROWS else []
         numbers = max((largest_mask(batch.row.segments, causal=self._causal) for batch in masked), default=0)
+        own = any(batch.row.images is not None for batch in real)
         # Agreed on before the first forward pass, whose own collectives must line up between ranks.
-        most, numbers = self.world.max_ints([len(real), numbers])
+        most, numbers, pictured = self.world.max_ints([len(real), numbers, int(own)])
         refuse_mask(numbers)
         missing = most - len(real)
-        return real, [empty_batch(self.device)] * missing if missing else []
+        filling = [empty_batch(self.device)] * missing if missing else []
+        if pictured and self.tower is not None and self.world.processes > 1:
+            return [self._with_tower(batch) for batch in real], [self._with_tower(batch) for batch in filling]
+        return real, filling
+
+    def _with_tower(self, batch: PackedBatch) -> PackedBatch:
+        """A micro-batch whose pass computes the vision part, whether it has images or not."""
+        assert self.tower is not None, "asked before"
+        if batch.row.images is not None:
+            return batch
+        return dataclasses.replace(batch, row=dataclasses.replace(batch.row, images=self.tower.no_images))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters, tied ones once, and buffers that belong to the model's state."""
@@ -244,7 +279,13 @@ class ModelRunner(ABC):
                 setattr(owner, _WINDOW, window)
 
     def repack(self, reason: str) -> None:
-        """Gives every sequence a row from now on, for the probe."""
+        """Gives every sequence a row from now on, for the probe.
+
+        Raises:
+            ImagesRefusedError: the model takes images, which only packed sequences have.
+        """
+        if self.tower is not None:
+            raise ImagesRefusedError(self._spec.model.path, reason)
         self._refuse_to_divide(reason)
         self._refuse_kernel(reason)
         self.why_rows = reason
@@ -255,12 +296,18 @@ class ModelRunner(ABC):
         """The embedding of the tokens, for the probe."""
         return self.transformer.get_input_embeddings()
 
+    def probe_images(self) -> ProbeImages | None:
+        """Images for the prompts of the probe; None: the model takes text alone."""
+        return None if self.tower is None else ProbeImages(self.tower.image_token, self.tower.add_synthetic)
+
     def _use(self, packing: Packing, attention: str | None = None) -> None:
         """Computes in this way from now on."""
         self.packing = packing
         implementation = attention or (self._own_attention if packing is Packing.ROWS else ATTENTION)
+        # A vision part has attention without sequences, and keeps its own.
+        chosen = implementation if self.tower is None else {"": implementation, "text_config": implementation}
         with quiet_transformers():
-            self.transformer.set_attn_implementation(implementation)
+            self.transformer.set_attn_implementation(chosen)
         if packing is Packing.ROWS and self.transformer.config._attn_implementation != implementation:
             # transformers does not switch attention outside of its interface; layers that can look here.
             self.transformer.config._attn_implementation = implementation
@@ -310,6 +357,7 @@ class ModelRunner(ABC):
                 recompute=spec.activation_checkpointing,
                 offload_activations=spec.memory.offload_activations,
                 reshard_after_forward=spec.memory.reshard_after_forward,
+                tower=None if self.tower is None else self.tower.module,
             ),
         )
         new = load_weights(self.module, stored, self.device)
@@ -319,6 +367,16 @@ class ModelRunner(ABC):
                 fill_adapters({name: parameters[name] for name in new if is_adapter(name)}, spec.lora, spec.seed)
             if others := [name for name in new if not is_adapter(name)]:
                 self._fill_new({name: parameters[name] for name in others}, stored.files)
+
+    def _find_tower(self, model: PreTrainedModel, why_rows: str) -> VisionTower | None:
+        family, name = family_of(model.config), self._spec.model.path
+        backbone = None if family is None else find_backbone(model)
+        if family is None or backbone is None:
+            return None
+        reason = "values are computed of text alone" if self.backbone_only else why_rows
+        if reason:
+            raise ImagesRefusedError(name, reason)
+        return VisionTower(backbone, family, name)
 
     def _divide(self, config: PreTrainedConfig) -> None:
         """Takes this process's place among those that share a micro-batch."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmesh.learner.batching.pack import pack
-from rollmesh.learner.batching.types import TrainSequence
+from rollmesh.learner.batching.types import PromptImages, TrainSequence
 from rollmesh.learner.engines.fsdp2.attention_calls import build_layout
 from rollmesh.mesh.errors import PayloadError
 
@@ -121,3 +121,29 @@ def _arrays(prompt: int, response: int):
         np.ones(response, dtype=np.uint8),
         np.zeros(response, dtype=np.float32),
     )
+
+
+def _pictured(images: PromptImages | None, prompt: int = 5, response: int = 3) -> TrainSequence:
+    ids, zeros = np.arange(response, dtype=np.int32), np.zeros(response, dtype=np.float32)
+    return TrainSequence(np.zeros(prompt, np.int32), ids, np.ones(response, np.uint8), zeros, images=images)
+
+
+def test_equal_prompts_with_other_images_are_placed_apart():
+    """Their tokens are the same; what these stand for is not."""
+    one, other = (PromptImages({"pixel_values": torch.full((1, 2), value)}, np.array([1, 2])) for value in (1.0, 2.0))
+    row = pack([_pictured(one), _pictured(one), _pictured(other), _pictured(None)]).row
+    assert row.segments.prefix_lengths.tolist() == [0, 5, 5, 0, 5, 0, 5]
+    assert row.images is not None
+    assert [inputs["pixel_values"].tolist() for inputs in row.images.inputs] == [[[1.0, 1.0]], [[2.0, 2.0]]]
+    second = 5 + 2 + 2
+    assert row.images.places.tolist() == [1, 2, second + 1, second + 2]
+    assert pack([_pictured(None)]).row.images is None
+
+
+def test_responses_continue_after_the_largest_position_of_an_image():
+    grid = np.array([[0, 1, 1, 1, 3], [0, 1, 1, 2, 3], [0, 1, 2, 1, 3]])
+    images = PromptImages({}, np.array([1, 2, 3]), grid)
+    row = pack([_pictured(images), _pictured(None)]).row
+    assert row.position_ids.shape == (3, 1, 14)
+    assert row.position_ids[:, 0, :5].tolist() == grid.tolist()
+    assert row.position_ids[:, 0, 5:].tolist() == [[4, 5, 0, 1, 2, 3, 4, 5, 6]] * 3

@@ -120,7 +120,7 @@ def test_images_that_no_one_can_take_are_refused(tmp_path: Path, vlm: TinyVlm) -
     for row, reason in ((large, "at most"), (absent, "absent.png"), (broken, "cannot be read")):
         with pytest.raises(DataError, match=reason):
             encoded(vlm, row)
-    with pytest.raises(DataError, match="trains on text alone"):
+    with pytest.raises(DataError, match="a model that is trained with images"):
         encoded(vlm, large, blind=True)
 
 
@@ -132,13 +132,15 @@ def test_held_out_images_are_refused_where_the_engine_takes_none(tmp_path: Path,
     _, tasks = open_prompts(load_config(values), vlm.tokenizer, greedy=0)
     assert tasks is not None
     assert list(tasks[0].images) == [PNG]
-    with pytest.raises(DataError, match="the engine is not sglang"):
+    with pytest.raises(DataError, match="need the engine hf or vllm"):
         open_prompts(load_config(values, ["rollout.engine=sglang"]), vlm.tokenizer, greedy=0)
 
 
 def test_a_model_that_the_learner_cannot_train_is_refused(vlm: TinyVlm, tmp_path: Path) -> None:
     folder = shutil.copytree(vlm.folder, tmp_path / "model")
     save_file({"weight": np.zeros(2, np.float32)}, folder / "model.safetensors")
-    with pytest.raises(DataError, match="no forward pass over images"):
+    assert resolve_model(ModelSection(path=str(folder))).path == str(folder), "one that it can train"
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "paligemma"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DataError, match=r"paligemma.* does not train.*choose one of idefics3, llava"):
         resolve_model(ModelSection(path=str(folder)))
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "llava"

@@ -100,6 +100,16 @@ def test_rows_of_another_form_are_named(record: Mapping[str, Any], words: str) -
         supervised(record)
 
 
+def test_rows_with_images_are_refused() -> None:
+    record = {"prompt": "hi ", "completion": "a", "label": True, "chosen": "a", "rejected": "b", "images": ["a.png"]}
+    with pytest.raises(DataError, match="row 0: it has images"):
+        supervised(record)
+    for kind in (PairRows, LabeledRows):
+        with pytest.raises(DataError, match="row 0: it has images"):
+            kind(Records(record), CHAT, RowsSection(train=Path("x"))).examples([0])
+    assert supervised({**record, "images": []}) is not None
+
+
 def test_long_rows_are_left_out_or_refused() -> None:
     row = {"prompt": "hi ", "completion": "yoyo"}
     assert supervised(row, max_tokens=5) is None

@@ -38,6 +38,7 @@ class Preparation:
         offload_activations: the inputs of blocks that are computed again wait in (pinned) host memory.
         reshard_after_forward: a block's parameters are gathered again for the backward pass; between the two they take
             no memory. Models that are not trained have no such pass, and never keep them.
+        tower: a vision part, whose blocks are sharded as well.
     """
 
     shard: bool
@@ -48,6 +49,7 @@ class Preparation:
     recompute: bool | Literal["selective"] = False
     offload_activations: bool = False
     reshard_after_forward: bool = True
+    tower: nn.Module | None = None
 
 
 def prepare(model: nn.Module, how: Preparation) -> None:
@@ -73,7 +75,8 @@ def prepare(model: nn.Module, how: Preparation) -> None:
         fully_shard(module, mesh=how.mesh, mp_policy=replace(policy, param_dtype=torch.float32))
     if how.experts is not None:
         _shard_experts(model, how.experts, policy, reshard=reshard)
-    for module in (*transformer_blocks(model), *_vocabulary_layers(model)):
+    of_tower = [] if how.tower is None else transformer_blocks(how.tower)
+    for module in (*transformer_blocks(model), *of_tower, *_vocabulary_layers(model)):
         fully_shard(module, mesh=how.mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=how.mesh, mp_policy=policy)
 

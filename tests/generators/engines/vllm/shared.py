@@ -90,7 +90,9 @@ class LentVllm(Backend):
 
     async def generate(self, job: DecodeJob, take: Callable[[DecodeChunk], None]) -> None:
         # Names of jobs repeat from engine to engine.
-        mine = DecodeJob(f"{id(self)}.{job.job_id}", job.token_ids, job.sampling, job.images, job.prompt_tokens)
+        mine = DecodeJob(
+            f"{id(self)}.{job.job_id}", job.token_ids, job.sampling, job.images, job.seen, job.prompt_tokens
+        )
         loop = asyncio.get_running_loop()
         self._jobs.add(mine.job_id)
         try:

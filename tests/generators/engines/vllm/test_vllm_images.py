@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import torch
 
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.types import EngineSettings, GenerationRequest, GenerationResult, SamplingParams
+from rollmesh.generators.engines.vllm.backend import VllmBackend
 from rollmesh.mesh.config.rollout import VllmSection
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -132,3 +136,31 @@ def test_new_weights_reach_the_vision_part_amid_a_response(served: Engine) -> No
     served.vlm.check(seen, mixed, PROMPT, request.images, TOLERANCE)
     with pytest.raises(AssertionError):
         served.vlm.check(seen, newer, PROMPT, request.images, TOLERANCE)
+
+
+def test_images_that_are_read_during_a_swap_are_submitted_once(served: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, swapped = threading.Event(), threading.Event()
+    read = VllmBackend._read_images
+
+    async def slow(self: VllmBackend, running: Any) -> Any:
+        found = await read(self, running)
+        reading.set()
+        while not swapped.is_set():
+            await asyncio.sleep(0.01)
+        return found
+
+    monkeypatch.setattr(VllmBackend, "_read_images", slow)
+    request = asked("during", 1)
+    served.engine.submit([request])
+    assert reading.wait(60)
+    weights = served.vlm.random_weights(4)
+    served.engine.update_weights(PolicyVersion(1, 4), weights.items(), "during").result(120)
+    swapped.set()
+    [result] = served.collector.wait(["during"])
+    assert set(result.sampled.versions) == {PolicyVersion(1, 4)}
+    served.vlm.check(result, weights, PROMPT, request.images, TOLERANCE)
+
+
+def test_images_that_become_other_tokens_than_the_learners_are_refused(served: Engine) -> None:
+    [result] = served.run(replace(asked("other-tokens", 1), seen="0" * 16))
+    assert "not those of the learner's processor" in result.refusal
