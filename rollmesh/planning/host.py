@@ -63,11 +63,11 @@ def of_learner(
 
 
 def _published(config: Config, shape: ModelShape, dtype_bytes: int) -> dict[str, int]:
-    """Bytes of the versions that the first rank publishes, by component."""
-    version = shape.merged * dtype_bytes
+    """Bytes of the versions that the first rank publishes, by component; of adapters with the base, which stays."""
+    base, version = _travelling(config, shape, dtype_bytes)
     weights = config.weights
     where = IN_SHM if weights.transport in ("auto", "shm") else "versions"
-    parts = {where: (config.kept_versions + VERSIONS_IN_FLIGHT) * version, "export's staging": _GATHERED}
+    parts = {where: base + (config.kept_versions + VERSIONS_IN_FLIGHT) * version, "export's staging": _GATHERED}
     if weights.encoding != "full" and weights.transport != "shm":
         parts["deltas"] = round(weights.chain * LINK_SHARE * version)
     return parts
@@ -82,12 +82,21 @@ def of_generator(config: Config, shape: ModelShape, dtype_bytes: int, *, same_no
         dtype_bytes: of an element of the weights that travel.
         same_node: it maps the learner's files where the transport is shared memory.
     """
-    version = shape.merged * dtype_bytes
+    base, version = _travelling(config, shape, dtype_bytes)
     parts = {}
     mapped = same_node and config.weights.transport in ("auto", "shm")
     if not mapped:
-        parts["version received"] = version
+        parts["version received"] = base + version
     vllm = config.rollout.vllm
     if config.rollout.engine == "vllm" and (vllm.transfer == "shm" or vllm.tensor_parallel * vllm.data_parallel > 1):
-        parts["version for vLLM's workers"] = version
+        # An adapter that it computes with comes as a file; merged weights are as many as the base's.
+        served = config.learner.served_adapter is not None
+        parts["version for vLLM's workers"] = 0 if served else shape.merged * dtype_bytes
     return parts
+
+
+def _travelling(config: Config, shape: ModelShape, dtype_bytes: int) -> tuple[int, int]:
+    """Bytes that travel once, and with each version: the base and its adapter, or nothing and the whole model."""
+    if config.learner.pushed_adapter is None:
+        return 0, shape.merged * dtype_bytes
+    return shape.merged * dtype_bytes, shape.trained * dtype_bytes
