@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,13 +14,15 @@ import torch
 
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.types import EngineSettings, GenerationRequest, GenerationResult, SamplingParams
-from rollmesh.generators.engines.vllm.backend import VllmBackend
 from rollmesh.mesh.config.rollout import VllmSection
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.generators.engines.collector import Collector
 from tests.generators.engines.harness import V1, V2, prefix_of
 from tests.generators.engines.tiny_vlm import CONTEXT, IMAGE, TinyVlm, picture
+
+if TYPE_CHECKING:
+    from rollmesh.generators.engines.vllm.backend import VllmBackend
 
 pytestmark = [pytest.mark.engine("vllm"), pytest.mark.timeout(900)]
 
@@ -140,6 +142,8 @@ def test_new_weights_reach_the_vision_part_amid_a_response(served: Engine) -> No
 
 def test_images_that_are_read_during_a_swap_are_submitted_once(served: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, swapped = threading.Event(), threading.Event()
+    from rollmesh.generators.engines.vllm.backend import VllmBackend
+
     read = VllmBackend._read_images
 
     async def slow(self: VllmBackend, running: Any) -> Any:
