@@ -1,12 +1,8 @@
 """Makes the model and the data of all stages: `python -m examples.stages.prepare --out FOLDER`.
 
-| file | rows | stage |
-|---|---|---|
-| `base/` | a freshly initialized model, which answers nothing right | `sft` |
-| `answers.jsonl` | prompts with right answers | `sft` |
-| `pairs.jsonl` | prompts with a right and a wrong answer | `rm` |
-| `train.parquet` | prompts, with verl's fields | `run` |
-| `eval.parquet` | held-out prompts, of which no other file has any | `eval` |
+`base/` is a freshly initialized model, which answers nothing right. `answers.jsonl` has prompts with right answers, for
+`sft`. `pairs.jsonl` has prompts with a right and a wrong answer, for `rm`. `train.parquet` has prompts for `run`, with
+verl's fields. `eval.parquet` has held-out prompts, of which no other file has any.
 """
 
 from __future__ import annotations
