@@ -63,7 +63,8 @@ def evaluation_config(config: Config, choice: ModelChoice, out: Path) -> Config:
     # It publishes once, from host memory: all devices are the generators'.
     kept["learner"] = {"device": "cpu", "python": config.learner.python}
     if choice.lora is not None:
-        kept["learner"]["lora"] = choice.lora.model_dump()
+        # The evaluator publishes the model with its adapter merged in.
+        kept["learner"]["lora"] = choice.lora.model_dump() | {"push": "full"}
     run = {"dir": out.parent, "name": out.name, "seed": config.run.seed}
     return load_config({**kept, "run": run, "model": choice.base.model_dump()})
 

@@ -113,7 +113,7 @@ class ScriptedBackend(Backend):
         self._jobs: dict[str, Sampling] = {}
         self._weights: NDArray[np.float32] | None = None
         self._label = ""
-        self._paused = self._asleep = self._ended = False
+        self._paused = self._asleep = self._deeply = self._ended = False
         self._changed = asyncio.Event()
         self._decoding: asyncio.Task[None] | None = None
         self._fresh = np.random.default_rng(0)
@@ -216,17 +216,18 @@ class ScriptedBackend(Backend):
     async def sleep(self, level: SleepLevel) -> SleepReport:
         await self._called("sleep")
         assert self._paused
-        assert not self._asleep or self._weights is not None, "it is as deep asleep as can be"
+        assert not self._deeply, "it is as deep asleep as can be"
         assert not self._jobs, "it was put to sleep with jobs"
         self._asleep = True
-        if level >= SleepLevel.WITHOUT_WEIGHTS:
+        self._deeply = level >= SleepLevel.WITHOUT_WEIGHTS
+        if self._deeply:
             self._weights = None
         return SleepReport(1 << 20, 0.0)
 
     async def wake(self, step: WakeStep) -> None:
         await self._called("wake")
         assert self._asleep
-        self._asleep = step < WakeStep.KV_CACHE
+        self._asleep, self._deeply = step < WakeStep.KV_CACHE, False
 
     async def ping(self) -> None:
         await self._called("ping")
