@@ -134,10 +134,9 @@ def evaluate(
         RollmeshError: what ended the evaluation early; responses so far stay in its folder.
         KeyboardInterrupt: after an orderly end of all services.
     """
-    given = {"model.path": str(model)} if model is not None and not isinstance(config, Config | Path | str) else {}
     source = Path(config) if isinstance(config, str) else config
     values = source.model_dump() if isinstance(source, Config) else source
-    resolved = read_for_evaluation(values, overrides, given)
+    resolved = read_for_evaluation(values, overrides, {}, None if model is None else str(model))
     with _serving(resolved, _functions(reward_fn)) as served:
         chosen = None if model is None else str(model)
         evaluation = Evaluation(EvaluationRequest(served, chosen, None if out is None else Path(out), fresh=fresh))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from examples.demo.prepare import write_rows
 from examples.demo.problems import Problem, split_problems
 
 _LARGEST_DIGIT, _HELD_OUT = 4, 125
-_WRONG_ANSWERS = 8
 
 
 def prepare(out: Path, seed: int) -> None:
@@ -34,12 +34,18 @@ def prepare(out: Path, seed: int) -> None:
 
 
 def _pairs(problems: Sequence[Problem], rng: random.Random) -> Iterator[dict[str, str]]:
-    """Right answers next to answers with one or two wrong digits."""
+    """Right answers next to wrong ones: near ones, any others, and answers that are too short or too long.
+
+    Without the last kind the policy finds long answers, which the reward model has never seen and scores highly.
+    """
     for problem in problems:
-        wrong = [f"{number:02d}" for number in range(100) if f"{number:02d}" != problem.answer]
-        near = [answer for answer in wrong if any(a == b for a, b in zip(answer, problem.answer, strict=True))]
-        for rejected in rng.sample(near, _WRONG_ANSWERS // 2) + rng.sample(wrong, _WRONG_ANSWERS // 2):
-            yield {"prompt": problem.prompt, "chosen": problem.answer, "rejected": rejected}
+        right = problem.answer
+        wrong = [f"{number:02d}" for number in range(100) if f"{number:02d}" != right]
+        near = [answer for answer in wrong if any(a == b for a, b in zip(answer, right, strict=True))]
+        digits = "".join(rng.choices(string.digits, k=3))
+        odd = [right[0], right[1], right + digits[:1], digits[:1] + right, right + digits, digits, right + right]
+        for rejected in rng.sample(near, 4) + rng.sample(wrong, 3) + rng.sample(odd, 4):
+            yield {"prompt": problem.prompt, "chosen": right, "rejected": rejected}
 
 
 def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -64,8 +64,7 @@ def _eval(
     from rollmesh.evaluation.tables import summary_lines
     from rollmesh.launcher.console.view import PlainView
 
-    given = {"model.path": model} if model is not None and config_path is None else {}
-    config = read_for_evaluation(config_path, overrides, given)
+    config = read_for_evaluation(config_path, overrides, {}, model)
     evaluation = Evaluation(EvaluationRequest(config, model, out, fresh=fresh, with_log_probs=log_probs))
     view = PlainView(1)
     try:

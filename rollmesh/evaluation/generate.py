@@ -66,9 +66,7 @@ def generate(
             set_aside(folder)
         path = write_prompts([*texts, *_read(file)], folder, chat=request.chat)
         given = {**WITHOUT_REWARDS, "data.eval": str(path), "data.prompt_key": _KEY}
-        if request.model is not None and request.config_path is None:
-            given["model.path"] = request.model
-        config = read_for_evaluation(request.config_path, request.overrides, given)
+        config = read_for_evaluation(request.config_path, request.overrides, given, request.model)
         evaluation = Evaluation(
             EvaluationRequest(config, request.model, folder, fresh=request.fresh, with_log_probs=request.with_log_probs)
         )

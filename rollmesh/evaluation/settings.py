@@ -21,7 +21,10 @@ _KEPT_OF = {
 
 
 def read_for_evaluation(
-    source: Path | Mapping[str, Any] | None, overrides: Sequence[str], given: Mapping[str, Any]
+    source: Path | Mapping[str, Any] | None,
+    overrides: Sequence[str],
+    given: Mapping[str, Any],
+    named: str | None = None,
 ) -> Config:
     """The configuration that a user means, which needs no training data.
 
@@ -29,6 +32,7 @@ def read_for_evaluation(
         source: a YAML file or the same as a mapping; None: defaults.
         overrides: as on the command line.
         given: values by key, `a.b.c`, of other options; they take precedence.
+        named: the model that is asked for; it stands in for a `model.path` that is not set.
 
     Raises:
         ConfigError: unreadable, unknown keys, no model or no prompts.
@@ -37,10 +41,12 @@ def read_for_evaluation(
     data, model = values.get("data") or {}, values.get("model") or {}
     if not isinstance(data, Mapping) or data.get("eval") is None:
         raise ConfigError("no prompts are given", hint="set data.eval to Parquet or JSONL files")
+    if named is not None and isinstance(model, Mapping) and not model.get("path"):
+        model = {**model, "path": named}
     if not isinstance(model, Mapping) or not model.get("path"):
         raise ConfigError("no model is given", hint="name one with --model, or set model.path")
     # No one reads it.
-    return load_config({**values, "data": {"train": data["eval"], **data}})
+    return load_config({**values, "model": model, "data": {"train": data["eval"], **data}})
 
 
 def evaluation_config(config: Config, choice: ModelChoice, out: Path) -> Config:

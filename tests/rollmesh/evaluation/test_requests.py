@@ -47,6 +47,8 @@ def test_a_configuration_needs_prompts_and_a_model_but_no_training_data() -> Non
         read_for_evaluation({"model": {"path": "m"}}, [], {})
     with pytest.raises(ConfigError, match="no model is given"):
         read_for_evaluation(None, ["data.eval=e"], {})
+    assert read_for_evaluation({"data": {"eval": "e"}}, [], {}, "named").model.path == "named"
+    assert read_for_evaluation({"data": {"eval": "e"}, "model": {"path": "m"}}, [], {}, "named").model.path == "m"
     asked = read_for_evaluation(None, ["--data.eval=e"], {**WITHOUT_REWARDS, "model.path": "m"})
     assert (asked.reward.functions, asked.reward.in_process) == (["none"], True)
 
