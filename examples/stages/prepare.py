@@ -44,7 +44,7 @@ def _pairs(problems: Sequence[Problem], rng: random.Random) -> Iterator[dict[str
         near = [answer for answer in wrong if any(a == b for a, b in zip(answer, right, strict=True))]
         digits = "".join(rng.choices(string.digits, k=3))
         odd = [right[0], right[1], right + digits[:1], digits[:1] + right, right + digits, digits, right + right]
-        for rejected in rng.sample(near, 4) + rng.sample(wrong, 3) + rng.sample(odd, 4):
+        for rejected in near + rng.sample(wrong, 20) + rng.sample(odd, 4):
             yield {"prompt": problem.prompt, "chosen": right, "rejected": rejected}
 
 
