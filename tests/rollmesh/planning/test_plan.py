@@ -281,3 +281,11 @@ def test_float32_for_generators_on_gpus_is_told() -> None:
     single = with_settings(config, {"model.dtype": "float32"})
     assert said in "\n".join(lines(found(single, "1xH100-80G")))
     assert said not in "\n".join(lines(found(single, "1xCPU-240G")))
+
+
+def test_roles_with_devices_of_their_own_are_left_out_and_named() -> None:
+    roles = {"critic": {"at": "own"}}
+    sections = {"algorithm": {"name": "ppo"}, "learner": {"roles": roles}}
+    plan = planned(configured("qwen2.5-7b", **sections), "8xH100-80G")
+    assert [role.setup.name for role in plan.roles] == ["actor"]
+    assert any("not in this plan: critic" in notice for notice in plan.notices)
