@@ -53,6 +53,8 @@ class RemoteRole:
         self._client: RoleClient | None = None
         self._checkpoint = ""
         self._vocab_size = 0
+        # Well within the deadline of a collective, in which the others wait.
+        self._keep_alive_s = min(_KEEP_ALIVE_S, world.timeout.total_seconds() / 3)
 
     @property
     def trained(self) -> bool:
@@ -112,7 +114,7 @@ class RemoteRole:
         if self._world.process == 0:
             future = self._submit(call)
         while True:
-            said = self._world.gather_bytes(_state(future))[0]
+            said = self._world.gather_bytes(_state(future, self._keep_alive_s))[0]
             if said == _WAITING:
                 continue
             if future is not None:
@@ -216,11 +218,11 @@ class RemoteBatch(RoleBatch):
         self._sent = True
 
 
-def _state(future: Future[Any] | None) -> bytes:
-    """The state of the leading process's call; nothing in the others."""
+def _state(future: Future[Any] | None, within_s: float) -> bytes:
+    """The state of the leading process's call, at its end or after some seconds; nothing in the others."""
     if future is None:
         return b""
-    if not wait([future], _KEEP_ALIVE_S).done:
+    if not wait([future], within_s).done:
         return _WAITING
     error = future.exception()
     return _DONE if error is None else _FAILED + str(error).encode()

@@ -295,3 +295,11 @@ def test_ranks_with_other_experts_gather_less_and_hold_as_much() -> None:
     assert divided.shape.elements == whole.shape.elements
     peaks = [max(phase.total for phase in setup.phases()) for setup in (whole, divided)]
     assert peaks[1] < peaks[0]
+
+
+def test_roles_with_devices_of_their_own_are_left_out_and_named() -> None:
+    roles = {"critic": {"at": "own"}}
+    sections = {"algorithm": {"name": "ppo"}, "learner": {"roles": roles}}
+    plan = planned(configured("qwen2.5-7b", **sections), "8xH100-80G")
+    assert [role.setup.name for role in plan.roles] == ["actor"]
+    assert any("not in this plan: critic" in notice for notice in plan.notices)
