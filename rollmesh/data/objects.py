@@ -1,7 +1,7 @@
 """Rows that a program has in memory become a file, which all services of a run can name.
 
 Invariant: a file is called after its content. The same rows give the same file, so that a run continues with it, and
-runs with the same rows share it. It lies beside the runs, so that a run that is started over keeps it.
+runs with the same rows share it. It lies next to the runs, so that a run that is started over keeps it.
 """
 
 from __future__ import annotations

@@ -33,6 +33,12 @@ def test_settings_of_other_losses_are_refused() -> None:
         read_trainer_config("rm", GIVEN, ["learner.lora={}"])
 
 
+@pytest.mark.parametrize("command", CONFIGS)
+def test_experts_are_replayed_by_no_trainer(command: str) -> None:
+    with pytest.raises(ConfigError, match="needs generators"):
+        read_trainer_config(command, GIVEN, ["learner.router.replay=true"])
+
+
 def test_parts_are_frozen_where_that_says_something() -> None:
     frozen = "learner.frozen=[vision_tower]"
     assert read_trainer_config("sft", GIVEN, [frozen]).learner.frozen == ["vision_tower"]

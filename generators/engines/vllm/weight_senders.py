@@ -2,7 +2,7 @@
 
 A sender stages a set of tensors while decoding continues, in any thread, and sends it while the engine is paused.
 `SharedSender` is ours; `NativeSender` drives vLLM's own trainers, with this process in the trainer's place. Adapters
-are loaded from files, beside a base that a sender has sent.
+are loaded from files, next to a base that a sender has sent.
 """
 
 from __future__ import annotations

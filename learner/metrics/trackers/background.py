@@ -1,4 +1,4 @@
-"""A tracker behind a thread of its own, so that a server that is slow or gone delays nothing else.
+"""A tracker with a thread of its own, so that a server that is slow or gone delays nothing else.
 
 Invariants: `log` and `log_samples` never block and never raise. At most `LIMIT` records wait; further ones are lost,
 and counted. A tracker that cannot be opened is tried again until the end of the run. A record that fails is lost: the

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -37,6 +38,12 @@ class TrainerConfig(Section):
     security: RankSecuritySection = Field(default_factory=RankSecuritySection, description="Unprotected connections.")
     data: RowsSection
     learner: TrainerSection
+
+    @model_validator(mode="after")
+    def _has_no_generators(self) -> Self:
+        if self.learner.router.replay:
+            raise ValueError("learner.router.replay needs generators, which record experts: leave it out")
+        return self
 
 
 class SftConfig(TrainerConfig):

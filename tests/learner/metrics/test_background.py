@@ -1,4 +1,4 @@
-"""A tracker behind a thread: it delays nothing, however it fails, and what it loses is counted."""
+"""A tracker with a thread: it delays nothing, however it fails, and what it loses is counted."""
 
 from __future__ import annotations
 

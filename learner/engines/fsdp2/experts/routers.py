@@ -23,7 +23,7 @@ from rollmesh.mesh.errors import ConfigError
 # The buffer of architectures that choose experts by their scores and a bias.
 _BIAS = "e_score_correction_bias"
 # Passes, both losses, tokens, those with given experts, and those of them that would have had others.
-_FIGURES = 6
+_VALUES = 6
 
 
 class Routers:
@@ -106,13 +106,13 @@ class Routers:
         self.forget()
         counts = self._world.sum(own)
         if self._section.bias_update_rate and not skipped:
-            for router, load in zip(self._routers, counts[:, _FIGURES:], strict=True):
+            for router, load in zip(self._routers, counts[:, _VALUES:], strict=True):
                 bias = getattr(router.module, _BIAS)
                 bias += bias_step(load[: router.experts], self._section.bias_update_rate).to(bias)
         # One reading for all: the host waits for the device with each.
         counts = counts.cpu()
-        figures, loads = counts[:, :_FIGURES], counts[:, _FIGURES:]
-        passes, balance, z, tokens, replayed, drifted = figures.sum(0).tolist()
+        values, loads = counts[:, :_VALUES], counts[:, _VALUES:]
+        passes, balance, z, tokens, replayed, drifted = values.sum(0).tolist()
         if not passes:
             return {}
         metrics = load_metrics(loads[:, : min(router.experts for router in self._routers)])
@@ -149,7 +149,7 @@ class _Router:
         given: experts to choose, int64 [T, K].
         weight: of its losses.
         recording: counts what it chooses.
-        counts: numbers of `_FIGURES`, and the tokens of each expert.
+        counts: numbers of `_VALUES`, and the tokens of each expert.
     """
 
     def __init__(self, layer: ExpertLayer, module: nn.Module) -> None:
@@ -177,7 +177,7 @@ class _Router:
 
     def padded_counts(self, experts: int, device: torch.device) -> Tensor:
         """The counts of so many experts, float64."""
-        counts = torch.zeros(_FIGURES + experts, dtype=torch.float64, device=device)
+        counts = torch.zeros(_VALUES + experts, dtype=torch.float64, device=device)
         if self.counts is not None:
             counts[: len(self.counts)] = self.counts
         return counts
@@ -192,9 +192,9 @@ class _Router:
         z = z_loss(logits) if used and section.z_loss_coeff else zero
         if self.recording:
             drift = (zero, zero) if replayed is None else (replayed.replayed, replayed.drifted)
-            figures = [zero + 1, balance.detach(), z.detach(), zero + len(chosen), *drift]
+            values = [zero + 1, balance.detach(), z.detach(), zero + len(chosen), *drift]
             loads = loads_of(chosen, self.experts).double()
-            counts = torch.cat([torch.stack([figure.double() for figure in figures]), loads])
+            counts = torch.cat([torch.stack([value.double() for value in values]), loads])
             self.counts = counts if self.counts is None else self.counts + counts
         loss = (section.load_balance_coeff or 0.0) * balance + (section.z_loss_coeff or 0.0) * z
         if self.weight > 0.0 and loss.requires_grad:
