@@ -201,7 +201,7 @@ class ScriptedBackend(Backend):
         self.staged -= 1
         await self._called("load")
         self._weights = (staged[self._model.table] * staged[self._model.factor]).numpy()
-        self._label = label
+        self._label, self._deeply = label, False
 
     def discard(self, staged: Weights) -> None:
         self.staged -= 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rollmesh.generators.engines.errors import EngineError
@@ -96,6 +96,7 @@ class _Walk:
 )
 @settings(max_examples=30, deadline=None)
 @given(calls=st.lists(st.tuples(st.sampled_from(_CALLS), st.integers(0, 1000)), max_size=25), weights=st.booleans())
+@example(calls=[("update", 0), ("sleep", 0), ("progress", 0), ("sleep", 0)], weights=False)
 def test_any_order_of_calls(
     kv: KvPolicy, stride: int, kind: type[ScriptedHarness], calls: list[tuple[str, int]], weights: bool
 ) -> None:
