@@ -14,9 +14,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rollmesh.learner.model_files.adapter_names import A_END, B_END, layer_of_peft, peft_name
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.weights.adapter import adapted_weight, factor_names
 from rollmesh.mesh.weights.peft_folder import CONFIG_NAME, WEIGHTS_NAME
 
 # Settings under which a weight is more than W + scale * B A, with the values that leave it at that.
@@ -85,18 +85,18 @@ class FolderAdapter:
                 names = list(file.keys())
         except (OSError, SafetensorError) as error:
             raise DataError(f"{self._path} cannot be read: {error}", hint="copy the folder again") from error
-        layers = {layer for name in names if (layer := layer_of_peft(name)) is not None}
-        expected = {peft_name(f"{layer}{end}") for layer in layers for end in (A_END, B_END)}
-        if not layers or expected != set(names):
+        weights = {weight for name in names if (weight := adapted_weight(name)) is not None}
+        expected = {name for weight in weights for name in factor_names(weight)}
+        if not weights or expected != set(names):
             odd = sorted(expected.symmetric_difference(names))
             raise DataError(
                 f"{self._path} is not a low-rank adapter of linear layers: {odd[0] if odd else 'it is empty'}",
                 hint="merge it with peft (`merge_and_unload`), and give the model's folder",
             )
-        self.layers = frozenset(layers)
+        self.layers = frozenset(weight.removesuffix(".weight") for weight in weights)
 
     def read(self, layer: str) -> tuple[Tensor, Tensor]:
         """A and B of a layer, in float32."""
         with safe_open(self._path, framework="pt") as file:
-            a, b = (file.get_tensor(peft_name(f"{layer}{end}")).to(torch.float32) for end in (A_END, B_END))
+            a, b = (file.get_tensor(name).to(torch.float32) for name in factor_names(f"{layer}.weight"))
         return a, b

@@ -28,9 +28,3 @@ def is_adapter(name: str) -> bool:
 def peft_name(name: str) -> str:
     """The name in a folder that peft writes: without that of the adapter, which is its folder's."""
     return PEFT_PREFIX + name.replace(f".{NAME}.weight", ".weight")
-
-
-def layer_of_peft(name: str) -> str | None:
-    """The layer to which a tensor of peft's folder belongs; None for a name that is not of an adapter's product."""
-    layer, _, end = name.removeprefix(PEFT_PREFIX).rpartition(".lora_")
-    return layer if layer and end in ("A.weight", "B.weight") and name.startswith(PEFT_PREFIX) else None

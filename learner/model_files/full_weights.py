@@ -15,6 +15,7 @@ from rollmesh.learner.model_files.reading import read_parts
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.learner.model_files.weight_files import full_part
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.weights.merging import merge
 
 _WEIGHT = ".weight"
 
@@ -62,16 +63,16 @@ def read_full(source: StoredModel, dtype: torch.dtype, adapter: Adapter | None =
             full[tuple(part)] = values.to(full.dtype)
         layer = name.removesuffix(_WEIGHT)
         if adapter is not None and name.endswith(_WEIGHT) and layer in layers:
-            a, b = adapter.read(layer)
-            _add_product(full, a, b, adapter, layer)
+            full = _merged(full, adapter, layer)
         yield name, full.to(dtype) if full.is_floating_point() else full
 
 
-def _add_product(weight: Tensor, a: Tensor, b: Tensor, adapter: Adapter, layer: str) -> None:
+def _merged(weight: Tensor, adapter: Adapter, layer: str) -> Tensor:
+    a, b = adapter.read(layer)
     if weight.dim() != 2 or (b.shape[0], a.shape[1]) != tuple(weight.shape) or b.shape[1] != a.shape[0]:
         raise DataError(
             f"{adapter.origin}: the adapter of {layer} is {list(b.shape)} by {list(a.shape)}, and the layer "
             f"{list(weight.shape)}",
             hint="give the model with which the adapter was trained",
         )
-    weight.addmm_(b, a, alpha=adapter.scale)
+    return merge(weight, a, b, adapter.scale)

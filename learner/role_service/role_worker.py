@@ -1,7 +1,7 @@
 """One rank of a role's processes: its engine, and what it computes of the batch that the learner gave.
 
 Invariants: every method is collective over the role's ranks, and called with the same arguments. A request that is
-refused is refused on all of them, and has changed nothing.
+refused is refused on all of them, and has changed nothing, unless `attach` says otherwise.
 """
 
 from __future__ import annotations
@@ -41,9 +41,6 @@ class RoleWorker:
         algorithm: of the run; its methods are the losses.
         build: makes the engine; called again where the model has to be as it was loaded first.
         token_budget: tokens per micro-batch.
-
-    Attributes:
-        engine: of this rank.
     """
 
     def __init__(
@@ -53,7 +50,7 @@ class RoleWorker:
         self._algorithm = algorithm
         self._build = build
         self._token_budget = token_budget
-        self.engine = build()
+        self._engine: Engine | None = build()
         # Keeps the ranks' process group while an engine takes the place of another one.
         self._world = World(self.engine.device.type, need_group=False)
         self._is_initial = True
@@ -68,6 +65,19 @@ class RoleWorker:
         self._written: Future[None] = Future()
         self._written.set_result(None)
 
+    @property
+    def engine(self) -> Engine:
+        """The engine of this rank.
+
+        Raises:
+            DataError: its model could not be loaded again.
+        """
+        if self._engine is None:
+            raise DataError(
+                f"role {self._role.name} has no model: it could not be loaded again", hint="attach a learner again"
+            )
+        return self._engine
+
     def attach(self, checkpoint: str) -> None:
         """Gives up what an earlier learner has begun; the model is then that of a checkpoint, or the initial one.
 
@@ -75,11 +85,14 @@ class RoleWorker:
             checkpoint: folder of the role's part; empty: the initial one.
 
         Raises:
-            DataError: it is not here, or of another model.
+            DataError: it is not here, or of another model. Where the initial model cannot be loaded again, there is
+                none until it can.
         """
         wait([self._written], WRITE_S)
-        self.engine.discard()
         self._tensors, self._batch, self._rollouts = {}, None, None
+        if self._engine is None or not (checkpoint or self._is_initial):
+            self._load()
+        self.engine.discard()
         if checkpoint:
             folder = Path(checkpoint)
             self._require(
@@ -87,10 +100,6 @@ class RoleWorker:
             )
             self._is_initial = False
             self.engine.load_checkpoint(folder)
-        elif not self._is_initial:
-            self.engine.close()
-            self.engine = self._build()
-            self._is_initial = True
 
     def put(self, tensors: Arrays, kept: Sequence[str]) -> None:
         """Takes tensors of a batch.
@@ -166,8 +175,19 @@ class RoleWorker:
         """Waits for what is written, and frees the engine."""
         wait([self._written], WRITE_S)
         self._thread.shutdown(wait=False)
-        self.engine.close()
+        self._close_engine()
         self._world.close()
+
+    def _load(self) -> None:
+        # Two models at once may not fit.
+        self._close_engine()
+        self._engine = self._build()
+        self._is_initial = True
+
+    def _close_engine(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
 
     def _open(self) -> None:
         engine = self.engine
