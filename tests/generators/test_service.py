@@ -421,11 +421,13 @@ async def test_cancelled_groups_free_their_slots(tmp_path: Path) -> None:
         async def cancelled() -> bool:
             return await world.gauge("gen-1", "groups_cancelled") == 2
 
-        await eventually(cancelled)
+        async def decoding() -> bool:
+            status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=30)
+            assert status.weights_transport == "shm"
+            return (status.groups_held, status.active_sequences, status.queued_sequences) == (2, 8, 0)
 
-        status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=30)
-        assert status.weights_transport == "shm"
-        assert (status.groups_held, status.active_sequences, status.queued_sequences) == (2, 8, 0)
+        await eventually(cancelled)
+        await eventually(decoding)
         ledger = await learner.client.ledger("train")
         assert ledger.counters.evicted_stale == ledger.counters.cancelled == ledger.counters.generating == 2
         assert ledger.counters.superseded_writes == 0

@@ -32,6 +32,7 @@ from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import LostStateError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.rpc.retries import call_with_retry
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.service import Shutdown
@@ -49,7 +50,7 @@ from tests.repository import REPOSITORY
 
 SECURITY = SecuritySection()
 ANY_CODE = CodeRule(AllowCode.ANY)
-DEADLINE_S = 90.0
+DEADLINE_S = 240.0
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -180,14 +181,8 @@ class Learner:
         self.ordinal = response.seeded
         self.agent.set_status(incarnation=self.incarnation)
 
-        async def heard() -> bool:
-            # A mesh that waits for seconds only may wait for less than a busy machine takes.
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                await self.agent.heartbeat()
-                return True
-            return False
-
-        await eventually(heard)
+        # A mesh that waits for seconds only may wait for less than a busy machine takes.
+        await call_with_retry(self.agent.heartbeat, retry_s=DEADLINE_S, what="a heartbeat")
 
     async def _say_again(self, resumed_at: int) -> None:
         """Redis may have lost acknowledged writes: tells it what has been used."""
