@@ -94,6 +94,22 @@ def test_an_upload_that_breaks_off_leaves_no_copy_and_is_made_up_for(
     assert run.names() == ["i0001-v00000020"]
 
 
+@pytest.mark.parametrize("written", [0, 5])
+def test_a_copy_whose_list_is_not_whole_is_none_and_is_made_up_for(
+    run: SavedRun, tmp_path: Path, written: int
+) -> None:
+    """As a learner leaves it in a folder that dies while it writes the list."""
+    run.save("i0001-v00000010")
+    run.save("i0001-v00000020")
+    run.update()
+    memory, path = fsspec.filesystem("memory"), "bucket/runs/demo/i0001-v00000020/digests.json"
+    memory.pipe_file(path, memory.cat_file(path)[:written])
+    elsewhere = tmp_path / "elsewhere"
+    assert run.copies.fetch(elsewhere / "checkpoints", elsewhere / "consumption.jsonl").name == "i0001-v00000010"
+    assert run.update() == ["i0001-v00000020"]
+    assert run.update() == []
+
+
 def test_a_checkpoint_that_is_removed_meanwhile_is_left_out(run: SavedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run.save("i0001-v00000010")
     run.save("i0001-v00000020")

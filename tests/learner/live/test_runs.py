@@ -81,7 +81,7 @@ def assert_nothing_twice(config: Config) -> None:
     assert max(counted.values()) == 1
 
 
-def wait_for_line(path: Path, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 60.0) -> None:
+def wait_for_line(path: Path, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 240.0) -> None:
     """Waits until a jsonl file of another process holds a line."""
     alarm = threading.Event()
     deadline = timeout_s / 0.02
