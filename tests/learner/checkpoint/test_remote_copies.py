@@ -95,9 +95,7 @@ def test_an_upload_that_breaks_off_leaves_no_copy_and_is_made_up_for(
 
 
 @pytest.mark.parametrize("written", [0, 5])
-def test_a_copy_whose_list_is_not_whole_is_none_and_is_made_up_for(
-    run: SavedRun, tmp_path: Path, written: int
-) -> None:
+def test_a_copy_whose_list_is_not_whole_is_none_and_is_made_up_for(run: SavedRun, tmp_path: Path, written: int) -> None:
     """As a learner leaves it in a folder that dies while it writes the list."""
     run.save("i0001-v00000010")
     run.save("i0001-v00000020")

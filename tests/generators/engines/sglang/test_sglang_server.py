@@ -27,7 +27,7 @@ from tests.generators.engines.sglang.server import START_S, SglangHarness, Share
 from tests.generators.engines.tiny import ContractModel
 from tests.sockets import assert_on_loopback, listeners
 
-pytestmark = [pytest.mark.engine("sglang"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine("sglang")]
 
 
 @pytest.mark.parametrize("transfer", ["tensor", "disk", "distributed"])

@@ -24,7 +24,7 @@ from tests.generators.engines.tiny_vlm import CONTEXT, IMAGE, TinyVlm, picture
 if TYPE_CHECKING:
     from rollmesh.generators.engines.vllm.backend import VllmBackend
 
-pytestmark = [pytest.mark.engine("vllm"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine("vllm")]
 
 PROMPT = [3, 4, IMAGE, 5, 6]
 TOLERANCE = 1e-3
