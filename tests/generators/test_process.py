@@ -30,7 +30,7 @@ async def test_processes_with_nothing_but_the_address(tmp_path: Path) -> None:
         learner__batch__groups=4,
         rollout__draft_every_s=0.2,
         rollout__draft_every_tokens=40,
-        buffer__lease_s=2.0,
+        buffer__lease_s=4.0,
     ) as world:
         learner = await world.learner()
         await learner.publish(0)

@@ -106,7 +106,7 @@ def settings(folder: Path, **overrides: Any) -> Config:
         "rollout": {"device": "cpu", "n": 4, "slots": 16, "max_response_tokens": 12, "max_prompt_tokens": 16},
         "reward": {"in_process": True},
         "learner": {"batch": {"groups": 4}, "device": "cpu"},
-        "buffer": {"lease_s": 3.0, "reconnect_grace_s": 0.5, "max_staleness": 4},
+        "buffer": {"lease_s": 6.0, "reconnect_grace_s": 0.5, "max_staleness": 4},
         "network": {"metrics": False, "retry_s": 10.0, "rpc_timeout_s": 5.0},
         "resources": {"generator_threads": 1},
         "logging": {"level": "warning"},

@@ -19,7 +19,7 @@ from tests.learner.live.test_runs import assert_nothing_twice, ledger, summary, 
 from tests.learner.live.tiny import Mesh, make_config, meanwhile, mesh_of, open_mesh, run_learner, start_learner
 
 # Nothing is over the bound whatever is lost, and nothing comes twice because the data begins again.
-CALM = {"data.eval": None, "checkpoint.every_s": None, "checkpoint.every_steps": 3, "buffer.lease_s": 2.0}
+CALM = {"data.eval": None, "checkpoint.every_s": None, "checkpoint.every_steps": 3, "buffer.lease_s": 4.0}
 
 
 def redis_of(mesh: Mesh) -> Redis:

@@ -144,7 +144,7 @@ async def training(
         tmp_path,
         redis_url,
         learner={"batch": {"groups": B}},
-        buffer={"max_staleness": 1, "redis": redis_url, "lease_s": 3.0, "reconnect_grace_s": 0.2},
+        buffer={"max_staleness": 1, "redis": redis_url, "lease_s": 6.0, "reconnect_grace_s": 0.2},
     )
     training = Training(owner, config)
     try:
