@@ -157,5 +157,5 @@ def third_party_server(foreign_python: Path, tmp_path_factory: pytest.TempPathFa
         yield f"grpc://{line.split()[-1]}"
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
         process.stdout.close()

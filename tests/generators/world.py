@@ -374,7 +374,7 @@ class World:
 
         async def at_work() -> bool:
             with contextlib.suppress(grpc.aio.AioRpcError):
-                status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=30)
+                status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=180)
                 return bool(status.groups_held >= groups and status.active_sequences)
             return False
 

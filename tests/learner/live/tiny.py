@@ -145,7 +145,7 @@ class Process:
         """SIGTERM, and SIGKILL where that does not help."""
         self.send(signal.SIGTERM)
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
