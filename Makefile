@@ -71,8 +71,10 @@ demo: $(READY) ## Train the demonstration: real services, held-out reward goes u
 # An engine that cannot be installed here is skipped by its tests, with the reason; `.ci/run` lets that fail.
 # vLLM's tests run where vLLM is, and the runs with engines with them; two environments are two calls of pytest. Both at
 # once, and with more processes than cores: tests wait for others more often than they compute. Byte code is kept, also
-# where the environment says otherwise: the suite starts hundreds of processes of the same code.
+# where the environment says otherwise: the suite starts hundreds of processes of the same code. Each computes with one
+# thread: threads that spin for each other slow all of them down.
 test test-mesh test-engines test-fast: export PYTHONDONTWRITEBYTECODE :=
+test test-mesh test-engines test-fast: export OMP_NUM_THREADS := 1
 test: lint ## Lint, types and the whole test suite, on two cores
 	-@$(MAKE) --no-print-directory vllm
 	-@$(MAKE) --no-print-directory sglang

@@ -22,6 +22,7 @@ from xdist.scheduler import LoadScopeScheduling
 from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom, freeze_heap
 from tests import engines_here, no_processes
 from tests.command import Command, in_this_process
+from tests.cpu_time import CpuTime
 from tests.repository import REPOSITORY
 
 # An example takes as long as the machine is busy; the suite's own timeouts end what hangs.
@@ -38,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Skips what starts a process, where that is asked for; xdist's own processes are started by another. Modules and
     tests are loaded with few searches for cycles."""
     collect_garbage_seldom()
+    config.pluginmanager.register(CpuTime())
     if config.getoption("no_processes") and not config.getoption("numprocesses"):
         no_processes.forbid()
 
@@ -155,5 +157,5 @@ def third_party_server(foreign_python: Path, tmp_path_factory: pytest.TempPathFa
         yield f"grpc://{line.split()[-1]}"
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
         process.stdout.close()

@@ -1,7 +1,8 @@
 """Copies of checkpoints under a URL: in an object store, or wherever else fsspec can write.
 
 Invariants: a copy that exists is complete. Object stores cannot rename a folder. So the list of digests, which names
-all files of a checkpoint, is written last, and a copy without it does not count. A copy is removed, its list first,
+all files of a checkpoint, is written last, and a copy without a whole one does not count: a folder, other than an
+object store, shows a file while it is written. A copy is removed, its list first,
 only while a newer one is complete, or to be replaced by another checkpoint of its name. The best one stays until the
 next best one has a copy. Nothing is removed that is newer than the run's newest checkpoint: a successor has
 written it. With each copy goes the consumption log: a run is restored from the two. Next to the copies is the file
@@ -211,7 +212,8 @@ class RemoteCopies:
         """The complete copies by name, with their lists of digests."""
         self._files.invalidate_cache()
         found = {path.rsplit("/", 2)[1]: path for path in self._files.glob(f"{self._root}/*/{DIGESTS_NAME}")}
-        return {name: self._files.cat_file(path) for name, path in found.items() if version_of(name) is not None}
+        lists = {name: self._files.cat_file(path) for name, path in found.items() if version_of(name) is not None}
+        return {name: digests for name, digests in lists.items() if _is_whole(digests)}
 
     def _add(self, folder: Path, log: Path, digests: bytes, *, replace: bool) -> bool:
         """Copies a checkpoint; False where it was removed meanwhile.
@@ -318,6 +320,15 @@ class RemoteCopies:
             raise
         except Exception as error:  # every file system has errors of its own
             raise CopyError(f"{what} {self._url}: {type(error).__name__}: {error}") from error
+
+
+def _is_whole(digests: bytes) -> bool:
+    """False for a list whose writer has died, or still writes: a JSON object without its end is none."""
+    try:
+        json.loads(digests)
+    except ValueError:
+        return False
+    return True
 
 
 def _digests_by_name(checkpoints: Path) -> dict[str, bytes]:

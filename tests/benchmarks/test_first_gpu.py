@@ -15,7 +15,7 @@ from rollmesh.mesh.config import load_config
 
 def test_every_run_that_it_would_start_has_devices_and_a_configuration(tmp_path: Path) -> None:
     script = REPOSITORY / "benchmarks" / "first_gpu.sh"
-    subprocess.run([script, "--dry-run", "--out", tmp_path], check=True, capture_output=True, timeout=60)
+    subprocess.run([script, "--dry-run", "--out", tmp_path], check=True, capture_output=True, timeout=240)
     report = (tmp_path / "REPORT.md").read_text(encoding="utf-8")
     commands = [shlex.split(block) for block in re.findall(r"```\n(.*?)\n```", report, re.DOTALL)]
     runs = [command for command in commands if command[:2] == [".venv/bin/rollmesh", "run"]]

@@ -38,7 +38,7 @@ class FrontProcess:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 @dataclass

@@ -29,6 +29,7 @@ from rollmesh.mesh.errors import LostStateError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.failover_channel import open_mesh
+from rollmesh.mesh.rpc.retries import call_with_retry
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2 as pb
@@ -186,7 +187,8 @@ class Mesh:
         learner.incarnation = response.incarnation
         learner.resumed = response
         learner.agent.set_status(incarnation=response.incarnation)
-        await learner.agent.heartbeat()
+        # A heartbeat of a short term has a short deadline, which a busy machine exceeds.
+        await call_with_retry(learner.agent.heartbeat, retry_s=TIMEOUT_S, what="a heartbeat")
         await learner.client.set_policy_version(response.incarnation, resume_version)
         return learner
 

@@ -228,20 +228,24 @@ async def test_one_redis_owns_a_folder(tmp_path: Path, monkeypatch: pytest.Monke
 async def test_a_redis_that_says_nothing_is_a_typed_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that was stopped in its start, or reads from a disk that hangs."""
     silent = tmp_path / "redis-server"
-    silent.write_text(
-        f"#!{sys.executable}\nimport socket, sys, time\nsettings = dict(zip(sys.argv[2::2], sys.argv[3::2]))\n"
-        "listener = socket.socket(socket.AF_UNIX)\nlistener.bind(settings['--unixsocket'])\n"
-        "listener.listen()\ntime.sleep(600)\n"
-    )
+    silent.write_text("#!/bin/sh\nexec sleep 600\n")
     silent.chmod(0o700)
-    monkeypatch.setattr("rollmesh.buffer.redis_backend.embedded.find_redis_server", lambda: str(silent))
-    monkeypatch.setattr("rollmesh.buffer.redis_backend.embedded._START_S", 1.0)
-    server = EmbeddedRedis(tmp_path / "redis")
-    try:
-        with pytest.raises(StoreError, match=r"is not ready after 1 s: .*Timeout reading"):
-            await server.start()
-    finally:
-        await server.stop()
+    with socket.socket(socket.AF_UNIX) as listener:
+
+        def listen_first() -> str:
+            # It listens before the server's first second begins, however long a process takes to start here.
+            listener.bind(str(server._socket_path()))
+            listener.listen()
+            return str(silent)
+
+        monkeypatch.setattr("rollmesh.buffer.redis_backend.embedded.find_redis_server", listen_first)
+        monkeypatch.setattr("rollmesh.buffer.redis_backend.embedded._START_S", 1.0)
+        server = EmbeddedRedis(tmp_path / "redis")
+        try:
+            with pytest.raises(StoreError, match=r"is not ready after 1 s: .*Timeout reading"):
+                await server.start()
+        finally:
+            await server.stop()
 
 
 async def test_broken_data_is_reported_with_the_log(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("there is no C compiler (cc) to build the slow disk with")
     target = tmp_path_factory.mktemp("slow_disk") / "slow_disk.so"
     source = Path(__file__).with_name("slow_disk.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", target, source, "-ldl"], check=True, timeout=60)
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", target, source, "-ldl"], check=True, timeout=240)
     return target
 
 

@@ -46,7 +46,7 @@ async def test_two_fronts_serve_one_run(mesh: Mesh) -> None:
     await generator.finish(writer, await generator.grants(admission, 2), V0)
     groups = await learner.collect(sampler, 2)
     assert (await learner.train(groups, 0)).claimed
-    members = (await learner.membership.List(membership_pb2.ListRequest(), timeout=30)).members
+    members = (await learner.membership.List(membership_pb2.ListRequest(), timeout=180)).members
     fronts = {m.address for m in members if m.role == membership_pb2.ROLE_BUFFER}
     assert fronts == {left.address, right.address}
     assert {m.role for m in members if m.address not in fronts} == {
@@ -97,7 +97,7 @@ async def test_a_writer_that_had_nothing_to_write_for_long_outlives_its_front(me
     await mesh.stop_front(front)
     # Until the channel knows: then the writer's stream has broken as well.
     with pytest.raises(grpc.aio.AioRpcError):
-        await generator.membership.List(membership_pb2.ListRequest(), timeout=30)
+        await generator.membership.List(membership_pb2.ListRequest(), timeout=180)
     await mesh.front(config, port=port)
     async with asyncio.timeout(TIMEOUT_S):
         while generator.channel.get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY:
@@ -219,7 +219,7 @@ async def test_fronts_that_start_at_the_same_moment_all_serve(mesh: Mesh) -> Non
         config = make_config(mesh.folder, mesh.redis_url)
         fronts = await asyncio.gather(*(mesh.front(config) for _ in range(4)))
         learner = await mesh.learner(fronts[0])
-        members = (await learner.membership.List(membership_pb2.ListRequest(), timeout=30)).members
+        members = (await learner.membership.List(membership_pb2.ListRequest(), timeout=180)).members
         serving = {member.address for member in members if member.role == membership_pb2.ROLE_BUFFER}
         assert serving == {front.address for front in fronts}
 
@@ -263,7 +263,7 @@ async def test_fronts_protected_by_tls_and_token_are_checked_by_their_own_names(
         await asyncio.wait_for(_all_ready(channel), TIMEOUT_S)
         stub = membership_pb2_grpc.MembershipStub(channel)
         for _ in range(4):
-            assert len((await stub.List(membership_pb2.ListRequest(), timeout=30)).members) == 2
+            assert len((await stub.List(membership_pb2.ListRequest(), timeout=180)).members) == 2
     identity = Identity(Role.GENERATOR, "generator-g")
     async with open_mesh(f"{left.address},{right.address}", section, identity) as channel:
         agent = MembershipAgent(
@@ -284,7 +284,7 @@ async def test_fronts_protected_by_tls_and_token_are_checked_by_their_own_names(
     )
     async with open_mesh(left.address, stranger.security) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await membership_pb2_grpc.MembershipStub(channel).List(membership_pb2.ListRequest(), timeout=30)
+            await membership_pb2_grpc.MembershipStub(channel).List(membership_pb2.ListRequest(), timeout=180)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
     await right.stop()
 

@@ -22,7 +22,7 @@ from tests.buffer.test_flow import balanced
 from tests.buffer.test_redis_loss import Snapshot
 
 V0 = PolicyVersion(1, 0)
-SHORT: dict[str, Any] = {"max_staleness": 1, "lease_s": 2.0}
+SHORT: dict[str, Any] = {"max_staleness": 1, "lease_s": 4.0}
 
 
 def key(held: pb.GroupGrant | pb.LeasedGroup) -> Lease:

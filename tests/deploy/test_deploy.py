@@ -210,7 +210,7 @@ async def test_redis_knows_the_buffer_alone_and_lets_it_do_no_more_than_it_needs
     access = RedisAccess(f"redis://rollmesh@127.0.0.1:{port}/0", "{rollmesh:demo}", options=options)
     stranger = RedisAccess(f"redis://127.0.0.1:{port}/0", "{rollmesh:demo}")
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(180):
             while True:
                 with suppress(StoreError):
                     await access.wait_until_loaded(30)

@@ -18,7 +18,7 @@ from rollmesh.mesh.errors import PERMANENT
 from tests.repository import REPOSITORY
 
 SCRIPT = REPOSITORY / "deploy" / "slurm" / "rollmesh.sbatch"
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 # Each step says how it was called. The learner ends as the next line of a file says, all others when they are asked to.
 SRUN = """#!/bin/bash
 said="srun $*"

@@ -16,7 +16,6 @@ SEED = 1
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_nothing_is_lost_or_trained_twice_whatever_is_killed_cut_or_stopped(tmp_path: Path) -> None:
     settings = Settings(lease_s=2.0, staleness=1, evaluation=True)
     told: list[str] = []

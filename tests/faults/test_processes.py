@@ -43,7 +43,7 @@ def test_the_process_behind_a_connection_is_known(supervisor: Supervisor, tmp_pa
     launch = Launch([sys.executable, "-c", CLIENT, family, str(link.port), str(ready)], {}, ready)
     supervisor.add("client", lambda _index: launch)
     supervisor.wait_ready("client", 10)
-    supervisor.processes[0].ended.wait(10)
+    supervisor.processes[0].ended.wait(60)
     link.close()
     loop.close()
     assert clients[0] == "client-0"

@@ -16,7 +16,6 @@ SEED = 1
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_nothing_is_lost_or_trained_twice_whoever_is_killed_or_stopped_amid_a_swap(tmp_path: Path) -> None:
     settings = Settings(lease_s=3.0, staleness=1, turns=True)
     told: list[str] = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
-DEADLINE_S = 30.0
+DEADLINE_S = 240.0
 # A standing stream that never ends is heard for so long.
 _ENOUGH_S = 0.5
 # Statuses that a service may answer to a message it does not like.

@@ -31,7 +31,7 @@ from tests.fuzz.test_rpcs import FEW
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, wait_for_line
 from tests.learner.live.tiny import make_config, meanwhile, open_mesh, run_learner
 
-_LIFE_S = 60.0
+_LIFE_S = 240.0
 KNOWN = {
     "run": ["tiny"], "incarnation": [1], "version": [0, 1, 2], "bucket": [0], "index": [0], "offset": [0, 1],
     "member_id": ["generator"], "item_id": ["a", "b"], "response": ["42"], "ground_truth_json": ["42", "{"],

@@ -32,7 +32,7 @@ METHODS = [
     *membership_pb2.DESCRIPTOR.services_by_name["Membership"].methods,
 ]
 BY_NAME = {method.name: method for method in METHODS}
-_LIFE_S = 60.0
+_LIFE_S = 240.0
 
 
 class Target:

@@ -32,6 +32,7 @@ from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import LostStateError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.rpc.retries import call_with_retry
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.service import Shutdown
@@ -49,7 +50,7 @@ from tests.repository import REPOSITORY
 
 SECURITY = SecuritySection()
 ANY_CODE = CodeRule(AllowCode.ANY)
-DEADLINE_S = 90.0
+DEADLINE_S = 240.0
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -105,7 +106,7 @@ def settings(folder: Path, **overrides: Any) -> Config:
         "rollout": {"device": "cpu", "n": 4, "slots": 16, "max_response_tokens": 12, "max_prompt_tokens": 16},
         "reward": {"in_process": True},
         "learner": {"batch": {"groups": 4}, "device": "cpu"},
-        "buffer": {"lease_s": 3.0, "reconnect_grace_s": 0.5, "max_staleness": 4},
+        "buffer": {"lease_s": 6.0, "reconnect_grace_s": 0.5, "max_staleness": 4},
         "network": {"metrics": False, "retry_s": 10.0, "rpc_timeout_s": 5.0},
         "resources": {"generator_threads": 1},
         "logging": {"level": "warning"},
@@ -180,14 +181,8 @@ class Learner:
         self.ordinal = response.seeded
         self.agent.set_status(incarnation=self.incarnation)
 
-        async def heard() -> bool:
-            # A mesh that waits for seconds only may wait for less than a busy machine takes.
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                await self.agent.heartbeat()
-                return True
-            return False
-
-        await eventually(heard)
+        # A mesh that waits for seconds only may wait for less than a busy machine takes.
+        await call_with_retry(self.agent.heartbeat, retry_s=DEADLINE_S, what="a heartbeat")
 
     async def _say_again(self, resumed_at: int) -> None:
         """Redis may have lost acknowledged writes: tells it what has been used."""
@@ -379,7 +374,7 @@ class World:
 
         async def at_work() -> bool:
             with contextlib.suppress(grpc.aio.AioRpcError):
-                status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=30)
+                status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=180)
                 return bool(status.groups_held >= groups and status.active_sequences)
             return False
 

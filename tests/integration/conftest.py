@@ -7,7 +7,7 @@ import pytest
 from filelock import FileLock
 
 from examples.demo.prepare import prepare
-from tests.integration.mesh import MeshRun
+from tests.integration.mesh import DEADLINE_S, MeshRun
 
 Prepare = Callable[[int], Path]
 
@@ -20,7 +20,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Prepar
 
     def folder_of(warm_steps: int) -> Path:
         folder = shared / f"demo-{warm_steps}"
-        with FileLock(f"{folder}.lock", timeout=100):
+        with FileLock(f"{folder}.lock", timeout=DEADLINE_S):
             prepare(folder, task="arithmetic", seed=0, largest_digit=4, held_out=32, warm_steps=warm_steps)
         return folder
 

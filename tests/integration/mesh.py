@@ -20,7 +20,8 @@ from typing import Any
 from rollmesh.learner.recovery.consumption_log import read_log, surviving_uses
 from tests.repository import REPOSITORY
 
-DEADLINE_S = 180.0
+# On a busy machine the processes of a run start in minutes.
+DEADLINE_S = 600.0
 
 
 class MeshRun:
@@ -150,10 +151,10 @@ class MeshRun:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(20)
+                self.process.wait(240)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                self.process.wait(10)
+                self.process.wait(60)
 
 
 def audit(run: MeshRun) -> None:

@@ -20,8 +20,6 @@ from tests.integration.poisoning import audit_poisoned, environment, interpreter
 from tests.sockets import assert_on_loopback, listeners, ports
 from tests.strangers import audit_privacy
 
-# An engine comes up in half a minute on a quiet machine, in minutes on a busy one.
-DEADLINE_S = 400.0
 # With the engine hf and three seeds the share of sevens went from 0.02 .. 0.10 to 0.70 .. 0.74.
 _STEPS, _GROUPS = 13, 16
 OPTIONS = {
@@ -31,7 +29,6 @@ OPTIONS = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", [pytest.param(name, marks=pytest.mark.engine(name)) for name in OPTIONS])
 def test_an_engine_samples_what_is_rewarded(
     start_mesh: Callable[..., MeshRun], warm_data: Path, tmp_path: Path, engine: str
@@ -55,12 +52,12 @@ def test_an_engine_samples_what_is_rewarded(
         "--eval.stop_at=null",
         env=environment(warm_data),
     )
-    run.wait_step(1, DEADLINE_S)
+    run.wait_step(1)
     family = [process.pid for process in psutil.Process(run.pid("generator-0")).children(recursive=True)]
     assert family, "the engine has processes of its own"
     assert_on_loopback(listeners(run.process.pid), with_ports=ports(run.doors()))
     audit_privacy(run.folder, run.process.pid)
-    assert run.finish(DEADLINE_S) == 0, run.tail()
+    assert run.finish() == 0, run.tail()
     # A process that only watches over shared memory ends by itself once the others have.
     assert survivors(family, 30.0) == set(), "a process of the engine outlived its generator"
     audit(run)

@@ -45,7 +45,7 @@ def run(demo_data: Path, tmp_path: Path) -> Path:
     config = load_config(REPOSITORY / "examples/demo/demo.yaml", overrides)
     engine = build_actor(config)
     try:
-        CheckpointStore(folder / "checkpoints").begin({"actor": engine}, PolicyVersion(1, 3), {}).result(60)
+        CheckpointStore(folder / "checkpoints").begin({"actor": engine}, PolicyVersion(1, 3), {}).result(240)
     finally:
         engine.close()
     save_config(config, folder / "config.yaml")

@@ -94,8 +94,8 @@ def test_a_run_writes_what_it_promises(
         ("reward", "rollmesh_reward"),
     ):
         url = doors[f"{service} metrics"]
-        assert httpx.get(url, timeout=10).status_code == 401
-        page = httpx.get(url, headers={"Authorization": f"Bearer {planted.texts['metrics']}"}, timeout=10).text
+        assert httpx.get(url, timeout=60).status_code == 401
+        page = httpx.get(url, headers={"Authorization": f"Bearer {planted.texts['metrics']}"}, timeout=60).text
         assert figure in page
         shown.append(page)
     assert told(secrets, run.folder, [run.process.pid], shown) == []

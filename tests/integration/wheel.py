@@ -18,7 +18,7 @@ def build(folder: Path) -> Path:
     """The wheel of this tree, built in `folder`."""
     shutil.copytree(REPOSITORY, folder / "source", symlinks=True, ignore=_NOT_BUILT)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*command, "--wheel-dir", folder, folder / "source"], check=True, timeout=120)
+    subprocess.run([*command, "--wheel-dir", folder, folder / "source"], check=True, timeout=240)
     [built] = folder.glob("*.whl")
     return built
 

@@ -292,7 +292,7 @@ def train_on_two_ranks(harness: Harness, model: Path, out: Path) -> dict[str, An
     """One of two ranks: trains the probe, then plays the scenes in which one of them fails."""
     del harness  # the worker closes its engines
     seen, result, worker, engines, algorithm = train_probe(model, out / "checkpoints", token_budget=40)
-    path = worker.begin_checkpoint(PolicyVersion(1, VERSION + 1), {}).result(60)
+    path = worker.begin_checkpoint(PolicyVersion(1, VERSION + 1), {}).result(240)
     told = save_where_ranks_fail(engines, out)
     groups, held = make_groups(), InlineTrajectories()
     held.set_batch(groups)

@@ -46,17 +46,17 @@ def save_where_ranks_fail(engines: Mapping[str, Engine], out: Path) -> dict[str,
 
     def save_with_little_space() -> Path:
         with files_up_to(100 if actor.layout.process == 1 else resource.RLIM_INFINITY):
-            return full.begin(engines, version, {}).result(60)
+            return full.begin(engines, version, {}).result(240)
 
     return {
         "rank 0 cannot make the folder": told(
-            lambda: CheckpointStore(out / "file" / "c").begin(engines, version, {}).result(60)
+            lambda: CheckpointStore(out / "file" / "c").begin(engines, version, {}).result(240)
         ),
         "each its own folder, at the start": told(lambda: nodes.check(actor)),
-        "each its own folder, later": told(lambda: nodes.begin(engines, version, {}).result(60)),
+        "each its own folder, later": told(lambda: nodes.begin(engines, version, {}).result(240)),
         "rank 1 cannot write": told(save_with_little_space),
         "what is left": told(lambda: sorted(path.name for path in (out / "full").iterdir())),
-        "rank 1 can write again": told(lambda: full.begin(engines, version, {}).result(60).name),
+        "rank 1 can write again": told(lambda: full.begin(engines, version, {}).result(240).name),
     }
 
 

@@ -33,7 +33,7 @@ def run_two_ranks(module: str, *arguments: Path, torchrun: bool = False) -> None
         command, env=environment, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        errors = process.communicate(timeout=280)[1]
+        errors = process.communicate(timeout=600)[1]
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

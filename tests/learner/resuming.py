@@ -35,7 +35,7 @@ def resume(harness: Harness, model: Path, folder: Path) -> tuple[Outcome, Outcom
         try:
             train, worker, algorithm, engines = _make(model, folder)
             train(0)
-            saved = worker.begin_checkpoint(PolicyVersion(1, VERSION + 1), {}).result(60)
+            saved = worker.begin_checkpoint(PolicyVersion(1, VERSION + 1), {}).result(240)
             uninterrupted = train(1), algorithm.state(), _state(engines)
             worker.close()
             train, worker, algorithm, engines = _make(model, folder)

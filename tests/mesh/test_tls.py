@@ -26,7 +26,7 @@ from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.service import add_health_and_reflection
 from tests.certificates import Authority
 
-_DEADLINE_S = 30.0
+_DEADLINE_S = 240.0
 
 
 @pytest.fixture(scope="module")

@@ -103,7 +103,7 @@ def introduced(make_item: MakeItem) -> Callable[..., Awaitable[RewardClient]]:
 
     async def make(servers: list[ScriptedServer], **options: Any) -> RewardClient:
         client = RewardClient([server.address for server in servers], **options)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(180):
             while not all(server.requests for server in servers):
                 await client.score([make_item("hello")], timeout_s=30)
         return client

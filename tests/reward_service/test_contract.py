@@ -105,7 +105,9 @@ async def test_health_and_reflection(serve: Any) -> None:
             )
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        stream = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=30)
+        stream = stub.ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=180
+        )
         names = [s.name async for reply in stream for s in reply.list_services_response.service]
         assert "rollmesh.v1.Reward" in names
 
@@ -129,7 +131,7 @@ async def test_the_server_refuses_repeated_ids_naming_the_field(serve: Any, make
     async with grpc.aio.insecure_channel(address.removeprefix("grpc://")) as channel:
         request = reward_pb2.ScoreRequest(items=[make_item("a"), make_item("a")])
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await reward_pb2_grpc.RewardStub(channel).Score(request, timeout=30)
+            await reward_pb2_grpc.RewardStub(channel).Score(request, timeout=180)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "item_id" in (caught.value.details() or "")
 
@@ -138,7 +140,7 @@ def test_the_third_partys_environment_knows_nothing_of_ours(foreign_python: Any)
     code = (
         "import importlib.util as u, json; print(json.dumps([bool(u.find_spec(n)) for n in ('grpc', 'mesh', 'torch')]))"
     )
-    out = subprocess.run([foreign_python, "-I", "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    out = subprocess.run([foreign_python, "-I", "-c", code], capture_output=True, text=True, check=True, timeout=240)
     assert json.loads(out.stdout) == [True, False, False]
 
 

@@ -34,7 +34,7 @@ async def test_a_server_killed_in_the_middle_of_a_call_is_replaced(scripted: Any
     doomed, spare = await scripted(hang), await scripted()
     client = RewardClient([doomed.address])
     scoring = asyncio.create_task(client.score([make_item("a"), make_item("b")], timeout_s=30))
-    await asyncio.wait_for(doomed.called.wait(), 30)
+    await asyncio.wait_for(doomed.called.wait(), 180)
     client.set_endpoints([doomed.address, spare.address])
     await doomed.kill()
     results = await scoring
@@ -48,7 +48,7 @@ async def test_a_server_that_comes_back_is_used_again(scripted: Any, make_item: 
     assert (await client.score([make_item()]))[0].HasField("scored")
     await server.kill()
     scoring = asyncio.create_task(client.score([make_item()], timeout_s=60))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         while "no reward service answers" not in client.present_wait().reason:
             await asyncio.sleep(0.01)
     assert not scoring.done()
@@ -67,7 +67,7 @@ async def test_a_server_that_is_back_is_not_blamed_while_it_scores(scripted: Any
     server.called.clear()
     server.behaviour = hang
     scoring = asyncio.create_task(client.score([make_item()], timeout_s=60))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         while not client.present_wait():
             await asyncio.sleep(0.01)
         await server.start(server.port)
@@ -83,7 +83,7 @@ async def test_only_a_server_for_which_items_wait_is_blamed(scripted: Any, make_
     (failed,) = await client.score([make_item(data_source="code")], timeout_s=1.0)
     assert gone in failed.error.message
     scoring = asyncio.create_task(client.score([make_item()], timeout_s=60))
-    await asyncio.wait_for(slow.called.wait(), 30)
+    await asyncio.wait_for(slow.called.wait(), 180)
     assert not client.present_wait()
     scoring.cancel()
     await client.close()
@@ -280,7 +280,7 @@ async def test_a_closed_client_answers_with_errors(scripted: Any, make_item: Any
     server = await scripted(hang)
     client = RewardClient([server.address])
     scoring = asyncio.create_task(client.score([make_item()], timeout_s=30))
-    await asyncio.wait_for(server.called.wait(), 30)
+    await asyncio.wait_for(server.called.wait(), 180)
     await client.close()
     assert (await scoring)[0].error.code == "closed"
     assert (await client.score([make_item()], timeout_s=30))[0].error.code == "closed"
@@ -305,10 +305,10 @@ async def test_an_item_in_the_pause_before_its_next_try_is_answered_at_the_close
     client = RewardClient([server.address], limits=CallLimits(attempts=3))
     names = ("busy", "scored")
     busy, scored = (asyncio.create_task(client.score([make_item(name)], timeout_s=60)) for name in names)
-    assert (await asyncio.wait_for(scored, 30))[0].HasField("scored")
+    assert (await asyncio.wait_for(scored, 180))[0].HasField("scored")
     assert len(server.requests) == 1, "both items were answered by one call"
     await client.close()
-    assert (await asyncio.wait_for(busy, 10))[0].error.code == "closed"
+    assert (await asyncio.wait_for(busy, 60))[0].error.code == "closed"
 
 
 async def test_a_cancelled_caller_leaves_nothing_behind(scripted: Any, make_item: Any) -> None:

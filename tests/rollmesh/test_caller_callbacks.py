@@ -24,7 +24,7 @@ from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import CallbackError, ConfigError
 
-_DEADLINE_S = 30.0
+_DEADLINE_S = 240.0
 SENT = [
     RunStart(1, 0),
     PublishedVersion(1, 0),

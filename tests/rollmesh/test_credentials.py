@@ -23,7 +23,7 @@ from rollmesh.mesh.runtime.service import add_health_and_reflection
 from tests.certificates import Authority
 from tests.secrets_here import write_secret
 
-_DEADLINE_S = 60.0
+_DEADLINE_S = 240.0
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ def test_a_checkpoint_becomes_the_folder_that_the_engine_writes(
     folder = make_model(tmp_path / "model", architecture)
     engine = make_engine(folder, model=ModelSection(path=str(folder), dtype="bfloat16"))
     train_step(engine, seed=1)
-    CheckpointStore(tmp_path / "checkpoints").begin({"actor": engine}, PolicyVersion(1, 3), {}).result(60)
+    CheckpointStore(tmp_path / "checkpoints").begin({"actor": engine}, PolicyVersion(1, 3), {}).result(240)
     engine.export_hf(tmp_path / "written")
     expected = {name: tensor.bfloat16() for name, tensor in weights(engine).items()}
     engine.close()
@@ -66,7 +66,7 @@ def train_and_save(harness: Harness, folder: Path, out: Path) -> dict[str, torch
     """A step, a checkpoint, and the folder that the engine itself writes; gives the weights, in the leading process."""
     engine = harness.make(make_spec(folder, model=ModelSection(path=str(folder), dtype="bfloat16")))
     train(engine, make_sequences(1))
-    CheckpointStore(out / "checkpoints").begin({"actor": engine}, PolicyVersion(1, 3), {}).result(60)
+    CheckpointStore(out / "checkpoints").begin({"actor": engine}, PolicyVersion(1, 3), {}).result(240)
     engine.export_hf(out / "written")
     return {name: tensor.bfloat16() for name, tensor in weights(engine).items()}
 
@@ -93,7 +93,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with a model and a checkpoint of it."""
     folder = tmp_path_factory.mktemp("run")
     engine = make_engine(make_model(folder / "model", "llama"))
-    CheckpointStore(folder / "checkpoints").begin({"actor": engine}, PolicyVersion(1, 3), {}).result(60)
+    CheckpointStore(folder / "checkpoints").begin({"actor": engine}, PolicyVersion(1, 3), {}).result(240)
     return folder
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from rollmesh.launcher.console.output import BufferedOutput
 
-DEADLINE_S = 30.0
+DEADLINE_S = 240.0
 
 
 class Held(io.StringIO):

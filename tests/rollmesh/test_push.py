@@ -22,7 +22,7 @@ from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.push import push_folder
 
-_DEADLINE_S = 30.0
+_DEADLINE_S = 240.0
 
 
 class Hub:

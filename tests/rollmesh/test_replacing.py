@@ -17,7 +17,7 @@ from rollmesh.report.restarts import read_restarts
 from tests.rollmesh.conftest import fake_spec
 
 MakeSupervisor = Callable[..., Supervisor]
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 async def running(supervisor: Supervisor, folder: Path) -> asyncio.Task[None]:

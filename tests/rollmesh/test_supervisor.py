@@ -26,7 +26,7 @@ from tests.repository import REPOSITORY
 from tests.rollmesh.conftest import Recorder, fake_spec
 
 MakeSupervisor = Callable[..., Supervisor]
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 def same_rank(_name: str) -> int:

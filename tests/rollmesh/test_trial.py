@@ -104,7 +104,7 @@ def test_one_that_has_become_the_service_outlives_the_trial(tmp_path: Path) -> N
         assert trial.become(command, file) is None, "it is a service already"
     with process:
         (tmp_path / "go").write_text("go\n")
-        assert process.wait(60) == 7
+        assert process.wait(240) == 7
     assert json.loads((tmp_path / "order").read_text()) == {"command": command, "log": str(log)}
 
 

@@ -23,7 +23,7 @@ from rollmesh.launcher.service_process import log_file, ready_file
 from tests.repository import REPOSITORY
 
 FAKE_RUN = Path(__file__).with_name("fake_run.py")
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 UP = "learner is up"
 
 

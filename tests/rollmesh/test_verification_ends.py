@@ -17,7 +17,7 @@ from rollmesh.verification.verdict import GeneratorAnswer
 from tests.generators.weights.transports.world import tensors
 
 SECURITY = SecuritySection()
-DEADLINE_S = 20.0
+DEADLINE_S = 240.0
 
 
 async def test_announcements_that_break_off_are_part_of_the_verdict(

@@ -11,7 +11,7 @@ import pytest
 from rollmesh.buffer.client.reconnecting_stream import ReconnectingStream
 from rollmesh.mesh.errors import RollmeshError, UnreachableError
 
-DEADLINE_S = 30.0
+DEADLINE_S = 240.0
 
 
 class Call:

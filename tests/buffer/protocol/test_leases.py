@@ -60,13 +60,13 @@ async def test_the_last_holder_may_still_write_until_another_has_the_group(mesh:
 
 
 async def test_heartbeats_keep_a_lease_beyond_its_term(mesh: Mesh) -> None:
-    front = await mesh.front(buffer={"lease_s": 2.0, "redis": mesh.redis_url})
+    front = await mesh.front(buffer={"lease_s": 4.0, "redis": mesh.redis_url})
     learner, generator = await mesh.learner(front), await mesh.generator(front)
     await learner.seed(1, 1)
     admission = generator.admission()
     admission.update(1, V0)
     (grant,) = await generator.grants(admission, 1)
-    await asyncio.sleep(5.0)  # two and a half terms
+    await asyncio.sleep(10.0)  # two and a half terms
     counts = await balanced(learner)
     assert (counts.generating, counts.readmissions) == (1, 0)
     results = await generator.finish(generator.writer(), [grant], V0)

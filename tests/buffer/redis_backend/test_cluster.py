@@ -220,7 +220,7 @@ async def test_nodes_killed_in_the_middle_of_a_run_come_back_with_all_of_it(mesh
     for node in (home, other):
         node.start()
     await cluster.ready()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         claimed |= await run
     assert len(claimed) == 20
     assert not await home.client.hexists(f"{Keys(front.run_name).run}:members", "never")

@@ -31,7 +31,6 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
 
 
 # The start of all processes counts for the first test.
-@pytest.mark.timeout(600)
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("number", range(len(ROUNDS)), ids=lambda number: f"{number}-{ROUNDS[number][0].fault}")
 async def test_the_run_trains_on(world: World, number: int) -> None:

@@ -22,7 +22,7 @@ from tests.faults.away.world import World
 from tests.faults.proxy import Conditions
 
 # The start of all processes counts for the first test.
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 RULES = [
     Rules("in_order", staleness=0, reuse=1, fronts=1),
     Rules("fifo", staleness=4, reuse=1, fronts=2),

@@ -226,12 +226,12 @@ class Stage:
         return await self.result()
 
     async def result(self) -> EpisodeResult:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(180):
             return await self.results.get()
 
     async def asked(self, count: int) -> GenerationRequest:
         """The request for turn `count` (from 1), once it has been asked for."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(180):
             while len(self.engine.requests) < count:
                 await asyncio.sleep(0)
         return self.engine.requests[count - 1]

@@ -31,7 +31,7 @@ from tests.generators.engines.external.scripted import ScriptedBackend, TableMod
 from tests.generators.engines.tiny import VOCABULARY, ContractModel
 
 V0, V1 = PolicyVersion(1, 0), PolicyVersion(1, 1)
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 class Real:

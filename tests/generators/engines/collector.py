@@ -9,7 +9,7 @@ from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.interface import EngineListener
 from rollmesh.generators.engines.types import GenerationResult, TokenEvent
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 class Collector(EngineListener):

@@ -42,7 +42,7 @@ class Engine:
 
     def update(self, seed: int, version: object) -> dict[str, torch.Tensor]:
         weights = self.vlm.random_weights(seed)
-        self.engine.update_weights(version, weights.items(), str(version)).result(30)  # type: ignore[arg-type]
+        self.engine.update_weights(version, weights.items(), str(version)).result(180)  # type: ignore[arg-type]
         return weights
 
     def run(self, *requests: GenerationRequest) -> list:
@@ -115,7 +115,7 @@ def test_a_swap_amid_a_response_sees_the_images_again(start: Callable[..., Engin
     engine.engine.submit([request])
     engine.collector.wait_streamed({"long": 5})
     newer = engine.update(2, V2)
-    engine.engine.resume().result(30)
+    engine.engine.resume().result(180)
     [result] = engine.collector.wait(["long"])
     versions = list(result.sampled.versions)
     before = versions.count(V1)

@@ -175,7 +175,7 @@ def test_tokens_say_where_in_the_text_they_stand_streamed_or_not(serving: Servin
 async def test_a_client_that_leaves_aborts_its_answer(serving: Serving) -> None:
     client = AsyncOpenAI(base_url=f"{serving.url}/sessions/left/v1", api_key="none", max_retries=0)
     sessions = serving.endpoint.sessions
-    serving.engine.pause().result(30)
+    serving.engine.pause().result(180)
     try:
         whole = client.chat.completions.create(model="tiny", messages=HELLO)
         streamed = client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
@@ -188,7 +188,7 @@ async def test_a_client_that_leaves_aborts_its_answer(serving: Serving) -> None:
         assert found is not None
         await soon(lambda: found.counts["aborted"] == 2 and not found.running)
     finally:
-        serving.engine.resume().result(30)
+        serving.engine.resume().result(180)
     await soon(lambda: serving.engine.status().active + serving.engine.status().queued == 0)
     assert not found.record.turns
 
@@ -199,7 +199,7 @@ async def test_a_client_that_left_before_its_next_token_is_no_error(
     """A write before any client knows of it fails: that is told in one message, without a trace."""
     client = AsyncOpenAI(base_url=f"{serving.url}/sessions/cut/v1", api_key="none", max_retries=0)
     server, sessions = serving.endpoint.server, serving.endpoint.sessions
-    serving.engine.pause().result(30)
+    serving.engine.pause().result(180)
     try:
         stream = await client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
         found = sessions.find("cut")
@@ -221,7 +221,7 @@ async def test_a_client_that_left_before_its_next_token_is_no_error(
         await soon(lambda: not found.running)
         await stream.close()
     finally:
-        serving.engine.resume().result(30)
+        serving.engine.resume().result(180)
     await soon(lambda: "left" in caplog.text)
     assert [record.levelname for record in caplog.records if "left" in record.message] == ["INFO"]
     assert all(record.levelno < logging.WARNING and not record.exc_info for record in caplog.records)
@@ -230,21 +230,21 @@ async def test_a_client_that_left_before_its_next_token_is_no_error(
 def test_a_call_waits_while_the_engine_sleeps(serving: Serving, client: OpenAI) -> None:
     """Its weights are gone for the turn of a learner, and come again."""
     engine = serving.engine
-    engine.sleep(SleepLevel.WITHOUT_WEIGHTS).result(30)
+    engine.sleep(SleepLevel.WITHOUT_WEIGHTS).result(180)
     try:
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(client.completions.create, model="tiny", prompt="the", max_tokens=3)
             while not call.done() and not engine.status().queued:
                 time.sleep(0.01)
-            engine.wake().result(30)
+            engine.wake().result(180)
             serving.swap(0)
-            engine.resume().result(30)
-            assert call.result(60).choices
+            engine.resume().result(180)
+            assert call.result(240).choices
     finally:
-        engine.wake().result(30)
+        engine.wake().result(180)
         if engine.status().serving is None:
             serving.swap(0)
-        engine.resume().result(30)
+        engine.resume().result(180)
 
 
 def test_models(client: OpenAI) -> None:

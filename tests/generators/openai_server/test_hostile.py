@@ -29,7 +29,7 @@ HALF = "half \ud800 a pair"
 
 def post(serving: Serving, body: bytes, *, path: str = "/v1/chat/completions", **headers: str) -> tuple[int, Any]:
     at = urlsplit(serving.url)
-    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=60)
+    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=240)
     try:
         connection.request("POST", path, body, {"Content-Type": "application/json", **headers})
         response = connection.getresponse()
@@ -181,7 +181,7 @@ def test_stop_strings_and_characters_over_several_tokens(serving: Serving, cut: 
 @contextmanager
 def connected(server: EndpointServer, sent: bytes = b"") -> Iterator[socket.socket]:
     at = urlsplit(server.url)
-    with socket.create_connection((at.hostname, at.port), timeout=60) as client:
+    with socket.create_connection((at.hostname, at.port), timeout=240) as client:
         client.sendall(sent)
         yield client
 

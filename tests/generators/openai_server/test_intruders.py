@@ -37,7 +37,7 @@ async def test_no_intruder_gets_in(serving: Serving, tmp_path: Path) -> None:
             "the key of another session": other.key,
         }
         before, wrong, tried = len(kept), [], 0
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=180) as client:
             for url, app in ((server.url, public), (server.agents_url, agents)):
                 for method, path in _routes(app):
                     for whose, name in names.items():

@@ -28,7 +28,7 @@ def test_the_endpoint_answers_others_while_it_goes_through_what_is_large(
 
     def beside_others(name: str, step: Callable[..., T]) -> Callable[..., T]:
         def stepping(*args: Any, **more: Any) -> T:
-            with urllib.request.urlopen(f"{serving.url}/v1/models", timeout=30) as answer:
+            with urllib.request.urlopen(f"{serving.url}/v1/models", timeout=180) as answer:
                 assert answer.status == 200
             seen.add(name)
             return step(*args, **more)

@@ -129,7 +129,7 @@ class Serving:
     def swap(self, version: int = 0, model: Qwen3ForCausalLM | None = None) -> None:
         """Puts weights in service."""
         tensors = (model or self.model).named_parameters()
-        self.engine.update_weights(PolicyVersion(1, version), tensors, f"digest-{version}").result(30)
+        self.engine.update_weights(PolicyVersion(1, version), tensors, f"digest-{version}").result(180)
 
     def run(self, what: Callable[[], Awaitable[T]]) -> T:
         """In the endpoint's event loop."""
@@ -175,6 +175,6 @@ def another_server(
 
 async def soon(condition: Callable[[], bool]) -> None:
     """Waits for what another thread does."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         while not condition():
             await asyncio.sleep(0.01)

@@ -96,7 +96,7 @@ def command() -> None:
         json.dumps(body).encode(),
         {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(asked, timeout=60) as answer:
+    with urllib.request.urlopen(asked, timeout=240) as answer:
         [choice] = json.load(answer)["choices"]
     print("thinking ...")
     print(json.dumps({"reward": 2, "pid": behind.pid, "length": len(choice["message"]["content"])}))

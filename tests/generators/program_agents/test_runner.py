@@ -283,13 +283,13 @@ async def test_an_episode_goes_on_from_its_draft(serving: Serving) -> None:
 async def test_progress_holds_calls_that_are_running(serving: Serving) -> None:
     runs = Runs(serving, program=f"{AGENTS}:one_turn")
     before = serving.engine.status().tokens_generated
-    serving.engine.pause().result(30)
+    serving.engine.pause().result(180)
     try:
         runs.submit(runs.request("a", opening="<user>"), runs.request("b", opening="<user>", member=1))
         await soon(lambda: serving.endpoint._calls.running == 2)
         assert await asyncio.wrap_future(runs.runner.progress({"a": 1, "b": 1})) == []
     finally:
-        serving.engine.resume().result(30)
+        serving.engine.resume().result(180)
     found: dict[str, Trajectory] = {}
     while not {"a", "b"} <= set(runs.results):
         for part in await asyncio.wrap_future(runs.runner.progress({"a": 1, "b": 1, "unknown": 1})):

@@ -332,7 +332,7 @@ async def test_side_data_of_members_travels_together() -> None:
     upload = around.upload_side
 
     async def meeting(*arguments: Any) -> trajectory_pb2.SideData:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(180):
             await both.wait()
         return await upload(*arguments)
 

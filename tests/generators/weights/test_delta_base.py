@@ -35,8 +35,8 @@ class Chain:
                 self.first = self.publisher.version(PolicyVersion(1, 0))
             else:
                 # Published, and encoded.
-                assert encoded.acquire(timeout=20)
-                assert encoded.acquire(timeout=20)
+                assert encoded.acquire(timeout=120)
+                assert encoded.acquire(timeout=120)
         newest = self.publisher.version(PolicyVersion(1, 3))
         self.manifest = self.publisher.with_links(newest.manifest)
         self.expected = bytes(newest.data.view())

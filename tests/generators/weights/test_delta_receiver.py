@@ -133,14 +133,14 @@ async def test_one_that_was_away_takes_the_chain_as_far_as_it_reaches(
         world.engine.hold.append(hold)
         world.engine.asked.clear()
         trained.publish(learner)
-        await asyncio.wait_for(world.engine.asked.wait(), 30)
+        await asyncio.wait_for(world.engine.asked.wait(), 180)
         # It serves version 0 still, and cannot take any other, while these are made.
         for _ in range(missed):
             manifest = trained.publish(learner)
             while not chain.links_to(manifest.digest):
                 links.clear()
-                await asyncio.wait_for(links.wait(), 30)
-        async with asyncio.timeout(30):
+                await asyncio.wait_for(links.wait(), 180)
+        async with asyncio.timeout(180):
             while (pending := world.receiver._pending) is None or pending.policy.version < trained.version:
                 await asyncio.sleep(0.01)
         hold.set_result(None)

@@ -28,7 +28,7 @@ from tests.generators.weights.transports.world import remote_learner
 from tests.repository import REPOSITORY
 
 LinkTo: TypeAlias = Callable[[int], Link]
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 # The longest silence, and the time that may pass beyond it on a busy machine.
 PATIENCE_S, SLACK_S = 1.0, 30.0
 

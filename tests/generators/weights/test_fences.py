@@ -14,7 +14,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import BucketSet
 from tests.generators.weights.test_receiver import mesh, same, weights
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 async def test_a_version_that_is_whole_when_another_learner_comes_is_not_put_into_service(

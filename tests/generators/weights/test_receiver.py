@@ -426,7 +426,7 @@ async def test_a_dead_learner_mid_transfer_does_not_hold_up_the_next(tmp_path: P
         await first.server.start()
         world.membership.name("learner-1", first.port)
         first.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
-        await asyncio.wait_for(reached.wait(), 30)
+        await asyncio.wait_for(reached.wait(), 180)
         second = await world.learner("learner-2")
         second.publisher.publish(PolicyVersion(2, 0), weights(1).items(), "float32")
         assert (await second.report()).error == ""
@@ -439,7 +439,7 @@ async def test_intermediate_versions_are_skipped_while_a_swap_waits(tmp_path: Pa
         release: Future[None] = Future()
         world.engine.hold.append(release)
         learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
-        await asyncio.wait_for(world.engine.asked.wait(), 30)
+        await asyncio.wait_for(world.engine.asked.wait(), 180)
         assert "waits for the engine to swap to version 1:0" in world.receiver.waiting_reason
         for version in range(1, 6):
             learner.publisher.publish(PolicyVersion(1, version), weights(version).items(), "float32")

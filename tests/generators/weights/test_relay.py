@@ -33,7 +33,7 @@ from rollmesh.protos import weights_pb2, weights_pb2_grpc
 from tests.secrets_here import write_secret
 
 SECURITY = SecuritySection()
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 BUCKETS, BUCKET_BYTES = 6, 3 << 20
 VERSION = PolicyVersion(1, 0)
 

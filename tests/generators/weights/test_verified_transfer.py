@@ -19,7 +19,7 @@ from tests.generators.weights.transports.cases import CASES
 from tests.generators.weights.transports.world import local_learner
 
 CASE = next(case for case in CASES if case.name == "shm")
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 class Damaging(SharedMemory):

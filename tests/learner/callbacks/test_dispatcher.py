@@ -18,7 +18,7 @@ from rollmesh.mesh.access.code_permissions import requested_code
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import CallbackError, ConfigError
 
-_DEADLINE_S = 30.0
+_DEADLINE_S = 240.0
 
 
 class Heard(Callback):

@@ -32,7 +32,7 @@ from rollmesh.mesh.runtime.ranks import environment_of
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.checkpoint.file_operations import FileOperations
 
-LIFE_S = 60
+LIFE_S = 240
 _WIDTH = 16
 
 

@@ -55,7 +55,7 @@ def test_peft_loads_the_adapter_of_a_checkpoint(
     model, lora = engine_models["tied"], _LORA.model_copy(update={"rank_stabilized": rank_stabilized})
     engine = create_engine(make_spec(model, lora=lora))
     train(engine, make_sequences(0))
-    CheckpointStore(tmp_path / "checkpoints").begin({"actor": engine}, PolicyVersion(1, 3), {}).result(60)
+    CheckpointStore(tmp_path / "checkpoints").begin({"actor": engine}, PolicyVersion(1, 3), {}).result(240)
     checkpoint = latest_checkpoint(tmp_path)
     merged = {name: tensor.clone() for name, tensor in engine.export_weights(torch.float32)}
     engine.close()

@@ -33,7 +33,7 @@ class Run:
     def save(self, version: int, *, evaluated: bool = False) -> None:
         policy = PolicyVersion(self.incarnation, version)
         engines: dict[str, Any] = {"actor": Engine()}
-        path = self.store.begin(engines, policy, {}).result(60)
+        path = self.store.begin(engines, policy, {}).result(240)
         prune(self.root, committed=path.name, keep=2)
         if evaluated:
             self.tracker.checkpoint_written(policy, path.name)

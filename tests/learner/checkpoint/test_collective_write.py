@@ -27,7 +27,7 @@ def test_a_failure_without_words_is_one(error: Exception) -> None:
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("of no rank's file")])
 def test_what_fails_on_one_rank_fails_on_all(error: Exception) -> None:
     messages: dict[int, bytes] = {}
-    barrier = Barrier(2, timeout=30)
+    barrier = Barrier(2, timeout=180)
 
     def rank(process: int) -> str:
         def gather(message: bytes) -> list[bytes]:

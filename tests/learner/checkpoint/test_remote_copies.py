@@ -86,12 +86,26 @@ def test_an_upload_that_breaks_off_leaves_no_copy_and_is_made_up_for(
 
     with monkeypatch.context() as patch:
         _before_puts(patch, refuse_third)
-        thread.start().result(30)
+        thread.start().result(180)
     assert run.names() == ["i0001-v00000010"], "the one before stays until there is a newer one"
     assert thread.failed == 1
     assert "the token has ended" in caplog.text
-    thread.start().result(30)
+    thread.start().result(180)
     assert run.names() == ["i0001-v00000020"]
+
+
+@pytest.mark.parametrize("written", [0, 5])
+def test_a_copy_whose_list_is_not_whole_is_none_and_is_made_up_for(run: SavedRun, tmp_path: Path, written: int) -> None:
+    """As a learner leaves it in a folder that dies while it writes the list."""
+    run.save("i0001-v00000010")
+    run.save("i0001-v00000020")
+    run.update()
+    memory, path = fsspec.filesystem("memory"), "bucket/runs/demo/i0001-v00000020/digests.json"
+    memory.pipe_file(path, memory.cat_file(path)[:written])
+    elsewhere = tmp_path / "elsewhere"
+    assert run.copies.fetch(elsewhere / "checkpoints", elsewhere / "consumption.jsonl").name == "i0001-v00000010"
+    assert run.update() == ["i0001-v00000020"]
+    assert run.update() == []
 
 
 def test_a_checkpoint_that_is_removed_meanwhile_is_left_out(run: SavedRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +141,7 @@ def test_the_last_whole_copy_stays_until_a_newer_one_is_whole(
 
     _before_puts(monkeypatch, overtake)
     thread = run.thread()
-    thread.start().result(30)
+    thread.start().result(180)
     assert run.names() == ["i0001-v00000040", "i0001-v00000050"]
     assert thread.failed == 1
     assert "i0001-v00000030 was removed while it was copied to memory://" in caplog.text
@@ -142,23 +156,23 @@ def test_retention_spares_the_checkpoint_that_is_being_copied_and_no_other(
 
     def wait(_target: str) -> None:
         begun.set()
-        assert may_end.wait(30)
+        assert may_end.wait(180)
 
     _before_puts(monkeypatch, wait)
     thread = run.thread()
     copied = thread.start()
-    assert begun.wait(30)
+    assert begun.wait(180)
     for version in range(20, 70, 10):
         folder = run.save(f"i0001-v{version:08d}")
         prune(run.checkpoints, committed=folder.name, keep=2, uploading=thread.uploading)
         assert len(list_checkpoints(run.checkpoints)) <= 3
     may_end.set()
-    copied.result(30)
+    copied.result(180)
     assert thread.uploading is None
     assert thread.failed == 0
     # Also those of a store that is slower than the checkpoints come do not accumulate.
     prune(run.checkpoints, committed="i0001-v00000060", keep=2, uploading=thread.uploading)
-    thread.start().result(30)
+    thread.start().result(180)
     assert run.names() == ["i0001-v00000050", "i0001-v00000060"]
 
 
@@ -175,7 +189,7 @@ def test_copies_that_are_always_overtaken_do_not_pile_up(run: SavedRun, monkeypa
 
     _before_puts(monkeypatch, overtake)
     run.save("i0001-v00000010")
-    thread.start().result(30)
+    thread.start().result(180)
     assert thread.failed == 0
     assert most <= 2
     # The one that was spared goes with the next commit.
@@ -189,7 +203,7 @@ def test_uploads_that_broke_off_are_removed_but_not_those_of_a_successor(
     run.save("i0001-v00000010")
     with monkeypatch.context() as patch:
         patch.setattr(MemoryFileSystem, "pipe_file", _refuse)
-        run.thread().start().result(30)
+        run.thread().start().result(180)
     assert _files("i0001-v00000010")
     fsspec.filesystem("memory").pipe_file("bucket/runs/demo/i0002-v00000001/part", b"it comes")
     run.remove("i0001-v00000010")

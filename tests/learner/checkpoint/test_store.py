@@ -58,10 +58,10 @@ def test_a_failed_save_leaves_nothing_behind_that_looks_complete(tmp_path):
     store, engine = CheckpointStore(tmp_path), Engine()
     engine.fails = True
     with pytest.raises(DataError, match="No space left"):
-        store.begin({"actor": engine}, PolicyVersion(1, 1), {}).result(60)
+        store.begin({"actor": engine}, PolicyVersion(1, 1), {}).result(240)
     assert list(tmp_path.iterdir()) == []
     engine.fails = False
-    path = store.begin({"actor": engine}, PolicyVersion(1, 1), {"cursor": 3}).result(60)
+    path = store.begin({"actor": engine}, PolicyVersion(1, 1), {"cursor": 3}).result(240)
     assert json.loads((path / "state.json").read_text()) == {"cursor": 3, "incarnation": 1, "version": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["i0001-v00000001"]
 
@@ -73,7 +73,7 @@ def test_who_is_swept_while_it_saves_has_been_taken_over(tmp_path):
             return super().begin_checkpoint(folder, extra)
 
     with pytest.raises(FencedError, match="removed while it was written"):
-        CheckpointStore(tmp_path).begin({"actor": Swept()}, PolicyVersion(1, 1), {}).result(60)
+        CheckpointStore(tmp_path).begin({"actor": Swept()}, PolicyVersion(1, 1), {}).result(240)
 
 
 def test_a_folder_that_someone_else_removes_costs_that_checkpoint_alone(tmp_path):
@@ -84,8 +84,8 @@ def test_a_folder_that_someone_else_removes_costs_that_checkpoint_alone(tmp_path
 
     store = CheckpointStore(tmp_path)
     with pytest.raises(UnwrittenCheckpointError, match="No such file"):
-        store.begin({"actor": Cleaned()}, PolicyVersion(1, 1), {}).result(60)
-    assert store.begin({"actor": Engine()}, PolicyVersion(1, 2), {}).result(60).is_dir()
+        store.begin({"actor": Cleaned()}, PolicyVersion(1, 1), {}).result(240)
+    assert store.begin({"actor": Engine()}, PolicyVersion(1, 2), {}).result(240).is_dir()
 
 
 def test_a_checkpoint_whose_name_is_not_durable_does_not_stay(tmp_path, monkeypatch):
@@ -95,7 +95,7 @@ def test_a_checkpoint_whose_name_is_not_durable_does_not_stay(tmp_path, monkeypa
 
     monkeypatch.setattr(store_module, "fsync_path", fsync)
     with pytest.raises(UnwrittenCheckpointError, match="Input/output error"):
-        CheckpointStore(tmp_path).begin({"actor": Engine()}, PolicyVersion(1, 1), {}).result(60)
+        CheckpointStore(tmp_path).begin({"actor": Engine()}, PolicyVersion(1, 1), {}).result(240)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -103,7 +103,7 @@ def test_a_checkpoint_whose_name_is_not_durable_does_not_stay(tmp_path, monkeypa
 def test_no_rank_waits_for_one_whose_part_failed_by_a_mistake(failing: int, tmp_path: Path) -> None:
     unfinished, final = tmp_path / ".partial-i0001-v00000001", tmp_path / "i0001-v00000001"
     unfinished.mkdir()
-    barrier, messages = threading.Barrier(2, timeout=30), {}
+    barrier, messages = threading.Barrier(2, timeout=180), {}
 
     def finish(process: int) -> Exception | None:
         def gather(message: bytes) -> list[bytes]:
@@ -134,7 +134,7 @@ def test_no_rank_waits_for_one_whose_part_failed_by_a_mistake(failing: int, tmp_
 
 def test_damaged_files_are_not_loaded(tmp_path):
     engines = {"actor": Engine(), "critic": Engine()}
-    path = CheckpointStore(tmp_path).begin(engines, PolicyVersion(1, 1), {"cursor": 3}).result(60)
+    path = CheckpointStore(tmp_path).begin(engines, PolicyVersion(1, 1), {"cursor": 3}).result(240)
     assert load_checkpoint(engines, path)["cursor"] == 3
     (path / "critic" / "part").write_text("Half")
     with pytest.raises(DataError, match="critic/part is damaged"):
@@ -147,7 +147,7 @@ def test_damaged_files_are_not_loaded(tmp_path):
 @pytest.mark.parametrize("text", ["[]", "null", "3", '{"state.json": 5}', "[" * 100_000, "{}", '{"part": "0"}', ""])
 def test_digests_that_say_nothing_are_damage(text: str, tmp_path: Path) -> None:
     engines = {"actor": Engine()}
-    path = CheckpointStore(tmp_path).begin(engines, PolicyVersion(1, 1), {}).result(60)
+    path = CheckpointStore(tmp_path).begin(engines, PolicyVersion(1, 1), {}).result(240)
     (path / "digests.json").write_text(text)
     with pytest.raises(DamagedCheckpointError, match=r"i0001-v00000001: digests\.json is .*damaged"):
         load_checkpoint(engines, path)
@@ -155,9 +155,9 @@ def test_digests_that_say_nothing_are_damage(text: str, tmp_path: Path) -> None:
 
 def test_saving_a_version_again_keeps_what_is_there(tmp_path):
     store, engine = CheckpointStore(tmp_path), Engine()
-    assert store.begin({"actor": engine}, PolicyVersion(1, 1), {}).result(60) == store.begin(
+    assert store.begin({"actor": engine}, PolicyVersion(1, 1), {}).result(240) == store.begin(
         {"actor": engine}, PolicyVersion(1, 1), {}
-    ).result(60)
+    ).result(240)
     assert engine.saved == 1
 
 
@@ -165,7 +165,7 @@ def test_every_trained_role_has_its_part(tmp_path):
     actor, critic, frozen = Engine(), Engine(), Engine()
     frozen.trained = False
     engines = {"critic": critic, "reference": frozen, "actor": actor}
-    path = CheckpointStore(tmp_path).begin(engines, PolicyVersion(1, 1), {"cursor": 3}).result(60)
+    path = CheckpointStore(tmp_path).begin(engines, PolicyVersion(1, 1), {"cursor": 3}).result(240)
     assert sorted(str(p.relative_to(path)) for p in path.rglob("state.json")) == ["critic/state.json", "state.json"]
     assert json.loads((path / "state.json").read_text()) == {"cursor": 3, "incarnation": 1, "version": 1}
     assert frozen.saved == 0
@@ -175,7 +175,7 @@ def test_a_critic_that_cannot_be_saved_leaves_no_checkpoint(tmp_path):
     store, critic = CheckpointStore(tmp_path), Engine()
     critic.fails = True
     with pytest.raises(DataError, match="No space left"):
-        store.begin({"actor": Engine(), "critic": critic}, PolicyVersion(1, 1), {}).result(60)
+        store.begin({"actor": Engine(), "critic": critic}, PolicyVersion(1, 1), {}).result(240)
     assert store.list() == []
 
 
@@ -192,7 +192,7 @@ def test_a_critic_that_cannot_begin_leaves_nothing_half_written(tmp_path):
             part: Future[None] = Future()
 
             def write() -> None:
-                assert failing.wait(60)
+                assert failing.wait(240)
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / "part").write_text("half")
                 part.set_result(None)
@@ -204,9 +204,9 @@ def test_a_critic_that_cannot_begin_leaves_nothing_half_written(tmp_path):
     store = CheckpointStore(tmp_path)
     with pytest.raises(RuntimeError, match="no memory"):
         store.begin({"actor": Slow(), "critic": Broken()}, PolicyVersion(1, 1), {})
-    assert written.wait(60)
+    assert written.wait(240)
     assert list(tmp_path.iterdir()) == []
-    assert store.begin({"actor": Engine()}, PolicyVersion(1, 1), {}).result(60).is_dir()
+    assert store.begin({"actor": Engine()}, PolicyVersion(1, 1), {}).result(240).is_dir()
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_done(tmp_path):

@@ -48,5 +48,5 @@ async def test_an_error_of_any_kind_is_told(error: Exception, said: str) -> None
     )
     await seeder.start()
     seeder.batch_used()
-    assert (await asyncio.wait_for(told, 60)).message == said
+    assert (await asyncio.wait_for(told, 240)).message == said
     await seeder.close()

@@ -70,7 +70,7 @@ def test_a_version_is_announced_once_it_can_be_fetched_and_none_overtakes_anothe
     scene.exported[0][1].set_result(None)
     # Waits for the version before.
     announcer.publish(1, changed=True)
-    in_force.result(10)
+    in_force.result(60)
     assert scene.announced == [0]
     assert scene.status.published == PolicyVersion(3, 0)
     scene.exported[1][1].set_result(None)
@@ -82,9 +82,9 @@ def test_the_other_ranks_are_told_to_wait_for_a_slow_publication(scene: Scene) -
     scene.announcer.publish(0, changed=True)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(scene.announcer.wait_in_force)
-        told = scene.kept_alive.wait(10)
+        told = scene.kept_alive.wait(60)
         scene.exported[0][1].set_result(None)
-        waiting.result(10)
+        waiting.result(60)
     assert told
 
 
@@ -96,7 +96,7 @@ def test_a_checkpoint_is_committed_once_its_own_version_is_in_force_whatever_is_
         scene.bridge.call(asyncio.sleep(0.01), 10)
         assert not waiting.done()
         scene.exported[0][1].set_result(None)
-        waiting.result(10)
+        waiting.result(60)
     assert scene.announced == [0]
     scene.announcer.publish(1, changed=True)
     scene.announcer.wait_announced(0)
@@ -122,7 +122,7 @@ def test_a_publication_that_fails_ends_the_run_by_its_error_and_is_not_announced
     in_force = scene.bridge.submit(scene.announcer.in_force())
     scene.exported[0][1].set_exception(WeightsError("no memory"))
     for told in (
-        lambda: in_force.result(10),
+        lambda: in_force.result(60),
         scene.announcer.wait_in_force,
         lambda: scene.announcer.publish(1, changed=True),
         scene.controls.raise_failure,
@@ -138,7 +138,7 @@ def test_a_rank_that_is_lost_in_the_background_ends_the_wait_for_groups_alone(sc
     scene.controls.wake = woken.set
     scene.announcer.publish(0, changed=True)
     scene.exported[0][1].set_exception(RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer"))
-    assert woken.wait(10)
+    assert woken.wait(60)
     with pytest.raises(RuntimeError, match="gloo"):
         scene.announcer.wait_in_force()
     # The watch of the ranks names the one that was lost.
@@ -150,6 +150,6 @@ def test_a_fault_in_the_background_ends_the_run(scene: Scene) -> None:
     scene.controls.wake = woken.set
     scene.announcer.publish(0, changed=True)
     scene.exported[0][1].set_exception(OSError("no such folder"))
-    assert woken.wait(10)
+    assert woken.wait(60)
     with pytest.raises(RollmeshError, match="the publication of the weights failed: OSError: no such folder"):
         scene.controls.raise_failure()

@@ -99,7 +99,7 @@ def train_presets(
     }
     for role, engine in engines.items():
         if engine.trained:
-            engine.begin_checkpoint(folder / role, {}).result(60)
+            engine.begin_checkpoint(folder / role, {}).result(240)
             engine.world.barrier()
     found = {}
     for name, algorithm in presets():

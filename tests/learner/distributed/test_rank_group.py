@@ -156,7 +156,7 @@ def test_hugging_face_folders_that_no_disk_takes_do_not_keep_a_run_from_its_end(
 ) -> None:
     module, told, disk = "rollmesh.learner.coordinator.coordinator", threading.Event(), threading.Event()
     monkeypatch.setattr(f"{module}.EXPORT_S", 0.1)
-    monkeypatch.setattr(f"{module}.leave_hf_folders", lambda _config: disk.wait(30))
+    monkeypatch.setattr(f"{module}.leave_hf_folders", lambda _config: disk.wait(180))
     ranks = SimpleNamespace(keep_alive=told.set, keep_alive_s=0.01)
     coordinator: Any = SimpleNamespace(
         _runtime=SimpleNamespace(ranks=ranks), _status=LearnerStatus(), _config=SimpleNamespace()

@@ -171,7 +171,7 @@ def test_a_checkpoint_holds_critic_and_algorithm(model: Path, tmp_path: Path, tw
     plain = make_worker(Plain(), {"actor": engines["actor"]}, groups, tmp_path)
     with pytest.raises(DataError, match="state of the algorithm Probe, not of Plain"):
         plain.load(Path(two_ranks["checkpoint"]))
-    path = plain.begin_checkpoint(PolicyVersion(1, 1), {}).result(60)
+    path = plain.begin_checkpoint(PolicyVersion(1, 1), {}).result(240)
     with pytest.raises(DataError, match="holds no state of critic"):
         worker.load(path)
     worker.close()
@@ -227,7 +227,7 @@ class Trainer:
         self.start = (
             make_worker(Plain(), {"actor": self.engine}, [], folder)
             .begin_checkpoint(PolicyVersion(1, 0), {})
-            .result(60)
+            .result(240)
         )
 
     def reset(self) -> None:

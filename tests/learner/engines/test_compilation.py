@@ -28,7 +28,6 @@ def without_code_generation(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("without_code_generation")
 def test_compiled_layers_give_the_same_and_no_length_compiles_them_again(tmp_path):
     save_model(tmp_path, "qwen3", num_hidden_layers=2)

@@ -162,7 +162,7 @@ def test_a_checkpoint_is_of_its_moment_and_pins_no_memory_again(tmp_path, rests,
         pins = len(pinned)
         for seed in (2, 3):
             train_step(engine, seed=seed)
-        written.result(60)
+        written.result(240)
         loaded.load_checkpoint(checkpoint)
         for name, tensor in weights(loaded).items():
             assert torch.equal(tensor, at_begin[name]), name
@@ -174,7 +174,7 @@ def test_the_devices_generator_continues_from_a_checkpoint(tmp_path):
     for number in (1, 2):
         checkpoint = tmp_path / str(number)
         checkpoint.mkdir()
-        engine.begin_checkpoint(checkpoint, {}).result(60)
+        engine.begin_checkpoint(checkpoint, {}).result(240)
         drawn = torch.rand(3, device="cuda")
         torch.cuda.manual_seed(7)
         engine.load_checkpoint(checkpoint)

@@ -34,7 +34,7 @@ def test_resume_continues_exactly(model_folder, tmp_path, keys):
     optimizer = OptimizerSection(lr=1e-2, **keys)
     first = make_engine(model_folder, optimizer=optimizer)
     train_step(first, seed=1)
-    path = store.begin({"actor": first}, PolicyVersion(1, 1), {"cursor": {"epoch": 3}}).result(60)
+    path = store.begin({"actor": first}, PolicyVersion(1, 1), {"cursor": {"epoch": 3}}).result(240)
     expected = train_step(first, seed=2)
 
     second = make_engine(model_folder, optimizer=optimizer)
@@ -61,7 +61,7 @@ def test_an_engine_that_rests_in_files_keeps_no_copy_of_a_checkpoint(model_folde
     for number in (1, 2):
         train_step(engine, seed=number)
         (folder := tmp_path / str(number)).mkdir()
-        engine.begin_checkpoint(folder, {}).result(60)
+        engine.begin_checkpoint(folder, {}).result(240)
         assert engine._writer._stager is None
     expected = weights(engine)
     train_step(engine, seed=3)
@@ -81,7 +81,7 @@ def test_settings_are_those_of_the_configuration(model_folder, tmp_path, keys):
         for decay in (0.1, 0.3)
     )
     train_step(first, seed=1)
-    path = CheckpointStore(tmp_path).begin({"actor": first}, PolicyVersion(1, 1), {}).result(60)
+    path = CheckpointStore(tmp_path).begin({"actor": first}, PolicyVersion(1, 1), {}).result(240)
     names = FileSystemReader(path).read_metadata().state_dict_metadata
     parameters = [name for name, _ in first._runner.named_tensors()]
     moments = {name.removeprefix("optimizer.state.") for name in names if name.startswith("optimizer.")}
@@ -103,7 +103,7 @@ def test_a_checkpoint_before_the_first_step_changes_nothing(model_folder, tmp_pa
     """
     optimizer = OptimizerSection(lr=1e-2, **keys)
     untouched, saved, resumed = (make_engine(model_folder, optimizer=optimizer) for _ in range(3))
-    path = CheckpointStore(tmp_path).begin({"actor": saved}, PolicyVersion(1, 0), {}).result(60)
+    path = CheckpointStore(tmp_path).begin({"actor": saved}, PolicyVersion(1, 0), {}).result(240)
     load_checkpoint({"actor": resumed}, path)
     for engine in (untouched, saved, resumed):
         train_step(engine, seed=1)
@@ -146,7 +146,7 @@ def test_a_parameter_that_has_had_no_gradient_yet_is_resumed(tmp_path):
     def state(experts: torch.nn.ModuleList, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         return saved_state(experts.named_parameters(), optimizer)
 
-    StateWriter(world).begin(tmp_path, state(*saved), 1, {}).result(30)
+    StateWriter(world).begin(tmp_path, state(*saved), 1, {}).result(180)
     load_state(tmp_path, world, state(*resumed))
     for experts, optimizer in (untouched, saved, resumed):
         for used in (1, 0):

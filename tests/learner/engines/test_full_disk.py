@@ -34,4 +34,6 @@ def test_a_disk_that_refuses_amid_a_file_is_named_by_its_own_words(tmp_path: Pat
 def _write(folder: Path) -> None:
     model = torch.nn.Linear(512, 512)
     writer = StateWriter(World("cpu", need_group=False))
-    writer.begin(folder, saved_state(model.named_parameters(), torch.optim.AdamW(model.parameters())), 1, {}).result(30)
+    writer.begin(folder, saved_state(model.named_parameters(), torch.optim.AdamW(model.parameters())), 1, {}).result(
+        180
+    )

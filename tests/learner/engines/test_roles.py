@@ -86,7 +86,7 @@ def test_actor_and_critic_resume_exactly(model_folder, tmp_path):
     store = CheckpointStore(tmp_path)
     first = roles(model_folder)
     train_all(first, 1)
-    path = store.begin(first, PolicyVersion(1, 1), {"cursor": 3}).result(60)
+    path = store.begin(first, PolicyVersion(1, 1), {"cursor": 3}).result(240)
     assert {p.name for p in path.iterdir() if p.is_dir()} == {"critic", "reward"}
     expected = train_all(first, 2)
 
@@ -99,7 +99,7 @@ def test_actor_and_critic_resume_exactly(model_folder, tmp_path):
 
 
 def test_a_role_without_state_is_named_and_nothing_changes(model_folder, tmp_path):
-    path = CheckpointStore(tmp_path).begin({"actor": make_engine(model_folder)}, PolicyVersion(1, 1), {}).result(60)
+    path = CheckpointStore(tmp_path).begin({"actor": make_engine(model_folder)}, PolicyVersion(1, 1), {}).result(240)
     engines = roles(model_folder)
     train_all(engines, 1)
     before = weights(engines["actor"])

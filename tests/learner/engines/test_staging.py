@@ -90,7 +90,7 @@ def test_the_copy_is_pinned_once_and_complete_before_training_continues(
         for _ in range(2):
             steps += 1
             train_step(engine, seed=1 + steps)
-        written.result(60)
+        written.result(240)
         loaded.load_checkpoint(tmp_path / str(number))
         assert_same(weights(loaded), at_begin, 0.0)
     engine.close()
@@ -111,7 +111,7 @@ def test_boxes_are_pinned_once_without_the_memory_around_them(tmp_path: Path, de
         assert not before or device.pinned == before, "the same memory as for the first one"
         assert 20 * 30 * 4 in device.pinned.values()
         assert around.nbytes not in device.pinned.values()
-        written.result(60)
+        written.result(240)
         loaded = {"model": {"x": torch.zeros(20, 30)}}
         state.load_state(tmp_path / str(number), World("cpu", need_group=False), loaded)
         assert bool((loaded["model"]["x"] == number).all())
@@ -132,7 +132,7 @@ def test_the_thread_that_writes_asks_no_device(
     monkeypatch.setattr(filesystem, "_OverlappingCpuLoader", refuse)
     engine = make_engine(model_folder)
     with patch.object(torch.cuda, "is_available", lambda: True):
-        engine.begin_checkpoint(_made(tmp_path / "checkpoint"), {}).result(60)
+        engine.begin_checkpoint(_made(tmp_path / "checkpoint"), {}).result(240)
 
 
 def _made(folder: Path) -> Path:

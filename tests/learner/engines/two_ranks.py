@@ -145,7 +145,7 @@ def publish(harness: Harness, model: Path, folder: Path) -> tuple[list[int], lis
         expected.append(weights(engine))
         published = export.export(publisher, PolicyVersion(1, version))
         train(engine, make_sequences(9))
-        manifest = published.result(60)
+        manifest = published.result(240)
         if publisher is not None:
             assert manifest is not None
             check_manifest(manifest)
@@ -170,10 +170,10 @@ def publish_adapter(harness: Harness, model: Path, folder: Path) -> tuple[list[s
     export = WeightExport(engine, channel, GATHER_BYTES, part="adapter")
     leads, names, found = engine.layout.leads, [], {}
     publisher = WeightPublisher("run", {}, PublishRules(adapter_scale=2.0), directory=folder) if leads else None
-    export.export_base(publisher).result(60)
+    export.export_base(publisher).result(240)
     train(engine, make_sequences(1))
     expected = weights(engine)
-    manifest = export.export(publisher, PolicyVersion(1, 0)).result(60)
+    manifest = export.export(publisher, PolicyVersion(1, 0)).result(240)
     export.close()
     if publisher is not None:
         assert manifest is not None

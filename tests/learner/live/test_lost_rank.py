@@ -49,7 +49,7 @@ def test_a_rank_that_is_lost_ends_the_learner_and_the_next_one_continues(
             wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == 3, 180.0)
             ranks = {int(child.environ()["RANK"]): child for child in psutil.Process(learner.pid).children()}
             ranks[lost].send_signal(blow)
-            assert learner.wait(120) == code
+            assert learner.wait(240) == code
         finally:
             learner.send_signal(signal.SIGKILL)
             learner.wait()

@@ -81,7 +81,7 @@ def assert_nothing_twice(config: Config) -> None:
     assert max(counted.values()) == 1
 
 
-def wait_for_line(path: Path, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 60.0) -> None:
+def wait_for_line(path: Path, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 240.0) -> None:
     """Waits until a jsonl file of another process holds a line."""
     alarm = threading.Event()
     deadline = timeout_s / 0.02
@@ -253,9 +253,9 @@ def test_control_checkpoint_status_and_stop(tmp_path: Path) -> None:
     async def talk(address: str) -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             stub = learner_pb2_grpc.LearnerControlStub(channel)
-            answers.append(await stub.Checkpoint(learner_pb2.CheckpointRequest(), timeout=30))
-            answers.append(await stub.Status(learner_pb2.LearnerStatusRequest(), timeout=30))
-            await stub.Stop(learner_pb2.StopRequest(), timeout=30)
+            answers.append(await stub.Checkpoint(learner_pb2.CheckpointRequest(), timeout=180))
+            answers.append(await stub.Status(learner_pb2.LearnerStatusRequest(), timeout=180))
+            await stub.Stop(learner_pb2.StopRequest(), timeout=180)
 
     def control() -> None:
         wait_for_line(config.run.folder / "metrics.jsonl", lambda line: line["step"] == 2)

@@ -30,7 +30,8 @@ from tests.learner.live.test_runs import ledger, wait_for_line
 from tests.learner.live.tiny import make_config, meanwhile, run_learner
 
 V0 = PolicyVersion(1, 0)
-_LIFE_S = 60.0
+_LIFE_S = 240.0
+_FOR_GROUPS = 5
 
 
 class Scripted:
@@ -55,18 +56,31 @@ class Scripted:
         """A generator that takes groups, names them and lives; what it writes is the test's to say."""
         generator = Generator(self.address, "generator")
         self._actors.append(generator)
+        self._answer_outsiders(generator, _FOR_GROUPS)
         await generator.agent.start()
-        self._bridge.submit(self._answer_outsiders(generator))
+        self._bridge.submit(self._answer_outsiders_on(generator))
+        await self._tokens_known(generator)
         stream = generator.admission()
         stream.update(groups, V0)
         return generator, [await anext(stream) for _ in range(groups)]
 
-    async def _answer_outsiders(self, generator: Generator) -> None:
-        """Whom it samples for without end; nothing of that is for the groups that it holds."""
-        for tokens in itertools.count(5):
-            gauges = {"tokens_generated": float(tokens), "tokens_for_groups": 5.0}
-            generator.agent.set_status(serving=V0, gauges=gauges, wait=Wait("its tools are silent"))
+    async def _answer_outsiders_on(self, generator: Generator) -> None:
+        """Without end."""
+        for tokens in itertools.count(_FOR_GROUPS + 1):
             await asyncio.sleep(0.1)
+            self._answer_outsiders(generator, tokens)
+
+    def _answer_outsiders(self, generator: Generator, tokens: int) -> None:
+        """It has sampled so many tokens; nothing of that since the first ones is for the groups that it holds."""
+        gauges = {"tokens_generated": float(tokens), "tokens_for_groups": float(_FOR_GROUPS)}
+        generator.agent.set_status(serving=V0, gauges=gauges, wait=Wait("its tools are silent"))
+
+    async def _tokens_known(self, generator: Generator) -> None:
+        """Waits until the front counts the tokens of all generators: later it would take them for progress."""
+        tokens = _FOR_GROUPS * sum(isinstance(actor, Generator) for actor in self._actors)
+        async with asyncio.timeout(_LIFE_S):
+            while (await generator.client.describe("train")).sampled_tokens < tokens:
+                await asyncio.sleep(0.05)
 
     async def learner(self) -> Learner:
         learner = Learner(self.address, "learner")
@@ -102,16 +116,17 @@ def shown(snapshot: Snapshot) -> str:
 
 def test_a_generator_that_never_delivers_is_named_and_the_run_ends_by_name(tmp_path: Path, capfd: Any) -> None:
     limits = {"reward.scorer_timeout_s": 0.1, "reward.timeout_s": 0.2, "rollout.reward_wait_s": 0.3}
-    # Heartbeats tell the status of a stall: there are several before the limit.
-    limits |= {"buffer.stall_s": 0.5, "buffer.stall_limit_s": 10.0, "buffer.lease_s": 2.0}
+    # Heartbeats, five per lease term, tell the status of a stall: there are several before the limit.
+    limits |= {"buffer.stall_s": 0.5, "buffer.stall_limit_s": 10.0, "buffer.lease_s": 6.0}
     config = make_config(tmp_path, {"data.eval": None, **limits})
     stalls = config.run.folder / "stalls.jsonl"
     looks: list[Snapshot] = []
+    held = "holds 2 groups (train-1 for "
 
     async def look(address: str) -> Snapshot:
         async with MeshClient(address, SecuritySection()) as view:
             async with asyncio.timeout(_LIFE_S):
-                while not (snapshot := await view.read_snapshot()).stalled_s:
+                while not (snapshot := await view.read_snapshot()).stalled_s or held not in snapshot.stall():
                     await asyncio.sleep(0.1)
             return snapshot
 
@@ -119,7 +134,7 @@ def test_a_generator_that_never_delivers_is_named_and_the_run_ends_by_name(tmp_p
 
         def hold() -> None:
             world.call(world.holder(2))
-            wait_for_line(stalls, lambda line: line["event"] == "begins")
+            wait_for_line(stalls, lambda line: held in line["text"])
             looks.append(asyncio.run(look(world.address)))
 
         with meanwhile(hold):
@@ -129,7 +144,6 @@ def test_a_generator_that_never_delivers_is_named_and_the_run_ends_by_name(tmp_p
     said = capfd.readouterr().err
     (status,) = looks
     assert "stalled" in shown(status)
-    held = "holds 2 groups (train-1 for "
     for text in (said, shown(status), status.stall()):
         assert "generator generator-" in text
         assert held in text
@@ -155,8 +169,8 @@ async def _advance(reporter: StallReporter, clock: list[float], learner: Learner
 
 
 def test_a_slow_run_is_left_alone_while_it_moves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Hours pass on the clock of the watchdog; the buffer, the learner and the generator are real."""
-    config = make_config(tmp_path, {"data.eval": None})
+    """Much time passes on the clock of the watchdog; the buffer, the learner and the generator are real."""
+    config = make_config(tmp_path, {"data.eval": None, "buffer.lease_s": 60.0})
     controls, status, clock = ControlRequests(), LearnerStatus(phase="waiting_for_groups"), [0.0]
 
     async def run(world: Scripted) -> None:
@@ -173,7 +187,7 @@ def test_a_slow_run_is_left_alone_while_it_moves(tmp_path: Path, caplog: pytest.
             await writer.write([draft])
             await _advance(reporter, clock, learner, 50)
         status.phase = "checkpointing"
-        await _advance(reporter, clock, learner, 7200)
+        await _advance(reporter, clock, learner, 1200)
         status.phase = "waiting_for_groups"
         assert reporter.gauges() == {"stalled_seconds": 0, "stalled_seconds_total": 0, "stalls_total": 0}
         # It is given back and taken again for ever: grants are no progress.

@@ -31,7 +31,7 @@ from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.runtime.threads import thread_environment
 from tests.repository import REPOSITORY
 
-_LIFE_S = 120.0
+_LIFE_S = 240.0
 
 
 def make_model(folder: Path) -> Path:
@@ -122,6 +122,14 @@ class Process:
             time.sleep(0.02)  # another process's file: there is nothing to wait on
         return str(json.loads(self.ready_file.read_text())["address"])
 
+    def wait_for(self, text: str) -> None:
+        """Waits until its log has a text."""
+        deadline = time.monotonic() + _LIFE_S
+        while text not in self.log.read_text():
+            assert self._process.poll() is None, f"{self.name} ended without {text!r}:\n{self.text()}"
+            assert time.monotonic() < deadline, f"{self.name} never said {text!r}:\n{self.text()}"
+            time.sleep(0.02)  # another process's file: there is nothing to wait on
+
     def wait(self, timeout_s: float = _LIFE_S) -> int:
         """The exit code."""
         try:
@@ -137,7 +145,7 @@ class Process:
         """SIGTERM, and SIGKILL where that does not help."""
         self.send(signal.SIGTERM)
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

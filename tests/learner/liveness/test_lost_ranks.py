@@ -30,7 +30,7 @@ from rollmesh.mesh.errors import RankLostError, StalledError
 from rollmesh.mesh.runtime.rank_board import FileBoard, RankState
 from rollmesh.mesh.runtime.ranks import Node, choose_interface, environment_of, environment_on
 
-_DEADLINE_S = 60.0
+_DEADLINE_S = 240.0
 _HERE = RankState("node7", 4711, phase="train")
 
 

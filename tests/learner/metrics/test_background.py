@@ -13,7 +13,7 @@ from rollmesh.learner.metrics.trackers.background import BackgroundTracker
 from rollmesh.learner.metrics.trackers.interface import Tracker
 from rollmesh.mesh.errors import ConfigError
 
-_DEADLINE_S = 30.0
+_DEADLINE_S = 240.0
 
 
 class Service(Tracker):

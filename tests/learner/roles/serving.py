@@ -174,7 +174,7 @@ def train_on_ranks(harness: Harness, model: Path, folder: Path, addresses: Seque
     worker.attach_roles(1)
     worker.prepare(make_plan(groups, token_budget=40, minibatches=2, dp_sizes=worker.dp_sizes))
     result = worker.train(lambda: None)
-    path = worker.begin_checkpoint(PolicyVersion(1, VERSION + 1), {}).result(60)
+    path = worker.begin_checkpoint(PolicyVersion(1, VERSION + 1), {}).result(240)
     found = {"actor": weights(actor), "metrics": result.metrics, "saved": sorted(p.name for p in path.iterdir())}
     worker.close()
     bridge.close()

@@ -128,7 +128,7 @@ def test_a_checkpoint_holds_roles_elsewhere_and_a_new_learner_continues_from_it(
     first = Learner(model, tmp_path, served, bridge)
     first.worker.attach_roles(1)
     first.train()
-    folder = first.worker.begin_checkpoint(PolicyVersion(1, VERSION + 1), {}).result(60)
+    folder = first.worker.begin_checkpoint(PolicyVersion(1, VERSION + 1), {}).result(240)
     saved = {name: weights(served[name].worker.engine) for name in ("critic", "scorer")}
     first.train()
     changed = weights(served["critic"].worker.engine)
@@ -216,7 +216,7 @@ def test_roles_have_layouts_of_their_own(
         assert result.metrics == pytest.approx(one_world[1].metrics, rel=1e-3, abs=1e-5)
         learner.worker.close()
         end.close()
-        first, *_ = running.result(60)
+        first, *_ = running.result(240)
         if divided in one_world[0]:
             assert_same(first, one_world[0][divided])
 

@@ -144,13 +144,15 @@ async def training(
         tmp_path,
         redis_url,
         learner={"batch": {"groups": B}},
-        buffer={"max_staleness": 1, "redis": redis_url, "lease_s": 3.0, "reconnect_grace_s": 0.2},
+        buffer={"max_staleness": 1, "redis": redis_url, "lease_s": 6.0, "reconnect_grace_s": 0.2},
     )
     training = Training(owner, config)
-    await training.start(with_payloads=request.param)
-    yield training
-    await training.close()
-    await owner.close()
+    try:
+        await training.start(with_payloads=request.param)
+        yield training
+        await training.close()
+    finally:
+        await owner.close()
 
 
 async def test_a_learner_that_was_away_beyond_the_grace_with_part_of_a_batch_trains_on(training: Training) -> None:

@@ -45,7 +45,7 @@ async def test_every_prompt_is_asked_once_however_few_are_seeded_at_a_time(
         with ResponseFile(path) as file:
             asking = asyncio.create_task(make_pass(found.client, tmp_path, tokenizer, file, 7).run())
             await found.answer(V0, 6)
-            await asyncio.wait_for(asking, 20)
+            await asyncio.wait_for(asking, 120)
         ledger = await found.client.ledger("eval")
     records = sorted(read_responses(path), key=lambda one: int(one["row"]))
     assert [one["row"] for one in records] == list(range(7))
@@ -68,7 +68,7 @@ async def test_a_second_pass_asks_what_is_missing(tmp_path: Path, tokenizer: Any
             asking = make_pass(found.client, tmp_path, tokenizer, file, 5, with_log_probs=True)
             task = asyncio.create_task(asking.run())
             await found.answer(V0, 2)
-            await asyncio.wait_for(task, 20)
+            await asyncio.wait_for(task, 120)
     records = list(read_responses(path))
     assert sorted(one["row"] for one in records) == [0, 1, 2, 3, 4]
     assert records[-1]["responses"][0]["token_ids"] == [1, 1]
@@ -84,12 +84,12 @@ async def test_a_mesh_that_answers_nothing_is_an_error_by_name(
         with ResponseFile(tmp_path / "responses.jsonl") as file:
             asking = make_pass(found.client, tmp_path, tokenizer, file, 3, stall_limit_s=0.3)
             with pytest.raises(StalledError, match="no prompt was begun or answered for"):
-                await asyncio.wait_for(asking.run(), 20)
+                await asyncio.wait_for(asking.run(), 120)
 
 
 async def test_a_pass_ends_where_no_prompt_can_be_asked(tmp_path: Path, tokenizer: Any) -> None:
     with ResponseFile(tmp_path / "responses.jsonl") as file:
         file.append([{"row": 0, "responses": []}])
         async with mesh(tmp_path) as found:
-            await asyncio.wait_for(make_pass(found.client, tmp_path, tokenizer, file, 2).run(), 20)
+            await asyncio.wait_for(make_pass(found.client, tmp_path, tokenizer, file, 2).run(), 120)
         assert file.rows == {0, 1}

@@ -59,7 +59,7 @@ def test_a_checkpoint_is_published_as_the_folder_that_its_engine_writes(
     try:
         train(engine, make_sequences(1))
         store = CheckpointStore(tmp_path / "checkpoints")
-        store.begin({"actor": engine}, PolicyVersion(1, 1), {}).result(60)
+        store.begin({"actor": engine}, PolicyVersion(1, 1), {}).result(240)
         engine.export_hf(tmp_path / "exported")
     finally:
         engine.close()

@@ -21,7 +21,7 @@ from rollmesh.mesh.weights import bucket_starts
 from rollmesh.mesh.weights.delta import apply_bucket, spans_of
 from rollmesh.protos import weights_pb2
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 class Encoder:

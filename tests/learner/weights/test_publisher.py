@@ -186,7 +186,7 @@ engine = SimpleNamespace(
 )
 export = weight_export.WeightExport(engine, None, 1000)
 publisher = WeightPublisher("run", {}, directory=Path(sys.argv[1]))
-export.export(publisher, PolicyVersion(1, 0)).result(30)
+export.export(publisher, PolicyVersion(1, 0)).result(180)
 def digest_part(part, data):
     sys.stdout.write("ready\\n"); sys.stdout.flush()
     sys.stdin.read()
@@ -203,7 +203,7 @@ def test_a_publisher_killed_amid_a_publication_leaves_whole_versions_alone_until
         assert process.stdout.readline() == b"ready\n"
         assert sweep(shared) == [], "its publisher lives"
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
     (left,) = shared.iterdir()
     assert left.name.startswith("rollmesh-weights-run-1-0-"), "the version that was written had no name yet"
     WeightPublisher("other", {}, directory=shared)
@@ -226,7 +226,7 @@ def test_memory_of_the_next_version_is_taken_ahead_or_only_once_it_is_needed(sha
     )
     export = WeightExport(engine, None, 1000, ahead=ahead)
     for version in range(2):
-        export.export(sink, PolicyVersion(1, version)).result(30)
+        export.export(sink, PolicyVersion(1, version)).result(180)
     # Its thread has done all.
     export.close()
     publisher.close()
@@ -377,7 +377,7 @@ def test_a_pipe_under_a_name_of_ours_holds_up_no_one(shared: Path) -> None:
     os.mkfifo(shared / "rollmesh-weights-pipe")
     sweeping = threading.Thread(target=sweep, args=(shared,), daemon=True)
     sweeping.start()
-    sweeping.join(30)
+    sweeping.join(180)
     assert not sweeping.is_alive()
 
 

@@ -116,8 +116,8 @@ async def test_of_who_is_refused_no_message_is_read(tmp_path: Path) -> None:
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         for call in (
-            channel.unary_unary("/rollmesh.v1.Reward/0")(bytes(1 << 20), timeout=20),
-            channel.unary_stream("/rollmesh.v1.Reward/1")(bytes(1 << 20), timeout=20).read(),
+            channel.unary_unary("/rollmesh.v1.Reward/0")(bytes(1 << 20), timeout=120),
+            channel.unary_stream("/rollmesh.v1.Reward/1")(bytes(1 << 20), timeout=120).read(),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call
@@ -134,12 +134,12 @@ async def test_health_answers_everyone_and_is_watched_by_every_role(
     # A stranger is told of the whole, whatever it asks for: what it sends is not read.
     unknown = health_pb2.HealthCheckRequest(service="of a million names one that is not served")
     for request in (asked, unknown):
-        assert (await health.Check(request, timeout=30)).status == health_pb2.HealthCheckResponse.SERVING
+        assert (await health.Check(request, timeout=180)).status == health_pb2.HealthCheckResponse.SERVING
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await health.Check(unknown, timeout=10, metadata=_observer("grpc.health.v1.Health"))
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await health.Watch(asked, timeout=30).read()
+        await health.Watch(asked, timeout=180).read()
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
     watch = health.Watch(asked, timeout=10, metadata=_observer("grpc.health.v1.Health"))
     assert (await watch.read()).status

@@ -26,7 +26,7 @@ async def test_answers_keep_the_order_of_the_requests() -> None:
         gates[number].set()
         return number
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         assert [found async for found in answer_in_order(_numbers(3, []), answer, 3)] == [0, 1, 2]
 
 
@@ -46,7 +46,7 @@ async def test_no_more_than_so_many_are_under_way() -> None:
         running -= 1
         return number
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         assert [found async for found in answer_in_order(_numbers(20, taken), answer, 2)] == list(range(20))
     assert most == 2
 
@@ -62,7 +62,7 @@ async def test_a_lone_request_is_answered_while_the_stream_stays_open() -> None:
         return number
 
     stream = answer_in_order(one(), answer, 3)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         assert await anext(stream) == 7
     open_stream.set()
     assert [found async for found in stream] == []
@@ -99,9 +99,9 @@ async def test_what_is_under_way_is_cancelled_with_the_stream() -> None:
         return [found async for found in answer_in_order(_numbers(1, []), answer, 3)]
 
     reading = asyncio.create_task(read())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         await begun.wait()
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         await cancelled.wait()

@@ -18,7 +18,7 @@ async def test_an_error_is_handed_over_once_and_a_cancellation_is_none() -> None
     tasks.spawn(fails(), "the one that fails")
     tasks.spawn(asyncio.Event().wait())
     assert len(tasks) == 2
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         while len(tasks) == 2:
             await asyncio.sleep(0)
         await tasks.close()
@@ -38,7 +38,7 @@ async def test_the_end_is_waited_for_no_longer_than_asked() -> None:
     tasks.spawn(work())
     assert await tasks.drain(0.01) == 1
     gate.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         assert await tasks.drain() == 0
     assert ended == [True]
 
@@ -50,7 +50,7 @@ async def test_errors_are_logged_with_the_name_of_their_task(caplog) -> None:
         raise ValueError("unexpected")
 
     tasks.spawn(fails(), "the report")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         await tasks.drain()
     assert [record.getMessage() for record in caplog.records] == ["the report failed"]
     assert "unexpected" in caplog.text
@@ -72,7 +72,7 @@ async def test_what_a_task_starts_at_its_end_is_waited_for_too() -> None:
             tasks.spawn(clean_up())
 
     tasks.spawn(work())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         await started.wait()
         await tasks.close()
     assert ended == [True]

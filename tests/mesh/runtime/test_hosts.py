@@ -14,12 +14,12 @@ _PRINT = [sys.executable, "-c", "from rollmesh.mesh.runtime.hosts import host_id
 
 
 def test_processes_of_one_machine_agree() -> None:
-    found = subprocess.run(_PRINT, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=30)
+    found = subprocess.run(_PRINT, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=180)
     assert found.stdout.strip() == host_id()
 
 
 def test_another_ipc_namespace_is_another_host() -> None:
-    found = subprocess.run(["unshare", "-i", *_PRINT], cwd=REPOSITORY, capture_output=True, text=True, timeout=30)
+    found = subprocess.run(["unshare", "-i", *_PRINT], cwd=REPOSITORY, capture_output=True, text=True, timeout=180)
     if found.returncode:
         pytest.skip(f"no right to make a namespace: {found.stderr.strip()}")
     assert found.stdout.strip() != host_id()

@@ -29,7 +29,7 @@ def test_a_reader_waits_for_a_job_and_for_the_end() -> None:
     reader.start()
     queue.put(7)
     queue.close()
-    reader.join(30)
+    reader.join(180)
     assert found == [7, None]
 
 

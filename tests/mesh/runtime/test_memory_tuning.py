@@ -37,7 +37,7 @@ print(nodes)
 
 def _printed(program: str) -> int:
     command = [sys.executable, "-c", program]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout)
 
 
 def _page_faults(keep: bool) -> int:

@@ -20,7 +20,7 @@ from rollmesh.mesh.liveness.process_ends import survivors
 from rollmesh.mesh.runtime import ranks
 from tests.repository import REPOSITORY
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 PROGRAM = """
 import os, pathlib, signal, sys
 from rollmesh.mesh.runtime import ranks

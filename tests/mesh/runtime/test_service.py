@@ -38,7 +38,7 @@ def test_sigterm_asks_and_the_service_ends_by_itself(tmp_path: Path) -> None:
     process = subprocess.Popen(_program(tmp_path, body), stderr=subprocess.PIPE)
     ready.read_bytes()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 7
+    assert process.wait(180) == 7
 
 
 def test_an_expected_failure_is_one_line_and_its_exit_code(tmp_path: Path) -> None:
@@ -77,5 +77,5 @@ async def test_a_task_that_takes_a_cancellation_for_its_own_is_cancelled_again()
 
     task = asyncio.create_task(stubborn())
     await asyncio.sleep(0)
-    await asyncio.wait_for(end_task(task, again_s=0.01), 30)
+    await asyncio.wait_for(end_task(task, again_s=0.01), 180)
     assert task.done()

@@ -34,7 +34,7 @@ def pair(threads: ThreadPoolExecutor, timeout_s: float) -> list[BroadcastGroup]:
     store = HashStore()
     members = [group(store, rank, timeout_s) for rank in range(2)]
     for meeting in [threads.submit(member.begin_round) for member in members]:
-        meeting.result(30)
+        meeting.result(180)
     return members
 
 
@@ -58,10 +58,10 @@ def test_leaving_ends_what_is_under_way(threads: ThreadPoolExecutor) -> None:
         receiver.finish_bucket(work)
 
     ended = threads.submit(wait)
-    assert waiting.wait(30)
+    assert waiting.wait(180)
     receiver.close()
     with pytest.raises(WeightsError, match="a bucket did not get through: the group has been left"):
-        ended.result(30)
+        ended.result(180)
     sender.close()
 
 

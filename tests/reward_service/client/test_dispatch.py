@@ -41,7 +41,7 @@ async def test_items_pile_up_while_calls_are_in_flight(
     for n in range(40):
         scoring.append(asyncio.create_task(client.score([make_item(f"{n}", group_id=f"g{n}")], timeout_s=30)))
         await asyncio.sleep(0)
-    await asyncio.wait_for(server.called.wait(), 30)
+    await asyncio.wait_for(server.called.wait(), 180)
     release.set()
     assert all(result[0].HasField("scored") for result in await asyncio.gather(*scoring))
     assert len(server.requests) <= 3, "two are free to go at once"
@@ -82,7 +82,7 @@ async def test_load_goes_where_least_is_outstanding(scripted: Any, introduced: A
     servers = [await scripted(one_is_slow), await scripted(one_is_slow)]
     client = await introduced(servers)
     held = asyncio.create_task(client.score([make_item("held")], timeout_s=30))
-    await asyncio.wait_for(busy.wait(), 30)
+    await asyncio.wait_for(busy.wait(), 180)
     before = [len(server.requests) for server in servers]
     for n in range(10):
         assert (await client.score([make_item(f"{n}")], timeout_s=30))[0].HasField("scored")

@@ -33,17 +33,17 @@ async def outcomes(engine: ScoringEngine, items: list[Any], timeout_s: float = 1
 async def test_a_hanging_call_fails_alone_and_the_rest_goes_on(make_item: Any, hang: threading.Event) -> None:
     def score(solution_str: str, ground_truth: str) -> float:
         if solution_str == "hang":
-            hang.wait(30)
+            hang.wait(180)
         return 1.0
 
     items = [make_item(str(n), "hang" if n in (1, 3) else "ok") for n in range(5)]
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(120):
         got = await outcomes(ScoringEngine([score], call_timeout_s=1.0), items)
     assert got == ["scored", "timeout", "scored", "timeout", "scored"]
 
 
 async def test_given_up_threads_are_counted_and_come_back(make_item: Any, hang: threading.Event) -> None:
-    engine = ScoringEngine([lambda solution_str, ground_truth: hang.wait(30)], call_timeout_s=1.0)
+    engine = ScoringEngine([lambda solution_str, ground_truth: hang.wait(180)], call_timeout_s=1.0)
     (result,) = await engine.score([make_item()], 10.0)
     assert result.error.code == "timeout"
     assert result.error.retryable
@@ -55,7 +55,7 @@ async def test_given_up_threads_are_counted_and_come_back(make_item: Any, hang: 
 
 
 async def test_the_calls_deadline_wins_over_the_scorers(make_item: Any, hang: threading.Event) -> None:
-    engine = ScoringEngine([lambda solution_str, ground_truth: hang.wait(30)], call_timeout_s=10.0)
+    engine = ScoringEngine([lambda solution_str, ground_truth: hang.wait(180)], call_timeout_s=10.0)
     async with asyncio.timeout(8):
         assert await outcomes(engine, [make_item("a"), make_item("b")], timeout_s=0.1) == ["timeout", "timeout"]
 
@@ -68,7 +68,7 @@ async def test_coroutines_run_together_each_under_its_deadline(make_item: Any) -
         return 1.0
 
     items = [make_item(str(n), "hang" if n == 7 else "ok") for n in range(50)]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         got = await outcomes(ScoringEngine([score], call_timeout_s=2.0), items, 15.0)
     assert got == ["scored"] * 7 + ["timeout"] + ["scored"] * 42
 
@@ -78,7 +78,7 @@ async def test_a_coroutine_that_blocks_stops_neither_the_caller_nor_the_next_cal
 ) -> None:
     async def score(solution_str: str, ground_truth: str) -> float:
         if solution_str == "block":
-            hang.wait(30)
+            hang.wait(180)
         return 1.0
 
     engine = ScoringEngine([score], call_timeout_s=1.0)
@@ -156,7 +156,7 @@ async def test_auto_takes_each_item_where_it_may_run(make_item: Any) -> None:
 
 
 async def test_workers_share_the_items(make_item: Any) -> None:
-    together = threading.Barrier(2, timeout=10)
+    together = threading.Barrier(2, timeout=60)
 
     def score(solution_str: str, ground_truth: str) -> float:
         together.wait()

@@ -101,7 +101,7 @@ async def test_what_a_function_leaves_behind_is_buried(make_engine: Any, make_it
     orphan = tmp_path / "pid"
     (result,) = await engine.score([make_item("0", f"orphan {orphan}")], 60.0)
     assert said(result) == "1"
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(180):
         while psutil.pid_exists(int(orphan.read_text())):
             (result,) = await engine.score([make_item("1", "good")], 60.0)
             assert said(result) == "1"

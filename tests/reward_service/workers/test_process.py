@@ -113,7 +113,7 @@ async def test_a_file_that_breaks_later_is_told_to_those_that_wait(
 
 def test_what_a_function_prints_goes_to_standard_error() -> None:
     process = owner("print hello")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert out == "scored 2.0\n"
     assert "hello\n" in err
     assert "and by number\n" in err
@@ -125,7 +125,7 @@ def test_workers_end_with_their_owner(tmp_path: Path) -> None:
     worker = psutil.Process(int((tmp_path / "busy").read_text()))
     assert worker.ppid() == process.pid
     process.kill()
-    process.communicate(timeout=20)
+    process.communicate(timeout=120)
     assert survivors([worker.pid], 20) == set()
 
 

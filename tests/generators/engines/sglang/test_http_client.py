@@ -13,7 +13,7 @@ from rollmesh.generators.engines.sglang import http_client, load_monitor
 from rollmesh.generators.engines.sglang.http_client import HttpClient
 from rollmesh.generators.engines.sglang.load_monitor import LoadMonitor
 
-_DEADLINE_S = 30.0
+_DEADLINE_S = 240.0
 
 
 async def no_cause() -> str:

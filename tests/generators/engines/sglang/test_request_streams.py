@@ -62,7 +62,7 @@ class Stage:
 
     async def ended(self) -> None:
         """Lets all jobs end."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(180):
             await asyncio.gather(*self.tasks.values())
             await self.runs.close()
 

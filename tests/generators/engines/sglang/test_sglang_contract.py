@@ -11,7 +11,7 @@ from tests.generators.engines.contract_swaps import SwapContract
 from tests.generators.engines.sglang.server import SglangHarness, SharedServer
 from tests.generators.engines.tiny import ContractModel
 
-pytestmark = [pytest.mark.engine("sglang"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine("sglang")]
 
 
 class TestSglangEngine(EngineContract):

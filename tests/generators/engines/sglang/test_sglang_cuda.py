@@ -12,7 +12,7 @@ from tests.generators.engines.contract import EngineContract
 from tests.generators.engines.sglang.server import SglangHarness, SharedServer
 from tests.generators.engines.tiny import ContractModel
 
-pytestmark = [pytest.mark.engine("sglang"), pytest.mark.gpu, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine("sglang"), pytest.mark.gpu]
 
 _TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 # The server has the first device; a broadcast comes from the second. Policies take turns.

@@ -18,7 +18,7 @@ from tests.generators.engines.harness import V1, V2, ModelHarness, request
 from tests.generators.engines.sglang.server import START_S, settings
 from tests.generators.engines.tiny import ContractModel
 
-pytestmark = [pytest.mark.engine("sglang"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine("sglang")]
 log = logging.getLogger(__name__)
 
 

@@ -16,7 +16,7 @@ from tests.generators.engines.tiny import ContractModel
 if TYPE_CHECKING:
     from tests.generators.engines.vllm.shared import SharedVllm, VllmHarness
 
-pytestmark = [pytest.mark.engine("vllm"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine("vllm")]
 
 
 @pytest.fixture(scope="module")

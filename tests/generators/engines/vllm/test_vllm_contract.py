@@ -19,7 +19,7 @@ from tests.generators.engines.tiny import ContractModel
 if TYPE_CHECKING:
     from tests.generators.engines.vllm.shared import SharedVllm
 
-pytestmark = [pytest.mark.engine("vllm"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine("vllm")]
 
 
 class TestVllmEngine(EngineContract):

@@ -24,7 +24,7 @@ from tests.generators.engines.tiny_vlm import CONTEXT, IMAGE, TinyVlm, picture
 if TYPE_CHECKING:
     from rollmesh.generators.engines.vllm.backend import VllmBackend
 
-pytestmark = [pytest.mark.engine("vllm"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine("vllm")]
 
 PROMPT = [3, 4, IMAGE, 5, 6]
 TOLERANCE = 1e-3
@@ -119,7 +119,7 @@ def test_new_weights_reach_the_vision_part_amid_a_response(served: Engine) -> No
     served.collector.wait_streamed({"amid": 5})
     former = served.weights
     newer = served.update(2, V2)
-    served.engine.resume().result(120)
+    served.engine.resume().result(240)
     [result] = served.collector.wait(["amid"])
     versions = list(result.sampled.versions)
     assert set(versions) == {V1, V2}
@@ -133,7 +133,7 @@ def test_new_weights_reach_the_vision_part_amid_a_response(served: Engine) -> No
     # Only the vision part changes.
     mixed = served.vlm.random_weights(3)
     mixed = {name: mixed[name] if "vision" in name else tensor for name, tensor in newer.items()}
-    served.engine.update_weights(PolicyVersion(1, 3), mixed.items(), "mixed").result(120)
+    served.engine.update_weights(PolicyVersion(1, 3), mixed.items(), "mixed").result(240)
     [seen] = served.run(asked("seen", 1))
     served.vlm.check(seen, mixed, PROMPT, request.images, TOLERANCE)
     with pytest.raises(AssertionError):
@@ -156,9 +156,9 @@ def test_images_that_are_read_during_a_swap_are_submitted_once(served: Engine, m
     monkeypatch.setattr(VllmBackend, "_read_images", slow)
     request = asked("during", 1)
     served.engine.submit([request])
-    assert reading.wait(60)
+    assert reading.wait(240)
     weights = served.vlm.random_weights(4)
-    served.engine.update_weights(PolicyVersion(1, 4), weights.items(), "during").result(120)
+    served.engine.update_weights(PolicyVersion(1, 4), weights.items(), "during").result(240)
     swapped.set()
     [result] = served.collector.wait(["during"])
     assert set(result.sampled.versions) == {PolicyVersion(1, 4)}

@@ -176,7 +176,7 @@ def test_who_belongs_to_a_generator_that_is_killed_ends() -> None:
     assert child.poll() is None
     owner.kill()
     owner.wait()
-    assert child.wait(60) == -signal.SIGKILL
+    assert child.wait(240) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("killed", ["generator", "core"])

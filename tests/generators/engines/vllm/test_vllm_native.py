@@ -25,7 +25,7 @@ from tests.generators.engines.tiny import ContractModel
 if TYPE_CHECKING:
     from rollmesh.generators.engines.vllm.native_transfer import NativeSender
 
-pytestmark = [pytest.mark.engine("vllm"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine("vllm")]
 
 WEIGHTS = {
     "a": torch.arange(6.0).view(2, 3),

@@ -24,7 +24,7 @@ from tests.generators.engines import tiny
 from tests.generators.engines.harness import PROMPT, V1, V2, EngineHarness, Weights, request
 from tests.sockets import assert_on_loopback, listeners
 
-pytestmark = [pytest.mark.engine("vllm"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine("vllm")]
 
 # No token ends a sequence: all of them are as long as they may be.
 _BLOCKS = {**tiny.BLOCKS, "hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "eos_token_id": None}

@@ -77,7 +77,7 @@ async def test_responses_continue_in_new_processes(tmp_path: Path, caplog: pytes
         starting[0].suspend()
         # Not after `_START_S`: one that is stopped amid its start is found too.
         with pytest.raises(FrozenEngineError, match="stopped by a signal"):
-            await asyncio.wait_for(task, 60)
+            await asyncio.wait_for(task, 240)
         with pytest.raises(grpc.aio.AioRpcError):
             await waking
         assert not starting[0].is_running()

@@ -27,7 +27,7 @@ from tests.generators.engines.tiny import ContractModel
 if TYPE_CHECKING:
     from tests.generators.engines.vllm.shared import SharedVllm, VllmHarness
 
-pytestmark = [pytest.mark.engine("vllm"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine("vllm")]
 # More than one block of vLLM's KV cache, which is what is shared.
 LONG = [3 + index % 200 for index in range(150)]
 

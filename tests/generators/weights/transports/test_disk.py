@@ -22,7 +22,7 @@ from tests.generators.weights.transports.cases import CASES
 from tests.generators.weights.transports.world import Arrivals, LocalLearner, local_learner
 
 CASE = next(case for case in CASES if case.name == "disk")
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 def _cut(files: list[Path]) -> None:

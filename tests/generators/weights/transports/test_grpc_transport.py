@@ -28,7 +28,7 @@ from tests.faults.proxy import Conditions, Link, ProxyLoop
 from tests.generators.weights.transports.world import Arrivals
 
 SECURITY = SecuritySection()
-DEADLINE_S = 30.0
+DEADLINE_S = 240.0
 
 
 class Service(WeightsService):

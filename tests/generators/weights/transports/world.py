@@ -188,7 +188,7 @@ async def remote_learner(case: Case, folder: Path) -> AsyncIterator[RemoteLearne
             await process.wait()
 
         stack.push_async_callback(end)
-        ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
+        ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 240))
         learner = RemoteLearner(case, f"127.0.0.1:{ready['port']}", folder, process, bytes.fromhex(ready["manifest"]))
         stack.push_async_callback(learner.close)
         yield learner

@@ -96,7 +96,7 @@ def test_what_a_killed_publisher_left_is_swept(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert len(names) == 2, "a whole version, and one that is half written under another name"
     assert names[0].startswith(".unfinished-1-1-")

@@ -84,7 +84,7 @@ def test_closing_ends_a_broadcast_that_waits_for_its_members() -> None:
     waiting = broadcast.join("member", PolicyVersion(1, 0), "")
     publisher.close()
     with pytest.raises(WeightsError, match="the learner ends"):
-        waiting.result(10)
+        waiting.result(60)
     assert not broadcast._thread.is_alive()
     with pytest.raises(WeightsError, match="not broadcast any more"):
         broadcast.join("member", PolicyVersion(1, 0), "")

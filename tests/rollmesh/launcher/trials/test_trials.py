@@ -19,7 +19,7 @@ from rollmesh.launcher.trials.trials import Trials
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.errors import RollmeshError
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 class Mesh:
