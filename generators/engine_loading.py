@@ -9,12 +9,14 @@ from pathlib import Path
 
 from rollmesh.generators.engine_events import EngineEventBridge
 from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.adapters import AdapterShape
 from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.engines.types import EngineSettings, KvPolicy
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.agent_tools import agent_schemas
 from rollmesh.mesh.config.derived.generator_places import generator_places
 from rollmesh.mesh.config.derived.memory_release import Release, release_of
+from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.runtime.devices import choose_device
 
@@ -76,7 +78,7 @@ def load_engine(
         threads=threads,
         allow_insecure=config.security.allow_insecure,
         release=release,
-        adapter_rank=config.learner.served_adapter.rank if config.learner.served_adapter is not None else None,
+        adapters=_adapter_shape(config.learner.served_adapter),
         # The learner asks again after this, and is not to wait for the same start.
         restart_timeout_s=config.placement.step_timeout_s,
         hf=rollout.hf,
@@ -92,7 +94,15 @@ def kv_policy(config: Config) -> KvPolicy:
     """The treatment of running sequences at a swap."""
     if config.weights.kv != "auto":
         return config.weights.kv
-    return "recompute" if config.rollout.engine == "sglang" else "keep"
+    # Running sequences keep their adapter, and its keys and values; whole weights would leave SGLang with mixed ones.
+    whole = config.learner.served_adapter is None
+    return "recompute" if config.rollout.engine == "sglang" and whole else "keep"
+
+
+def _adapter_shape(section: LoraSection | None) -> AdapterShape | None:
+    if section is None:
+        return None
+    return AdapterShape(section.rank, () if section.targets == "all-linear" else section.targets)
 
 
 def release_here(config: Config) -> Release:

@@ -10,6 +10,19 @@ if TYPE_CHECKING:
     import torch
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterShape:
+    """The shape of all adapters of a run, which an engine needs before the first.
+
+    Attributes:
+        rank: of the products.
+        targets: last parts of the names of the layers that have one; empty: all linear layers of the model's blocks.
+    """
+
+    rank: int
+    targets: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterWeights:
     """One version of a policy.

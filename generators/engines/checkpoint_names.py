@@ -6,7 +6,7 @@ of the loaded Hugging Face model; transformers knows how the one becomes the oth
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from transformers import (
@@ -42,6 +42,20 @@ class CheckpointLayout:
     def architecture(self) -> str:
         """Name of the model's class, as checkpoints bear it."""
         return type(self._model).__name__
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Shapes of all parameters, by Hugging Face name."""
+        return {name: target.shape for name, target in self._targets.items()}
+
+    def linear_layers(self) -> set[str]:
+        """Last parts of the names of all linear layers but the one that gives logits."""
+        head = self._model.get_output_embeddings()
+        return {
+            name.rpartition(".")[2]
+            for name, module in self._model.named_modules()
+            if isinstance(module, torch.nn.Linear) and module is not head
+        }
 
     def to_checkpoint(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """Checks a set of tensors and gives them the names and forms of a checkpoint, tied ones once.

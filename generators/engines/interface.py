@@ -118,7 +118,7 @@ class InferenceEngine(ABC):
         Args:
             version: name of the new weights; every token drawn after the swap carries it.
             weights: (Hugging Face name, tensor) of all parameters; tied ones at least once. Their memory must never be
-                written to again: an engine may serve from it. Or an adapter, where `EngineSettings.adapter_rank` is
+                written to again: an engine may serve from it. Or an adapter, where `EngineSettings.adapters` is
                 set: responses that are running may finish under their own, and their tokens carry its version. None:
                 those in service have this digest, and get another version alone. Keys, values and prefixes stay, and
                 responses that are running may carry either version.

@@ -16,6 +16,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 if TYPE_CHECKING:
     import torch
 
+    from rollmesh.generators.engines.adapters import AdapterShape
     from rollmesh.mesh.config.derived.memory_release import Release
     from rollmesh.mesh.config.rollout import HfSection, SglangSection, VllmSection
 
@@ -288,8 +289,8 @@ class EngineSettings:
         allow_insecure: it may talk unprotected to other machines.
         release: how it gives memory back to a learner, `memory` or `process`: its processes end. Only engines with
             processes of their own can do the latter. None: no learner shares its devices.
-        adapter_rank: weights are adapters of this rank, with which the engine computes next to their base; None: it
-            gets whole weights.
+        adapters: weights are adapters of this shape, with which the engine computes next to their base; None: it gets
+            whole weights.
         restart_timeout_s: seconds that processes get to start again after a sleep; None: any time.
         hf, vllm, sglang: settings of these engines; None: their defaults.
     """
@@ -304,7 +305,7 @@ class EngineSettings:
     threads: int = 1
     allow_insecure: bool = False
     release: Release | None = None
-    adapter_rank: int | None = None
+    adapters: AdapterShape | None = None
     restart_timeout_s: float | None = None
     hf: HfSection | None = None
     vllm: VllmSection | None = None

@@ -131,7 +131,8 @@ class ExportedTensor:
 
 WeightPart = Literal["policy", "base", "adapter"]
 """The tensors that leave an engine: those of the policy with its adapter merged in, of its base, or of the adapter.
-Those of an adapter have peft's names. Without an adapter policy and base are the same."""
+Those of an adapter have peft's names, and with them comes the head of a value model, which is trained whole. Without an
+adapter policy and base are the same."""
 WeightShard: TypeAlias = tuple[str, tuple[slice, ...], Tensor]
 """A tensor's name, a place in the full tensor (as an index; empty: all of it), and the part that belongs there."""
 

@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+from rollmesh.learner.model_files.value_head import HEAD
 from rollmesh.mesh.weights.adapter import PEFT_PREFIX
 
 NAME = "default"
@@ -23,6 +24,11 @@ def adapted_layer(name: str) -> str | None:
 def is_adapter(name: str) -> bool:
     """True for a tensor of an adapter."""
     return adapted_layer(name) is not None
+
+
+def is_trained_with_adapters(name: str) -> bool:
+    """True for a tensor that training changes where a model has adapters: theirs, and the head of a value model."""
+    return is_adapter(name) or name.startswith(f"{HEAD}.")
 
 
 def peft_name(name: str) -> str:

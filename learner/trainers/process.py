@@ -1,7 +1,7 @@
 """One rank of `rollmesh sft`, `rollmesh rm` or `rollmesh dpo`, from its files to the folder that it leaves.
 
-Invariants: a run continues in its folder from its last checkpoint, with the same data in the same order. The folder
-`hf/last` is a whole model or is not there. SIGTERM ends the run after the present step, with a checkpoint.
+Invariants: a run continues in its folder from its last checkpoint, with the same data in the same order. The folders
+`hf/last` and `hf/adapter` are whole or are not there. SIGTERM ends the run after the present step, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from rollmesh.learner.engine_specs import compute_deterministically, engine_spec
 from rollmesh.learner.engines.interface import ACTOR, STATE_NAME, Engine
 from rollmesh.learner.engines.megatron.environment import prepare_environment
 from rollmesh.learner.engines.registry import create_engine
+from rollmesh.learner.engines.tensors.hf_folder import write_adapter
 from rollmesh.learner.liveness.start_notice import note_every_minute
 from rollmesh.learner.metrics import MetricsWriter, open_trackers
 from rollmesh.learner.model_files.location import context_length, resolve_model
@@ -51,7 +52,8 @@ from rollmesh.mesh.runtime.threads import available_cores
 from rollmesh.mesh.tokenizer_files import load_tokenizer
 
 log = logging.getLogger(__name__)
-LAST = "last"
+LAST, ADAPTER = "last", "adapter"
+"""Folders of the trained model, with its adapter merged in, and of the adapter alone."""
 RESULT = "trained.json"
 """File with the metrics of the last step, in the folder of a complete run."""
 
@@ -221,21 +223,36 @@ class _Training:
             self._held_out = Rows(self._objective.prepare(engine, loader, held_out.source, rows, cache), held_out.order)
 
     def _export(self, engine: Engine, last: Mapping[str, Any]) -> None:
-        """Leaves the folder of the trained model."""
-        out = self._folder / FOLDER / LAST
-        unfinished = out.with_name(f".partial-{LAST}")
+        """Leaves the folder of the trained model, and that of its adapter."""
+        self._leave(engine, LAST, self._objective.export)
+        lora, model = self._config.learner.lora, self._config.model
+        if lora is not None:
+            self._leave(engine, ADAPTER, lambda of, folder: write_adapter(of, model, lora, folder))
+        if engine.layout.leads:
+            result = {"command": self._command, "steps": self._steps, "ended": time.time(), "metrics": dict(last)}
+            try:
+                write_atomically(self._folder / RESULT, json.dumps(result, indent=1) + "\n")
+            except OSError as error:
+                raise _unwritten(self._folder / RESULT, error) from error
+
+    def _leave(self, engine: Engine, name: str, export: Callable[[Engine, Path], None]) -> None:
+        """Writes a folder in place of that of an earlier end of the run; collective."""
+        out = self._folder / FOLDER / name
+        unfinished = out.with_name(f".partial-{name}")
         if engine.layout.leads:
             shutil.rmtree(unfinished, ignore_errors=True)
-        self._objective.export(engine, unfinished)
+        export(engine, unfinished)
         if engine.layout.leads:
             try:
                 shutil.rmtree(out, ignore_errors=True)
                 unfinished.rename(out)
-                result = {"command": self._command, "steps": self._steps, "ended": time.time(), "metrics": dict(last)}
-                write_atomically(self._folder / RESULT, json.dumps(result, indent=1) + "\n")
             except OSError as error:
-                raise DataError(f"cannot write {out}: {error.strerror or error}", hint="free space there") from error
-            log.info("%s has the trained model", out)
+                raise _unwritten(out, error) from error
+            log.info("%s has the trained %s", out, "adapter" if name == ADAPTER else "model")
+
+
+def _unwritten(path: Path, error: OSError) -> DataError:
+    return DataError(f"cannot write {path}: {error.strerror or error}", hint="free space there")
 
 
 def _said_by(checkpoint: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class LoraSection(Section):
         "merged",
         description="Bytes that a version of the policy is, and what generators do with them. `merged`: the adapter "
         "alone, which each generator merges into the base that it got once. `served`: the same bytes, and the engine "
-        "(`vllm`) computes with the adapter next to its base, so that several versions live at once. `full`: "
+        "(`vllm`, `sglang`) computes with the adapter next to its base, so that several versions live at once. `full`: "
         "all weights, merged by the learner; generators know of no adapter.",
     )
 

@@ -135,10 +135,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _serves_adapters(self) -> Config:
-        if self.learner.served_adapter is not None and self.rollout.engine != "vllm":
+        if self.learner.served_adapter is not None and self.rollout.engine not in ("vllm", "sglang"):
             raise ValueError(
                 "learner.lora.push: served needs an engine that computes with adapters, and rollout.engine is "
-                f"{self.rollout.engine}: set learner.lora.push=merged, or rollout.engine=vllm"
+                f"{self.rollout.engine}: set learner.lora.push=merged, or rollout.engine to vllm or sglang"
             )
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -14,7 +15,15 @@ from rollmesh.mesh.weights.adapter import PEFT_A, PEFT_PREFIX
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 
 
-def write_peft_folder(folder: Path, factors: Mapping[str, Tensor], *, alpha: float, rslora: bool, base: str) -> None:
+def write_peft_folder(
+    folder: Path,
+    factors: Mapping[str, Tensor],
+    *,
+    alpha: float,
+    rslora: bool,
+    base: str,
+    head: tuple[str, Tensor] | None = None,
+) -> None:
     """Writes an adapter.
 
     Args:
@@ -23,12 +32,25 @@ def write_peft_folder(folder: Path, factors: Mapping[str, Tensor], *, alpha: flo
         alpha: products are multiplied by alpha / rank.
         rslora: they are multiplied by alpha / sqrt(rank) instead.
         base: folder or hub id of the model to which it belongs; empty: not said.
+        head: of a sequence classifier, trained whole: the name of its layer, and the weight.
 
     Raises:
         OSError: the folder cannot be written to.
     """
+    config = peft_config(factors, alpha=alpha, rslora=rslora, base=base)
+    tensors = dict(factors)
+    if head is not None:
+        layer, weight = head
+        config |= {"task_type": "SEQ_CLS", "modules_to_save": [layer]}
+        tensors[f"{PEFT_PREFIX}{layer}.weight"] = weight
+    (folder / CONFIG_NAME).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS_NAME)
+
+
+def peft_config(factors: Mapping[str, Tensor], *, alpha: float, rslora: bool, base: str) -> dict[str, Any]:
+    """The description of an adapter, as in peft's file; see `write_peft_folder`."""
     adapted = {name.removesuffix(PEFT_A): a for name, a in factors.items() if name.endswith(PEFT_A)}
-    config = {
+    return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base or None,
@@ -41,8 +63,6 @@ def write_peft_folder(folder: Path, factors: Mapping[str, Tensor], *, alpha: flo
         "bias": "none",
         "inference_mode": True,
     }
-    (folder / CONFIG_NAME).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    save_file({name: tensor.contiguous() for name, tensor in factors.items()}, folder / WEIGHTS_NAME)
 
 
 def rank_of(factors: Mapping[str, Tensor]) -> int:

@@ -26,13 +26,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rollmesh.generators.engines.adapters import AdapterWeights
 from rollmesh.generators.engines.checkpoint_names import CheckpointLayout
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.external.process_log import last_error
+from rollmesh.generators.engines.external.served_adapters import ServedAdapters, StagedAdapter
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.sglang import request_bodies, server_args
+from rollmesh.generators.engines.sglang.adapters import (
+    AdapterLoader,
+    SharedAdapter,
+    adapted_layers,
+    adapter_arguments,
+)
 from rollmesh.generators.engines.sglang.load_monitor import LoadMonitor
 from rollmesh.generators.engines.sglang.request_streams import RequestStreams
 from rollmesh.generators.engines.sglang.server import Server
@@ -74,19 +82,26 @@ class SglangBackend(Backend):
         self._model = model
         self._settings = settings
         self._section = settings.sglang or SglangSection()
-        server_args.check(self._section, allow_insecure=settings.allow_insecure)
+        shape = settings.adapters
+        server_args.check(self._section, allow_insecure=settings.allow_insecure, adapters=shape is not None)
         # Checked now: an impossible choice is refused before anything starts.
         self._sending_device = (
             server_args.sending_device(settings, self._section) if self._section.transfer == "distributed" else None
         )
         config = read_config(folder)
         self._checkpoint = CheckpointLayout(config, getattr(torch, settings.dtype))
+        self._adapters = ServedAdapters()
+        self._adapted: frozenset[str] = frozenset()
+        if shape is not None:
+            self._adapted = adapted_layers(shape, self._checkpoint.linear_layers(), experts=model.experts)
         self._server: Server | None = None
         self._released: list[str] = []
 
     async def start(self, on_death: Callable[[str], None]) -> RequestLimits:
         """See Backend."""
-        server = self._server = Server(self._folder, self._model, self._settings, self._section, on_death)
+        shape = self._settings.adapters
+        adapters = None if shape is None else adapter_arguments(shape, self._adapted)
+        server = self._server = Server(self._folder, self._model, self._settings, self._section, adapters, on_death)
         try:
             await server.open()
             return await self._connect(server)
@@ -99,7 +114,14 @@ class SglangBackend(Backend):
         address = self._client.address
         transfer = self._choose_transfer(address)
         self._features = await detect_features(self._client, transfer)
-        if self._settings.kv == "keep" and not self._features.drains:
+        shape = self._settings.adapters
+        if shape is not None and self._features.adapter_rank < shape.rank:
+            raise EngineError(
+                f"the SGLang server at {address} takes no adapters of rank {shape.rank}",
+                hint="start it with --enable-lora, --max-lora-rank and --lora-target-modules, or choose "
+                "learner.lora.push: merged",
+            )
+        if self._settings.kv == "keep" and shape is None and not self._features.drains:
             raise EngineError(
                 f"the SGLang server at {address} replaces weights while a step of the running sequences is under way",
                 hint="start it with --disable-overlap-schedule, or choose weights.kv: recompute",
@@ -108,7 +130,8 @@ class SglangBackend(Backend):
         limits = self._model.limits
         if server.process is None:
             limits = replace(limits, context=min(limits.context, self._features.context))
-        self._requests = RequestStreams(self._client, self._features, limits, self._model.tokenizer)
+        self._loader = AdapterLoader(self._client, self._adapters, self._features.ranks)
+        self._requests = RequestStreams(self._client, self._features, limits, self._model.tokenizer, self._adapters)
         # A server of ours is judged by the state of its processes (`engine_watch`), which the clock does not know.
         on_silence = server.report_death if server.process is None else None
         self._monitor = LoadMonitor(self._client, self._features.load, on_silence)
@@ -131,6 +154,7 @@ class SglangBackend(Backend):
 
     async def pause(self) -> None:
         """See Backend; the last sampled tokens may come a moment later, with their true version."""
+        await self._loader.settle()
         await self._client.post("/pause_generation", {"mode": "in_place"})
         self._requests.paused = True
 
@@ -138,6 +162,7 @@ class SglangBackend(Backend):
         """See Backend."""
         await self._client.post("/continue_generation")
         self._requests.paused = False
+        self._loader.unload_idle()
 
     # --- weights ---
 
@@ -145,8 +170,29 @@ class SglangBackend(Backend):
         """See Backend."""
         return self._transfer.stage(list(self._checkpoint.to_checkpoint(tensors).items()))
 
+    def stage_adapter(self, adapter: AdapterWeights) -> StagedAdapter:
+        """See Backend."""
+        shapes = self._checkpoint.shapes
+        return self._adapters.stage(adapter, form=lambda one: SharedAdapter(one, shapes), stage_base=self.stage)
+
+    def interrupts(self, staged: Any, *, recompute: bool) -> bool:
+        """See Backend."""
+        return isinstance(staged, StagedAdapter) and self._adapters.interrupts(staged, recompute=recompute)
+
     async def load(self, staged: Any, label: str, *, recompute: bool) -> None:
         """See Backend."""
+        if not isinstance(staged, StagedAdapter):
+            await self._load_whole(staged, label, recompute=recompute)
+            return
+        await self._adapters.install(
+            staged,
+            label,
+            stage_base=self.stage,
+            load_base=lambda base: self._load_whole(base, label, recompute=True),
+            load=self._loader.load,
+        )
+
+    async def _load_whole(self, staged: StagedWeights, label: str, *, recompute: bool) -> None:
         self._requests.begin_update(recompute=recompute)
         try:
             if recompute:
@@ -165,13 +211,19 @@ class SglangBackend(Backend):
 
     def discard(self, staged: Any) -> None:
         """See Backend."""
-        staged.discard()
+        if isinstance(staged, StagedAdapter):
+            staged.form.discard()
+            staged = staged.base
+        if staged is not None:
+            staged.discard()
 
     async def log_probs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """See Backend."""
         if self._requests.paused:
             raise EngineError("a paused SGLang server runs no tokens", hint="resume it first")
-        answer = await self._client.post("/generate", request_bodies.log_probs(token_ids, uuid.uuid4().hex))
+        newest = self._adapters.newest
+        body = request_bodies.log_probs(token_ids, uuid.uuid4().hex, None if newest is None else newest.name)
+        answer = await self._client.post("/generate", body)
         try:
             entries = answer["meta_info"]["input_token_logprobs"]
             found = [entry[1] for entry in entries], np.array([entry[0] for entry in entries[1:]], np.float32)
@@ -199,6 +251,9 @@ class SglangBackend(Backend):
         tags = [tag for tag in tags if tag not in self._released]
         if not tags:
             return SleepReport(0, time.monotonic() - begin)
+        if level >= SleepLevel.WITHOUT_WEIGHTS:
+            # Weights that are given up come again, the base too.
+            await self._loader.unload_all()
         await self._client.post("/release_memory_occupation", {"tags": tags})
         self._released += tags
         return SleepReport(await self._memory_of(tags), time.monotonic() - begin)
@@ -246,16 +301,22 @@ class SglangBackend(Backend):
             await self._monitor.stop()
             if not server.death:
                 await self._requests.close()
-                if self._requests.paused and server.process is None:
-                    # A server that stands still for long takes itself for hung.
-                    with suppress(EngineError):
-                        await self.resume()
+                if server.process is None:
+                    await self._leave_server()
             await self._transfer.close()
             # The rest may be repeated.
             server.up = False
         await server.close()
 
     # --- its parts ---
+
+    async def _leave_server(self) -> None:
+        """Leaves a server that runs on: decoding, without our adapters."""
+        if self._requests.paused:
+            # A server that stands still for long takes itself for hung.
+            with suppress(EngineError):
+                await self.resume()
+        await self._loader.unload_all()
 
     def _choose_transfer(self, address: str) -> str:
         chosen = self._section.transfer

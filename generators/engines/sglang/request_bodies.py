@@ -25,6 +25,7 @@ def generate(
     eos: Sequence[int],
     cache_key: str,
     mask_tokens: int,
+    adapter: str | None,
 ) -> dict[str, Any]:
     """Body of a streamed /generate.
 
@@ -36,6 +37,7 @@ def generate(
         eos: token ids that end it.
         cache_key: only requests with the same one share KV caches.
         mask_tokens: most tokens of a kept set that the server reports. A larger one is cut to them.
+        adapter: name of the adapter to compute with; None: the base alone.
     """
     parameters: dict[str, Any] = {
         "max_new_tokens": max_tokens,
@@ -51,6 +53,8 @@ def generate(
         "logprob_start_len": -1,
         "extra_key": cache_key,
     }
+    if adapter is not None:
+        body["lora_path"] = adapter
     if is_filtered(sampling):
         kept = sampling.top_k or mask_tokens
         parameters["top_p"] = sampling.top_p
@@ -60,9 +64,10 @@ def generate(
     return body
 
 
-def log_probs(token_ids: Sequence[int], cache_key: str) -> dict[str, Any]:
+def log_probs(token_ids: Sequence[int], cache_key: str, adapter: str | None) -> dict[str, Any]:
     """Body of a /generate that samples nothing and gives the log-probs of its input, at temperature 1."""
     return {
+        "lora_path": adapter,
         "input_ids": list(token_ids),
         "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
         "return_logprob": True,

@@ -7,6 +7,8 @@ Invariants:
 - After an update there are tokens of uncertain version (see `version_attribution`). A request with enough of these is
   aborted and continued after its tokens: with its end the server reports their version. Sampling does not change by it;
   its keys and values are found in the prefix cache, under its own key.
+- A job keeps the adapter under which it began through all its requests: its tokens are of that version. The server's
+  own version is that of the base.
 - The cache key changes with every update: no request that starts after it finds what was computed before.
 """
 
@@ -30,6 +32,7 @@ from rollmesh.mesh.runtime.background_tasks import BackgroundTasks
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from rollmesh.generators.engines.external.served_adapters import ServedAdapters
     from rollmesh.generators.engines.request_validation import RequestLimits
     from rollmesh.generators.engines.sglang.http_client import HttpClient
     from rollmesh.generators.engines.sglang.server_features import ServerFeatures
@@ -47,6 +50,7 @@ class RequestStreams:
         features: of the server.
         limits: of the model.
         tokenizer: for stop strings.
+        adapters: that the server has.
     """
 
     def __init__(
@@ -55,11 +59,13 @@ class RequestStreams:
         features: ServerFeatures,
         limits: RequestLimits,
         tokenizer: PreTrainedTokenizerBase | None,
+        adapters: ServedAdapters,
     ) -> None:
         self._client = client
         self._features = features
         self._limits = limits
         self._tokenizer = tokenizer
+        self._adapters = adapters
         self._jobs: dict[str, StreamedJob] = {}
         self._aborts = BackgroundTasks(self._on_abort_error)
         self._may_send = asyncio.Event()
@@ -81,7 +87,8 @@ class RequestStreams:
         """See Backend."""
         stop = job.sampling.stop
         matcher = StopMatcher(self._tokenizer, stop) if stop and self._tokenizer is not None else None
-        streamed = StreamedJob(job, on_chunk, matcher, eos=self._limits.eos)
+        adapter = self._adapters.begin_job()
+        streamed = StreamedJob(job, on_chunk, matcher, eos=self._limits.eos, adapter=adapter)
         self._jobs[job.job_id] = streamed
         try:
             while not streamed.finished:
@@ -94,6 +101,7 @@ class RequestStreams:
             self._aborts.spawn(self._send_abort(streamed.rid))
             raise
         finally:
+            self._adapters.end_job(adapter)
             del self._jobs[job.job_id]
 
     def abort(self, job_ids: list[str]) -> None:
@@ -166,6 +174,7 @@ class RequestStreams:
             eos=sorted(self._limits.eos),
             cache_key=streamed.key,
             mask_tokens=self._features.mask_tokens,
+            adapter=None if streamed.adapter is None else streamed.adapter.name,
         )
 
     async def _read(self, streamed: StreamedJob, body: dict[str, Any]) -> str | None:

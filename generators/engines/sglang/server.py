@@ -10,9 +10,10 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.model_info import ModelInfo
@@ -55,6 +56,7 @@ class Server:
         folder: of the model.
         model: as its folder describes it.
         settings, section: of the engine.
+        adapters: arguments for adapters; None: it gets whole weights.
         on_death: called with the cause, once, of an unexpected death while `up` is set.
 
     Attributes:
@@ -69,12 +71,14 @@ class Server:
         model: ModelInfo,
         settings: EngineSettings,
         section: SglangSection,
+        adapters: Mapping[str, Any] | None,
         on_death: Callable[[str], None],
     ) -> None:
         self._folder = folder
         self._model = model
         self._settings = settings
         self._section = section
+        self._adapters = adapters
         self._on_death = on_death
         self._client: HttpClient | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -137,6 +141,7 @@ class Server:
             port=port,
             context=self._model.limits.context,
             vocabulary=self._model.limits.vocabulary,
+            adapters=self._adapters,
         )
         command += server_args.with_key(key, self.process.scratch)
         log.info("starting an SGLang server: %s", " ".join(command))

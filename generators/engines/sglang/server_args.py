@@ -35,7 +35,14 @@ _RAISED = re.compile(r"^(?:AssertionError|NotImplementedError|TypeError|ValueErr
 
 
 def command(
-    model: Path, settings: EngineSettings, section: SglangSection, *, port: int, context: int, vocabulary: int
+    model: Path,
+    settings: EngineSettings,
+    section: SglangSection,
+    *,
+    port: int,
+    context: int,
+    vocabulary: int,
+    adapters: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """The server's command line.
 
@@ -45,6 +52,7 @@ def command(
         port: to listen at, on the loopback interface.
         context: tokens of the longest sequence.
         vocabulary: of the model.
+        adapters: arguments for adapters; None: the server gets whole weights.
     """
     arguments: dict[str, Any] = {}
     entry = ["-m", "sglang.launch_server"]
@@ -56,8 +64,8 @@ def command(
         arguments |= {"base-gpu-id": torch.device(settings.device).index or 0, "enable-memory-saver": True}
         arguments["enable-weights-cpu-backup"] = True
         # Else a pause in place leaves a step under way, in the weights that are then replaced.
-        arguments["disable-overlap-schedule"] = settings.kv == "keep"
-    arguments |= {
+        arguments["disable-overlap-schedule"] = settings.kv == "keep" and adapters is None
+    arguments |= {**(adapters or {})} | {
         "model-path": str(model),
         "load-format": "dummy",
         "dtype": settings.dtype,
@@ -169,8 +177,13 @@ def model_folder(folder: Path, scratch: Path) -> Path:
     return copy
 
 
-def check(section: SglangSection, *, allow_insecure: bool) -> None:
+def check(section: SglangSection, *, allow_insecure: bool, adapters: bool = False) -> None:
     """Refuses settings that contradict each other, and ports that others could reach unless that was allowed.
+
+    Args:
+        section: of the configuration.
+        allow_insecure: such ports are allowed.
+        adapters: the server is to compute with adapters.
 
     Raises:
         ConfigError: names them.
@@ -189,6 +202,16 @@ def check(section: SglangSection, *, allow_insecure: bool) -> None:
             "machine's ports are closed to others",
         )
     host = urlsplit(section.address or "").hostname
+    if adapters and section.data_parallel > 1:
+        raise ConfigError(
+            "learner.lora.push: served: SGLang takes new adapters with rollout.sglang.data_parallel 1 only",
+            hint="use more generators instead of data_parallel, or learner.lora.push: merged",
+        )
+    if adapters and host and not is_loopback(host):
+        raise ConfigError(
+            f"learner.lora.push: served: an adapter is shared memory of this host, and the SGLang server is at {host}",
+            hint="set learner.lora.push: merged, or leave rollout.sglang.address out",
+        )
     if section.transfer == "distributed" and host and not is_loopback(host) and not allow_insecure:
         raise ConfigError(
             f"refusing to broadcast weights to {host}: a broadcast knows neither token nor TLS",

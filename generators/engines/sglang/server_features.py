@@ -38,6 +38,7 @@ class ServerFeatures:
         mask_tokens: most tokens of a kept set that it reports; 0: it reports none.
         sleeps: it gives memory back.
         keeps_asleep: it keeps the weights on the host while they are not on the device.
+        adapter_rank: largest rank of adapters that it takes; 0: it takes none.
     """
 
     version: str
@@ -51,6 +52,7 @@ class ServerFeatures:
     mask_tokens: int
     sleeps: bool
     keeps_asleep: bool
+    adapter_rank: int = 0
 
 
 async def detect_features(client: HttpClient, transfer: str) -> ServerFeatures:
@@ -96,6 +98,7 @@ async def detect_features(client: HttpClient, transfer: str) -> ServerFeatures:
         mask_tokens=int(info.get("sampling_mask_max_tokens") or 0) if "return_sampling_mask" in request else 0,
         sleeps=bool(info.get("enable_memory_saver")) and "/release_memory_occupation" in paths,
         keeps_asleep=bool(info.get("enable_weights_cpu_backup")),
+        adapter_rank=int(info.get("max_lora_rank") or 0) if info.get("enable_lora") else 0,
     )
 
 

@@ -10,12 +10,15 @@ import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollmesh.generators.engines.external.backend import DecodeChunk, DecodeJob
 from rollmesh.generators.engines.external.version_labels import first_runs
 from rollmesh.generators.engines.sglang.version_attribution import Event, VersionAttributor
 from rollmesh.generators.engines.stop_strings import StopMatcher
+
+if TYPE_CHECKING:
+    from rollmesh.generators.engines.external.served_adapters import LiveAdapter
 
 REVEAL_TOKENS = 32
 
@@ -40,6 +43,7 @@ class StreamedJob:
         on_chunk: gets its chunks.
         matcher: of its stop strings; None where it has none.
         eos: token ids that end a response.
+        adapter: with which it computes; None: with whole weights.
 
     Attributes:
         state: see `JobState`.
@@ -55,8 +59,10 @@ class StreamedJob:
         matcher: StopMatcher | None,
         *,
         eos: frozenset[int],
+        adapter: LiveAdapter | None,
     ) -> None:
         self.job = job
+        self.adapter = adapter
         self._on_chunk = on_chunk
         self._matcher = matcher
         self._eos = eos
@@ -141,6 +147,9 @@ class StreamedJob:
         self._find_stop(event.token_ids)
         self._received.extend(event.token_ids)
         ids, log_probs, versions = self._attributor.add(event)
+        if self.adapter is not None and ids:
+            # The server knows the version of the base, which is one for the whole request.
+            versions = [(len(ids), self.adapter.label)]
         finish = self._finish_reason(event)
         if self._stop_at is not None and self._stop_at <= self._delivered + len(ids):
             keep = self._stop_at - self._delivered

@@ -25,6 +25,7 @@ from vllm import SamplingParams as VllmSampling
 from vllm.exceptions import VLLMClientError, VLLMError
 from vllm.inputs import TokensPrompt
 from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -34,9 +35,10 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from rollmesh.generators.engines.adapters import AdapterWeights
 from rollmesh.generators.engines.checkpoint_names import CheckpointLayout
 from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.external.adapter_folders import AdapterFolders
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
 from rollmesh.generators.engines.external.model_info import ModelInfo
-from rollmesh.generators.engines.external.served_adapters import LiveAdapter, ServedAdapters
+from rollmesh.generators.engines.external.served_adapters import LiveAdapter, ServedAdapters, StagedAdapter
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.types import EngineSettings, SamplingParams, SleepLevel, SleepReport, WakeStep
 from rollmesh.generators.engines.vllm import environment, fork_server, logs, private_names, sampling
@@ -48,7 +50,6 @@ from rollmesh.generators.engines.vllm.replica_routing import ReplicaRouter
 from rollmesh.generators.engines.vllm.shared_weights import SharedWeights
 from rollmesh.generators.engines.vllm.weight_senders import (
     SharedSender,
-    StagedAdapter,
     WeightSender,
     load_adapter,
     request_of,
@@ -102,6 +103,7 @@ class VllmBackend(Backend):
         self._jobs: dict[str, _SubmittedRequest] = {}
         self._label = ""
         self._adapters = ServedAdapters()
+        self._folders = AdapterFolders()
         self._asleep: set[str] = set()
         self._stopping = False
 
@@ -148,7 +150,7 @@ class VllmBackend(Backend):
             self._sender.close()
         if self._process is not None:
             await self._process.stop()
-        self._adapters.close()
+        self._folders.close()
 
     async def ping(self) -> None:
         # Each engine core answers between two steps, while its workers wait for it; its death comes another way.
@@ -258,7 +260,7 @@ class VllmBackend(Backend):
                     rendered,
                     running.parameters,
                     supported_tasks=("generate",),
-                    lora_request=request_of(running.adapter),
+                    lora_request=_lora_request(running.adapter),
                 )
         except (ValueError, TypeError, OSError, VLLMClientError) as error:
             raise PayloadError("request", f"vLLM does not take it: {error}") from error
@@ -284,7 +286,7 @@ class VllmBackend(Backend):
                 self._with_images(running.job),
                 running.parameters,
                 supported_tasks=("generate",),
-                lora_request=request_of(running.adapter),
+                lora_request=_lora_request(running.adapter),
             )
             if label == self._label:
                 return request
@@ -322,13 +324,12 @@ class VllmBackend(Backend):
         return self._sender.stage(arranged)
 
     def stage_adapter(self, adapter: AdapterWeights) -> StagedAdapter:
-        has_base = adapter.base_digest == self._adapters.base_digest
-        return StagedAdapter(adapter, self._adapters.write(adapter), None if has_base else self.stage(adapter.base()))
+        return self._adapters.stage(adapter, form=self._folders.write, stage_base=self.stage)
 
     def discard(self, staged: Any) -> None:
         assert self._sender is not None, "it was staged with it"
         if isinstance(staged, StagedAdapter):
-            self._adapters.discard(staged.folder)
+            staged.form.discard()
             staged = staged.base
         if staged is not None:
             self._sender.discard(staged)
@@ -336,7 +337,7 @@ class VllmBackend(Backend):
     def interrupts(self, staged: Any, *, recompute: bool) -> bool:
         if not isinstance(staged, StagedAdapter):
             return False
-        return recompute or self._adapters.is_full or staged.base is not None
+        return self._adapters.interrupts(staged, recompute=recompute)
 
     async def load(self, staged: Any, label: str, *, recompute: bool) -> None:
         if isinstance(staged, StagedAdapter):
@@ -345,20 +346,16 @@ class VllmBackend(Backend):
             await self._load_whole(staged, label, recompute=recompute)
 
     async def _load_adapter(self, staged: StagedAdapter, label: str) -> None:
-        """Loads an adapter, and before it the base where the engine has not got it, or has lost it since."""
-        adapters, base, digest = self._adapters, staged.base, staged.adapter.base_digest
-        staged.base = None
-        try:
-            if base is None and adapters.base_digest != digest:
-                base = await asyncio.to_thread(self.stage, staged.adapter.base())
-            if base is not None:
-                adapters.base_digest = ""
-                await self._load_whole(base, label, recompute=True)
-                adapters.base_digest = digest
-            await load_adapter(self._engine, adapters, staged, label, lambda call: self._answer(call, _STEP_S))
-        except BaseException:
-            adapters.discard(staged.folder)
-            raise
+        adapters = self._adapters
+        await adapters.install(
+            staged,
+            label,
+            stage_base=self.stage,
+            load_base=lambda base: self._load_whole(base, label, recompute=True),
+            load=lambda adapter: load_adapter(
+                self._engine, adapters, adapter, lambda call: self._answer(call, _STEP_S)
+            ),
+        )
         self._label = label
 
     async def _load_whole(self, staged: Any, label: str, *, recompute: bool) -> None:
@@ -408,7 +405,7 @@ class VllmBackend(Backend):
         rendered = tokens_input(ids[:-1] if full else ids)
 
         async def run() -> list[float]:
-            lora = request_of(self._adapters.newest)
+            lora = _lora_request(self._adapters.newest)
             async for output in self._engine.generate(rendered, parameters, name, lora_request=lora):
                 scored = output.prompt_logprobs or []
                 # No entry for the first token, and the given token's own in every other.
@@ -446,9 +443,8 @@ class VllmBackend(Backend):
 
     async def _forget_adapters(self) -> None:
         """Gives all adapters up: their memory is gone with that of the weights, and no job runs."""
-        for adapter in self._adapters.take_idle(newest=True):
+        for adapter in self._adapters.take_all():
             await self._answer(self._engine.remove_lora(adapter.number), _STEP_S)
-        self._adapters.newest, self._adapters.base_digest = None, ""
 
     async def _held_bytes(self) -> int:
         """Bytes that all workers hold of their devices and give back asleep."""
@@ -481,6 +477,10 @@ class VllmBackend(Backend):
         if not self._asleep:
             # Awake, vLLM continues by itself.
             await self.pause()
+
+
+def _lora_request(adapter: LiveAdapter | None) -> LoRARequest | None:
+    return None if adapter is None else request_of(adapter)
 
 
 def _check_widened(job: DecodeJob, token_ids: Sequence[int]) -> None:

@@ -180,6 +180,6 @@ def engine_arguments(
         if settings.release == "memory" and section.tensor_parallel > 1:
             # The buffers of the workers' communicators are given back too.
             arguments["enable_nccl_comm_suspend"] = True
-    if settings.adapter_rank is not None:
-        arguments |= adapter_arguments(settings.adapter_rank)
+    if settings.adapters is not None:
+        arguments |= adapter_arguments(settings.adapters.rank)
     return arguments | section.options

@@ -11,15 +11,13 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.lora.request import LoRARequest
 
-from rollmesh.generators.engines.adapters import AdapterWeights
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.served_adapters import LiveAdapter, ServedAdapters
 from rollmesh.generators.engines.vllm.shared_weights import SharedWeights
@@ -139,35 +137,15 @@ class SharedSender(WeightSender):
         await self._engine.finish_weight_update(label)
 
 
-@dataclass(slots=True, eq=False)
-class StagedAdapter:
-    """An adapter that is about to be loaded.
-
-    Attributes:
-        adapter: as it came.
-        folder: with its files.
-        base: staged tensors of its base; None where the engine has it.
-    """
-
-    adapter: AdapterWeights
-    folder: Path
-    base: Any
-
-
 async def load_adapter(
-    engine: AsyncLLM,
-    adapters: ServedAdapters,
-    staged: StagedAdapter,
-    label: str,
-    answer: Callable[[Any], Awaitable[Any]],
+    engine: AsyncLLM, adapters: ServedAdapters, adapter: LiveAdapter, answer: Callable[[Any], Awaitable[Any]]
 ) -> None:
     """Takes idle adapters out of an engine with a base, and puts a new one in.
 
     Args:
         engine: paused.
         adapters: that it has.
-        staged: with files alone.
-        label: of its version.
+        adapter: with files alone.
         answer: awaits vLLM.
 
     Raises:
@@ -176,29 +154,16 @@ async def load_adapter(
     for idle in adapters.take_idle():
         await answer(engine.remove_lora(idle.number))
     try:
-        await answer(engine.add_lora(adapter_request(label, adapters.number_of(staged.folder), staged.folder)))
+        await answer(engine.add_lora(request_of(adapter)))
     except EngineError:
         raise
     except Exception as error:  # vLLM raises errors of its workers as they come
         raise WeightsError(
-            f"vLLM does not take the adapter of version {label}: {error}",
+            f"vLLM does not take the adapter of version {adapter.label}: {error}",
             hint="set learner.lora.push: merged, or other learner.lora.targets",
         ) from error
-    adapters.add(label, staged.folder)
 
 
-def adapter_request(label: str, number: int, folder: Path) -> LoRARequest:
-    """vLLM's name of an adapter.
-
-    Args:
-        label: of its version.
-        number: unique in this engine.
-        folder: with its files.
-    """
-    # Prefixes are found by the name: no other adapter ever has it, should a version come twice.
-    return LoRARequest(f"{label}-{number}", number, str(folder))
-
-
-def request_of(adapter: LiveAdapter | None) -> LoRARequest | None:
-    """The part of a job's request that names its adapter; None where it has none."""
-    return None if adapter is None else adapter_request(adapter.label, adapter.number, adapter.folder)
+def request_of(adapter: LiveAdapter) -> LoRARequest:
+    """vLLM's name of an adapter, by which prefixes are found too."""
+    return LoRARequest(adapter.name, adapter.number, str(adapter.form.path))

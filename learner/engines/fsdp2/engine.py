@@ -47,7 +47,7 @@ from rollmesh.learner.engines.tensors.export import exported_tensors, full_tenso
 from rollmesh.learner.engines.tensors.state import StateWriter, load_state
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
-from rollmesh.learner.model_files.adapter_names import is_adapter, peft_name
+from rollmesh.learner.model_files.adapter_names import is_adapter, is_trained_with_adapters, peft_name
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.location import local_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
@@ -244,11 +244,13 @@ class Fsdp2Engine(Engine):
         """The tensors that leave the engine; without factors only shapes and places of merged ones hold."""
         named, processes = self._runner.named_tensors(), self.world.processes
         if part == "adapter":
-            return divided_tensors(((peft_name(name), found) for name, found in named if is_adapter(name)), processes)
+            trained = ((peft_name(name), found) for name, found in named if is_trained_with_adapters(name))
+            return divided_tensors(trained, processes)
         if self._spec.lora is None:
             return divided_tensors(named, processes)
         if part == "base":
-            return divided_tensors(((name, found) for name, found in named if not is_adapter(name)), processes)
+            base = ((name, found) for name, found in named if not is_trained_with_adapters(name))
+            return divided_tensors(base, processes)
         return merged_tensors(named, processes, self._spec.lora.scale, factors or {})
 
     def _gather_factors(self, part: WeightPart) -> dict[str, tuple[Tensor, Tensor]]:

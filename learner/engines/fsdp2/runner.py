@@ -56,7 +56,7 @@ from rollmesh.learner.engines.output.logit_form import find_backbone
 from rollmesh.learner.engines.probe_batches import ProbeImages
 from rollmesh.learner.engines.tolerances import REFUSED_HINT
 from rollmesh.learner.engines.world import World
-from rollmesh.learner.model_files.adapter_names import is_adapter
+from rollmesh.learner.model_files.adapter_names import is_adapter, is_trained_with_adapters
 from rollmesh.learner.model_files.stored_model import StoredModel, quiet_transformers
 from rollmesh.learner.model_files.weight_files import WeightFiles
 from rollmesh.learner.vision.families import family_of
@@ -220,9 +220,10 @@ class ModelRunner(ABC):
         yield from ((plain_name(name), tensor) for name, tensor in self.module.named_buffers() if name in saved)
 
     def saved_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Those of `named_tensors` that a checkpoint holds: of a model with adapters these alone."""
-        adapters_only = self._spec.lora is not None
-        yield from ((name, tensor) for name, tensor in self.named_tensors() if not adapters_only or is_adapter(name))
+        """Those of `named_tensors` that a checkpoint holds: of a model with adapters those that are trained."""
+        whole = self._spec.lora is None
+        named = self.named_tensors()
+        yield from ((name, tensor) for name, tensor in named if whole or is_trained_with_adapters(name))
 
     def read(self, batches: Sequence[PackedBatch]) -> ComputedValues:
         """Computes the engine's outputs and gradients as it is now, for the probe."""

@@ -57,7 +57,7 @@ from rollmesh.learner.engines.tensors.hf_folder import write_weights
 from rollmesh.learner.engines.tensors.state import StateWriter, load_state
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
-from rollmesh.learner.model_files.adapter_names import is_adapter, peft_name
+from rollmesh.learner.model_files.adapter_names import is_adapter, is_trained_with_adapters, peft_name
 from rollmesh.learner.model_files.location import local_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.errors import ConfigError, DataError
@@ -307,9 +307,8 @@ class MegatronEngine(Engine):
         load_weights(base, {key: self._pieces[key] for key in base}, stored, note)
         if self._spec.lora is None:
             return
-        start = AdapterStart(
-            self._spec.lora, {full.name: full.shape for full in self._trained_tensors()}, self._spec.seed
-        )
+        shapes = {full.name: full.shape for full in self._trained_tensors() if is_adapter(full.name)}
+        start = AdapterStart(self._spec.lora, shapes, self._spec.seed)
         for key in self._runner.parameters.keys() - base.keys():
             for piece in self._pieces[key].pieces:
                 values = start.values(piece.hf_name)[piece.hf_box]
@@ -317,9 +316,9 @@ class MegatronEngine(Engine):
                 note(key, piece, values)
 
     def _trained_tensors(self) -> list[FullTensor]:
-        """The full tensors that training changes: of a model with adapters these alone."""
+        """The full tensors that training changes."""
         full = self._weights.full_tensors()
-        return full if self._spec.lora is None else [tensor for tensor in full if is_adapter(tensor.name)]
+        return full if self._spec.lora is None else [one for one in full if is_trained_with_adapters(one.name)]
 
     def _divided(self, part: WeightPart) -> Sequence[DividedTensor]:
         """Full tensors that leave the engine, as all processes hold them."""
@@ -330,10 +329,10 @@ class MegatronEngine(Engine):
         if lora is None:
             return self._full
         if part == "adapter":
-            return [replace(found, name=peft_name(found.name)) for found in self._full if is_adapter(found.name)]
-        base = [found for found in self._full if not is_adapter(found.name)]
+            return [replace(one, name=peft_name(one.name)) for one in self._full if is_trained_with_adapters(one.name)]
         if part == "base":
-            return base
+            return [one for one in self._full if not is_trained_with_adapters(one.name)]
+        base = [found for found in self._full if not is_adapter(found.name)]
         return merged_tensors(base, self.world.process, runner.parameters, self._pieces, lora.scale)
 
     def _gradient_prints(self, names: list[str]) -> Tensor:

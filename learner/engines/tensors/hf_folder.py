@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -10,12 +10,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rollmesh.learner.engines.interface import Engine
-from rollmesh.learner.model_files.classifier import classifier_name, classifier_of, set_padding
+from rollmesh.learner.model_files.adapter_names import peft_name
+from rollmesh.learner.model_files.classifier import SCORE, classifier_name, classifier_of, set_padding
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.location import local_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
+from rollmesh.learner.model_files.value_head import HEAD
 from rollmesh.mesh.config.inputs import ModelSection
+from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.weights.peft_folder import write_peft_folder
 
 
 def write_weights(
@@ -34,14 +38,54 @@ def write_weights(
         DataError: the leader could not write them, in every process.
     """
     dtype: torch.dtype = getattr(torch, model.dtype)
-    tensors = engine.export_weights(dtype)
+
+    def write(tensors: Iterator[tuple[str, Tensor]]) -> None:
+        if classifier:
+            _write_classifier(engine, model, folder, tensors, dtype)
+        else:
+            _write(engine, model, folder, tensors, dtype, backbone_only)
+
+    _write_together(engine, engine.export_weights(dtype), write)
+
+
+def write_adapter(engine: Engine, model: ModelSection, lora: LoraSection, folder: Path) -> None:
+    """Writes the adapter alone, in float32, as peft does; with it the head of a value model. Collective.
+
+    Args:
+        engine: with the adapter.
+        model: its base.
+        lora: describes the adapter.
+        folder: to write; absent, or empty.
+
+    Raises:
+        DataError: the leader could not write it, in every process.
+    """
+
+    def write(tensors: Iterator[tuple[str, Tensor]]) -> None:
+        factors = {name: tensor.clone() for name, tensor in tensors}
+        weight = factors.pop(peft_name(f"{HEAD}.weight"), None)
+        head = None if weight is None else (SCORE, weight)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_peft_folder(
+                folder, factors, alpha=lora.alpha, rslora=lora.rank_stabilized, base=model.path, head=head
+            )
+        except OSError as error:
+            raise DataError(
+                f"{folder} cannot be written: {error.strerror or error}", hint="is the disk full?"
+            ) from error
+
+    _write_together(engine, engine.export_weights(torch.float32, part="adapter"), write)
+
+
+def _write_together(
+    engine: Engine, tensors: Iterator[tuple[str, Tensor]], write: Callable[[Iterator[tuple[str, Tensor]]], None]
+) -> None:
+    """Has the leader write tensors that all processes send; an error of any is an error of all."""
     failed: Exception | None = None
     if engine.layout.leads:
         try:
-            if classifier:
-                _write_classifier(engine, model, folder, tensors, dtype)
-            else:
-                _write(engine, model, folder, tensors, dtype, backbone_only)
+            write(tensors)
         except dist.DistError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the others wait for the rest of the tensors

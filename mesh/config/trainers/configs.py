@@ -60,12 +60,6 @@ class RewardModelConfig(TrainerConfig):
     learner: SupervisedSection = Field(default_factory=SupervisedSection, description="Training of the model.")
     loss: BradleyTerrySection = Field(default_factory=BradleyTerrySection, description="The Bradley-Terry loss.")
 
-    @model_validator(mode="after")
-    def _trains_the_head(self) -> RewardModelConfig:
-        if self.learner.lora is not None:
-            raise ValueError("learner.lora would leave the head of the reward model untrained: leave it out")
-        return self
-
 
 class DpoConfig(TrainerConfig):
     """The whole configuration of `rollmesh dpo`."""

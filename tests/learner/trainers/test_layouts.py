@@ -25,6 +25,7 @@ DIVIDED = (
 OBJECTIVES: list[tuple[str, str, dict[str, Any]]] = [
     ("sft", "sft", {}),
     ("rm", "rm", {"loss": {"centering": 0.01}}),
+    ("rm", "rm", {"learner": {"lora": {"rank": 4}}}),
     ("dpo", "dpo", {"loss": {"name": "sigmoid", "sft_weight": 0.1}}),
     ("dpo", "kto", {"loss": {"name": "kto"}}),
 ]

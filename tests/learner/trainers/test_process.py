@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -21,6 +22,7 @@ from tests.learner.trainers.tiny import metrics, train
 COMMANDS: list[tuple[str, str, dict[str, Any]]] = [
     ("sft", "sft", {}),
     ("rm", "rm", {"loss__centering": 0.01}),
+    ("rm", "rm", {"learner__lora": "{rank: 4}"}),
     ("dpo", "dpo", {"loss__sft_weight": 0.1}),
     ("dpo", "dpo", {"loss__name": "ipo", "learner__lora": "{rank: 4}"}),
     ("dpo", "kto", {"loss__name": "kto"}),
@@ -101,6 +103,23 @@ def test_a_reward_model_is_a_classifier_with_the_same_scores(
     record = metrics(tmp_path / "rm")[-1]
     assert len(set(map(round, scores, [6] * 6))) == 6
     assert record["eval/rewards/accuracies"] > 0.5
+
+
+def test_peft_loads_the_adapter_of_a_reward_model_with_its_head(
+    chat_model: Path, row_files: dict[str, Path], tmp_path: Path
+) -> None:
+    keys = {"learner__steps": 6, "learner__lora": "{rank: 4}", "data__eval": row_files["rm"]}
+    assert train("rm", chat_model, row_files["rm"], tmp_path / "rm", **keys)
+    left = tmp_path / "rm" / "hf"
+    merged = AutoModelForSequenceClassification.from_pretrained(left / "last")
+    base = AutoModelForSequenceClassification.from_pretrained(chat_model, num_labels=1, pad_token_id=0)
+    loaded = PeftModel.from_pretrained(base, left / "adapter")
+    ids = torch.arange(4, 12)[None]
+    with torch.no_grad():
+        found, expected = loaded(ids).logits, merged(ids).logits
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    assert metrics(tmp_path / "rm")[-1]["eval/rewards/accuracies"] > 0.5
 
 
 def test_each_takes_the_folder_of_the_one_before(chat_model: Path, row_files: dict[str, Path], tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Settings of an SGLang server without a CUDA device; nothing of it is used where there is one.
 
 SGLang's package is made for accelerators. On a CPU two of its imports fail: see the shims `sgl_kernel` and
-`sitecustomize`, which the server's processes find on their PYTHONPATH. And some defaults choose kernels that do not
+`sitecustomize`, which the server's processes find on their PYTHONPATH. Adapters ask for memory that no device can read
+faster: see `unpinned`. And some defaults choose kernels that do not
 exist there. Without a device the processes can be forked: see `forking_server`, in the same folder.
 """
 
@@ -31,6 +32,7 @@ def arguments(slots: int, context: int) -> dict[str, object]:
     return {
         "device": "cpu",
         "attention-backend": "torch_native",
+        "lora-backend": "torch_native",
         "sampling-backend": "pytorch",
         "disable-overlap-schedule": True,
         "disable-cuda-graph": True,

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import rebuild_storage_filename, rebuild_tensor, rebuild_typed_storage
 
+from rollmesh.generators.engines.sglang.transfers.interface import DtypeOf
+
 # Where tensors begin, so that any dtype can be read in place.
 ALIGNMENT = 64
 
@@ -59,6 +61,18 @@ class Bucket:
         content = {"flattened_tensor": self._bytes, "metadata": self._metadata}
         _HandlePickler(buffer, protocol=4).dump(content)
         return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def filled_bucket(named: Sequence[tuple[str, torch.Tensor]], dtype_of: DtypeOf) -> Bucket:
+    """A bucket with these tensors, each in the dtype in which it travels.
+
+    Raises:
+        RuntimeError, MemoryError: there is no memory for it.
+    """
+    bucket = Bucket([(name, tuple(tensor.shape), dtype_of(tensor)) for name, tensor in named])
+    for index, (_, tensor) in enumerate(named):
+        bucket.fill(index, tensor)
+    return bucket
 
 
 class _HandlePickler(pickle.Pickler):

@@ -12,7 +12,7 @@ from rollmesh.generators.engines.sglang.transfers.interface import (
     StagedWeights,
     begin,
 )
-from rollmesh.generators.engines.sglang.transfers.sharing import Bucket
+from rollmesh.generators.engines.sglang.transfers.sharing import Bucket, filled_bucket
 from rollmesh.mesh.errors import WeightsError
 
 if TYPE_CHECKING:
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from rollmesh.generators.engines.sglang.http_client import HttpClient
 
 BUCKET_BYTES = 512 * 2**20
+
+
+def no_room(error: Exception) -> WeightsError:
+    """The error of memory that cannot be had."""
+    return WeightsError(
+        f"no room in shared memory for new weights: {error}", hint="make /dev/shm larger, or transfer: disk"
+    )
 
 
 class StagedBuckets(StagedWeights):
@@ -56,15 +63,9 @@ class TensorTransfer(ServerTransfer):
         """See ServerTransfer."""
         buckets: list[Bucket] = []
         try:
-            for group in self._groups(tensors):
-                bucket = Bucket([(name, tuple(tensor.shape), self._dtype_of(tensor)) for name, tensor in group])
-                for index, (_, tensor) in enumerate(group):
-                    bucket.fill(index, tensor)
-                buckets.append(bucket)
+            buckets.extend(filled_bucket(group, self._dtype_of) for group in self._groups(tensors))
         except (RuntimeError, MemoryError) as error:
-            raise WeightsError(
-                f"no room in shared memory for new weights: {error}", hint="make /dev/shm larger, or transfer: disk"
-            ) from error
+            raise no_room(error) from error
         return StagedBuckets(buckets)
 
     async def load(self, client: HttpClient, staged: StagedBuckets, label: str) -> None:

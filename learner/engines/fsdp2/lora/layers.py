@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from rollmesh.learner.engines.fsdp2.loading import place_full
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.tensors.adapters import AdapterStart
-from rollmesh.learner.model_files.adapter_names import A_END, B_END, NAME
+from rollmesh.learner.model_files.adapter_names import A_END, B_END, NAME, is_trained_with_adapters
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import ConfigError
 
 
 def add_adapters(model: nn.Module, section: LoraSection, name: str) -> None:
-    """Adds an adapter to the chosen layers, in place, without memory; nothing else is trained from then on.
+    """Adds an adapter to the chosen layers, in place, without memory.
+
+    From then on nothing else is trained but the head of a value model, which is new and has no base.
 
     Args:
         model: without memory, with its parameters' final names.
@@ -33,7 +35,6 @@ def add_adapters(model: nn.Module, section: LoraSection, name: str) -> None:
     # It imports half of transformers: not before it is needed.
     from peft import LoraConfig, inject_adapter_in_model
 
-    model.requires_grad_(False)
     chosen = _targets(model, section, name)
     config = LoraConfig(
         r=section.rank,
@@ -44,6 +45,8 @@ def add_adapters(model: nn.Module, section: LoraSection, name: str) -> None:
         bias="none",
     )
     inject_adapter_in_model(config, model, NAME, low_cpu_mem_usage=True)
+    for parameter_name, parameter in model.named_parameters():
+        parameter.requires_grad_(is_trained_with_adapters(parameter_name))
 
 
 def fill_adapters(parameters: Mapping[str, nn.Parameter], section: LoraSection, seed: int) -> None:

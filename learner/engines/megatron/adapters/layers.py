@@ -145,7 +145,7 @@ class ColumnAdapters(LayerAdapters):
 
 
 def add_adapters(chunks: Sequence[GPTModel], layers: Sequence[AdaptedLayer], section: LoraSection) -> None:
-    """Adds adapters to the layers of this process, without values; nothing else is trained from then on.
+    """Adds adapters to the layers of this process, without values; nothing else in these is trained from then on.
 
     Args:
         chunks: this process's parts of the model.

@@ -91,6 +91,9 @@ class MegatronRunner:
         if spec.lora is not None:
             add_adapters(chunks, adapters, spec.lora)
         self._head = head_of(chunks)
+        if value_model and self._head is not None:
+            # It is new, and trained whole beside adapters.
+            self._head.requires_grad_()
         self.parameters = named_parameters(chunks)
         self.chunks: list[Any] = list(chunks)
         if spec.optimizer is None:

@@ -1,6 +1,6 @@
 """A process that owns a server of SGLang, as a generator does: says where it is, and keeps it until its input ends.
 
-python -m tests.generators.engines.sglang.owner MODEL_FOLDER DEVICE SECTION
+python -m tests.generators.engines.sglang.owner MODEL_FOLDER DEVICE RANK SECTION
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tests.generators.engines.collector import Collector
 from tests.generators.engines.sglang.server import START_S, settings
 
 
-def main(folder: Path, device: str, section: dict[str, Any]) -> None:
+def main(folder: Path, device: str, rank: int, section: dict[str, Any]) -> None:
     """Until standard input ends."""
-    engine = SglangEngine.from_folder(folder, settings(device, **section), Collector(START_S))
+    engine = SglangEngine.from_folder(folder, settings(device, rank, **section), Collector(START_S))
     engine.start()
     try:
         engine._inflight.wait_until_up()
@@ -30,4 +30,4 @@ def main(folder: Path, device: str, section: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4]))

@@ -14,6 +14,7 @@ import httpx
 import psutil
 
 from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.adapters import AdapterShape
 from rollmesh.generators.engines.interface import EngineListener, InferenceEngine
 from rollmesh.generators.engines.sglang.server_args import KEY_FILE
 from rollmesh.generators.engines.types import EngineSettings, GenerationRequest, KvPolicy, PartialResponse
@@ -33,10 +34,14 @@ _CALL_S = 60.0
 _SHARED = "/dev/shm/"  # where the kernel has it
 
 
-def settings(device: str = "cpu", **section: Any) -> EngineSettings:
-    """The settings of an engine that starts its own server."""
+def settings(device: str = "cpu", rank: int = 0, **section: Any) -> EngineSettings:
+    """The settings of an engine that starts its own server, for adapters of a rank where one is given."""
     sglang = SglangSection(python=engines_here.python("sglang"), start_timeout_s=START_S, **section)
-    return EngineSettings(slots=5, threads=1, device=device, kv="keep", sglang=sglang)
+    return EngineSettings(slots=5, threads=1, device=device, kv="keep", adapters=_shape(rank), sglang=sglang)
+
+
+def _shape(rank: int) -> AdapterShape | None:
+    return AdapterShape(rank) if rank else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +79,12 @@ class SharedServer:
     Args:
         folder: of the model.
         device: that it computes on.
+        rank: of adapters; 0: it gets whole weights.
         section: of its settings.
     """
 
-    def __init__(self, folder: Path, device: str = "cpu", **section: Any) -> None:
-        self._asked = [str(folder), device, json.dumps(section)]
+    def __init__(self, folder: Path, device: str = "cpu", rank: int = 0, **section: Any) -> None:
+        self._asked = [str(folder), device, str(rank), json.dumps(section)]
         self._owner: subprocess.Popen[str] | None = None
         self._address = ""
         self.key_file = Path()
@@ -95,6 +101,12 @@ class SharedServer:
             secrets = json.loads((Path(scratch) / KEY_FILE).read_text())
             self.key_file = write_secret(Path(scratch) / "key", secrets["api-key"])
         return self._address
+
+    def adapters(self) -> set[str]:
+        """Names of the adapters that it has."""
+        headers = {"Authorization": f"Bearer {read_secret(self.key_file, 'key')}"}
+        answer = httpx.get(f"{self.address}/v1/models", headers=headers, timeout=_CALL_S).raise_for_status()
+        return {model["id"] for model in answer.json()["data"] if model["parent"]}
 
     def processes(self) -> list[psutil.Process]:
         """Its own, and those of its owner's that look after them."""
@@ -129,14 +141,20 @@ class SglangHarness(ModelHarness):
     deadline_s = 120.0
 
     def __init__(
-        self, model: ContractModel, server: SharedServer, kv: KvPolicy, transfer: str = "auto", device: str = "cpu"
+        self,
+        model: ContractModel,
+        server: SharedServer,
+        kv: KvPolicy,
+        transfer: str = "auto",
+        device: str = "cpu",
+        rank: int = 0,
     ) -> None:
         section = SglangSection(
             address=server.address,
             key_file=server.key_file,
             transfer=transfer,  # type: ignore[arg-type] # a literal
         )
-        self._settings = EngineSettings(slots=self.slots, kv=kv, device=device, sglang=section)
+        self._settings = EngineSettings(slots=self.slots, kv=kv, device=device, adapters=_shape(rank), sglang=section)
         super().__init__(model)
 
     def freeze(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rollmesh.generators.engines.errors import EngineError, RequestError
 from rollmesh.generators.engines.external.backend import DecodeChunk, DecodeJob
+from rollmesh.generators.engines.external.served_adapters import LiveAdapter, ServedAdapters
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.sglang.http_client import LostError, RefusedError
 from rollmesh.generators.engines.sglang.request_streams import RequestStreams
@@ -32,7 +33,8 @@ class Stage:
     def __init__(self, eos: frozenset[int] = LIMITS.eos, tokenizer: Any = None) -> None:
         self.server = ScriptedServer("v0")
         limits = RequestLimits(LIMITS.context, LIMITS.vocabulary, eos)
-        self.runs = RequestStreams(self.server, CAN, limits, tokenizer)  # type: ignore[arg-type]  # what it uses of a client
+        self.adapters = ServedAdapters()
+        self.runs = RequestStreams(self.server, CAN, limits, tokenizer, self.adapters)  # type: ignore[arg-type]  # what it uses of a client
         self.runs.end_update("v0")
         self.chunks: dict[str, list[DecodeChunk]] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -90,6 +92,24 @@ async def settled() -> None:
 
 def tokens(count: int, first: int = len(PROMPT)) -> list[int]:
     return list(range(first, first + count))
+
+
+def test_a_job_keeps_the_adapter_under_which_it_began_and_its_version() -> None:
+    async def run() -> None:
+        stage = Stage()
+        for number, label in enumerate(("v1", "v2"), 1):
+            stage.adapters.newest = LiveAdapter(label, number, f"adapter-{number}", None)
+            await stage.begin(label, max_tokens=4)
+            await stage.sample(2)
+        await stage.sample(2)
+        await stage.ended()
+        assert [body["lora_path"] for body in stage.server.bodies] == ["adapter-1", "adapter-2"]
+        for label in ("v1", "v2"):
+            assert [found for _, found in stage.told(label)] == [label] * 4
+        assert stage.adapters.newest is not None
+        assert not stage.adapters.newest.jobs
+
+    asyncio.run(run())
 
 
 _STEPS = st.lists(

@@ -58,6 +58,7 @@ def test_what_a_server_says_of_itself_is_believed() -> None:
     assert (can.version, can.context, can.ranks) == ("9.9", 264, 1)
     assert can.one_front
     assert can.drains
+    assert can.adapter_rank == 0
     assert can.session
     assert not can.sleeps
     assert server.asked == ["/end_weight_update", "/continue_generation", "/generate"], "it may stand still, amid one"
@@ -69,6 +70,12 @@ def test_what_a_server_says_of_itself_is_believed() -> None:
     assert not can.drains
     assert not can.session
     assert can.sleeps
+
+
+def test_a_server_says_the_rank_of_adapters_that_it_takes() -> None:
+    server = StandIn()
+    server.info |= {"enable_lora": True, "max_lora_rank": 16}
+    assert _ask(server).adapter_rank == 16
 
 
 @pytest.mark.parametrize(

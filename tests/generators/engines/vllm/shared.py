@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollmesh.generators.engines.adapters import AdapterWeights
+from rollmesh.generators.engines.adapters import AdapterShape, AdapterWeights
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
 from rollmesh.generators.engines.external.model_info import read_folder
 from rollmesh.generators.engines.interface import EngineListener, InferenceEngine
@@ -30,11 +30,11 @@ START_S = 600.0
 
 
 def settings(
-    slots: int, kv: KvPolicy = "keep", device: str = "cpu", adapter_rank: int | None = None, **section: Any
+    slots: int, kv: KvPolicy = "keep", device: str = "cpu", adapters: AdapterShape | None = None, **section: Any
 ) -> EngineSettings:
     """One thread, little memory."""
     chosen = VllmSection(kv_cache_gib=0.125, gpu_memory_utilization=0.3, start_timeout_s=START_S, **section)
-    return EngineSettings(slots=slots, kv=kv, device=device, adapter_rank=adapter_rank, vllm=chosen)
+    return EngineSettings(slots=slots, kv=kv, device=device, adapters=adapters, vllm=chosen)
 
 
 class SharedVllm:

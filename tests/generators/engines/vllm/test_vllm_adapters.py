@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rollmesh.generators.engines.types import EngineSettings
+from rollmesh.generators.engines.adapters import AdapterShape
 from rollmesh.generators.engines.vllm.engine_args import adapter_arguments
 from rollmesh.mesh.errors import ConfigError
 from tests.generators.engines.contract_adapters import RANK, AdapterContract
@@ -24,7 +24,7 @@ def adapting(contract_model: ContractModel) -> Iterator[SharedVllm]:
     """A vLLM that takes adapters."""
     from tests.generators.engines.vllm.shared import SharedVllm, VllmHarness, settings
 
-    shared = SharedVllm(contract_model.folder, settings(VllmHarness.slots, adapter_rank=RANK))
+    shared = SharedVllm(contract_model.folder, settings(VllmHarness.slots, adapters=AdapterShape(RANK)))
     yield shared
     shared.close()
 
@@ -51,4 +51,3 @@ def test_a_rank_gets_the_next_one_that_vllm_has() -> None:
     assert [adapter_arguments(rank)["max_lora_rank"] for rank in (1, 8, 17, 512)] == [8, 8, 32, 512]
     with pytest.raises(ConfigError, match="up to rank 512"):
         adapter_arguments(513)
-    assert EngineSettings().adapter_rank is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import runpy
+import sys
 from typing import TYPE_CHECKING
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -31,4 +32,8 @@ if __name__ == "__main__":
     HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", _fork, HookType.AFTER)
     paused = "sglang.srt.managers.scheduler.Scheduler._record_scheduler_state_for_paused_engine"
     HookRegistry.register(paused, _await_request, HookType.AFTER)
+    if "--enable-lora" in sys.argv:
+        import unpinned  # type: ignore[import-not-found]  # in the folder of this script
+
+        unpinned.install()
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
