@@ -157,6 +157,7 @@ class RolloutBatch:
                 self.mismatch = mismatch.total(self._fresh_micro_batch) if mismatch else Mismatch()
             self._before_update()
         except BaseException:
+            # Also an interrupt: a gradient that stays would be added to that of the next step.
             work.discard()
             raise
         with self.meter.timing("update", role):
