@@ -29,7 +29,7 @@ from rollmesh.report.summary import FinalState, write_summary
 from tests.command import Command
 from tests.repository import REPOSITORY
 
-_DISTILLATION = f"{REPOSITORY}/examples/dataflows/distillation.py:Distillation"
+_FROM_A_FILE = f"{REPOSITORY}/examples/dataflows/rejection_sampling.py:RejectionSampling"
 
 
 def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -464,7 +464,8 @@ def test_algorithms_are_listed_with_what_they_are(rollmesh: Command) -> None:
         ("--algorithm=gprpo", "algorithm.name: unknown algorithm 'gprpo'", "did you mean 'grpo'?"),
         ("--algorithm.correction.mode=none", "algorithm.correction.mode: 'none' corrects for nothing", "truncated_is"),
         ("--learner.roles.critic.path=m/c", "learner.roles.critic: algorithm grpo has no such role", "its roles"),
-        (f"--algorithm={_DISTILLATION} --algorithm.discuont=1", "algorithm.discuont: unknown setting", "'discount'"),
+        ("--algorithm=on_policy_distillation --algorithm.discuont=1", "algorithm.discuont: unknown", "'discount'"),
+        (f"--algorithm={_FROM_A_FILE} --algorithm.aggergation=x", "algorithm.aggergation: unknown", "'aggregation'"),
     ],
 )
 def test_a_wrong_algorithm_is_refused_before_anything_starts(
