@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from tests.learner.algorithms.memory_batch import MemoryBatch
 NAME = "on_policy_distillation"
 VOCABULARY = 5
 LENGTHS = (3, 2, 0, 4)
-TWO = {"teachers": {"math": 3.0, "code": 1.0}}
+TWO: dict[str, Any] = {"teachers": {"math": 3.0, "code": 1.0}}
 
 
 def logits(seed: int, rows: int = sum(LENGTHS)) -> Tensor:
@@ -47,7 +49,7 @@ def log_probs(batch: MemoryBatch, role: str) -> Tensor:
     return found
 
 
-def advantages(batch: MemoryBatch, params: dict[str, object]) -> Tensor:
+def advantages(batch: MemoryBatch, params: dict[str, Any]) -> Tensor:
     load_algorithm(NAME, params, UpdatePlan(group_size=2)).batch_stage(batch)
     assert batch.rollouts.advantages is not None
     return batch.rollouts.advantages
@@ -169,7 +171,7 @@ def test_teachers_are_roles_and_groups_matter_to_rewards_alone() -> None:
         ({"kl": {"where": "reward"}}, "algorithm.kl.where: 'reward' has no part"),
     ],
 )
-def test_settings_that_contradict_are_refused_by_name(params: dict[str, object], message: str) -> None:
+def test_settings_that_contradict_are_refused_by_name(params: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError) as caught:
         load_algorithm(NAME, params, UpdatePlan())
     assert str(caught.value).startswith(message)
