@@ -33,6 +33,7 @@ from rollmesh.learner.engines.registry import ModelType, create_engine
 from rollmesh.learner.engines.rendezvous import open_board
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
+from rollmesh.learner.model_files.checks import check_role_tokens
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.roles.remote_role import RemoteRole
 from rollmesh.mesh.config.derived.memory_release import REST_KEY, rest_folder
@@ -92,7 +93,8 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     Raises:
         ConfigError: no such engine, or CUDA was asked for and is absent; the folder in which the learner rests on a
             CPU cannot be written.
-        DataError: a model cannot be loaded, or is not computed as transformers computes it.
+        DataError: a model cannot be loaded, is not computed as transformers computes it, or has other tokens than the
+            actor's.
     """
     if config.learner.deterministic:
         compute_deterministically()
@@ -234,7 +236,9 @@ def _model(config: Config, role: ModelRole) -> ModelSection:
     if section.path is None:
         return config.model
     own = {"path": section.path, "revision": section.revision}
-    return resolve_model(config.model.model_copy(update=own), f"learner.roles.{role.name}")
+    model = resolve_model(config.model.model_copy(update=own), f"learner.roles.{role.name}")
+    check_role_tokens(Path(config.model.path), Path(model.path), f"learner.roles.{role.name}.path")
+    return model
 
 
 def _model_type(role: ModelRole) -> ModelType:

@@ -30,8 +30,8 @@ from rollmesh.learner.distributed.routed_experts import ExpertSource, FetchedExp
 from rollmesh.learner.distributed.trajectories import FetchedTrajectories, InlineTrajectories, TrajectorySource
 from rollmesh.learner.distributed.weight_export import WeightExport
 from rollmesh.learner.engines.interface import ACTOR, WeightPart
+from rollmesh.learner.liveness.rank_exit import run_rank
 from rollmesh.learner.liveness.rank_health import answer_health
-from rollmesh.learner.liveness.rank_watch import log_lost
 from rollmesh.learner.liveness.start_notice import note_every_minute
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.notices import notices
@@ -45,7 +45,6 @@ from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.derived.memory_release import REST_NAME
-from rollmesh.mesh.errors import RankLostError, RollmeshError
 from rollmesh.mesh.rpc.failover_channel import FailoverChannel, open_mesh
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.hosts import is_loopback
@@ -86,7 +85,8 @@ def run(
     rank = int(os.environ.get("RANK", "0"))
     setup_logging("learner" if rank == 0 else f"learner-{rank}", config.logging.level)
     controls = ControlRequests()
-    try:
+
+    def work() -> None:
         with StopSignals(controls, listen=rank == 0):
             _run(
                 config,
@@ -99,14 +99,8 @@ def run(
                 port=port,
                 ready_file=ready_file,
             )
-    except RankLostError as error:
-        log_lost(error)
-        # A thread that writes a checkpoint may wait for the lost rank, and Python would wait for that thread.
-        os._exit(error.status)
-    except RollmeshError as error:
-        log.error("%s", error, extra={"code": error.code})
-        return error.exit_code
-    return 0
+
+    return run_rank(work)
 
 
 def _run(

@@ -6,7 +6,6 @@ is free afterwards, and several ranks are no other case than one.
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -23,11 +22,9 @@ from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_as, save_config
 from rollmesh.mesh.config.trainers.configs import CONFIGS, TrainerConfig
-from rollmesh.mesh.errors import RankLostError, RollmeshError
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 
-log = logging.getLogger(__name__)
 Source = TrainerConfig | Mapping[str, Any] | Path | str
 
 
@@ -78,7 +75,7 @@ def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int
         config: of the run.
         fresh: see `sft`.
     """
-    from rollmesh.learner.liveness.rank_watch import log_lost
+    from rollmesh.learner.liveness.rank_exit import run_rank
     from rollmesh.learner.stop_signals import StopSignals
     from rollmesh.learner.trainers.process import train_rank
 
@@ -86,21 +83,16 @@ def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int
     rank = int(os.environ.get("RANK", "0"))
     setup_logging(command if rank == 0 else f"{command}-{rank}", config.logging.level)
     controls = ControlRequests()
-    try:
+
+    def work() -> None:
         with StopSignals(controls, listen=rank == 0), ExitStack() as closers:
             if rank == 0:
                 if fresh:
                     set_aside(config.run.folder, time.strftime("%Y%m%d-%H%M%S"))
                 closers.enter_context(locked(config.run.folder))
             train_rank(command, config, lambda: controls.stop_reason is not None)
-    except RankLostError as error:
-        log_lost(error)
-        # A thread that writes a checkpoint may wait for the lost rank, and Python would wait for that thread.
-        os._exit(error.status)
-    except RollmeshError as error:
-        log.error("%s", error, extra={"code": error.code})
-        return error.exit_code
-    return 0
+
+    return run_rank(work)
 
 
 def _train(command: str, source: Source, overrides: Sequence[str], *, fresh: bool) -> Path:

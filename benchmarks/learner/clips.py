@@ -136,8 +136,8 @@ def stale_batch(groups: int = 4, size: int = 4, length: int = 6, vocabulary: int
         components={"first": rewards, "second": normal(count)},
         baseline_rewards=normal(count),
     )
-    logits = {"actor": actor, "reference": actor + normal(total, vocabulary), "prm": actor + normal(total, vocabulary)}
-    return MemoryBatch(rollouts, tokens, logits, {"critic": normal(total)})
+    others = {role: actor + normal(total, vocabulary) for role in ("reference", "prm", "teacher")}
+    return MemoryBatch(rollouts, tokens, {"actor": actor, **others}, {"critic": normal(total)})
 
 
 def _load(name: str, params: Mapping[str, Any], plan: UpdatePlan) -> PolicyGradient:

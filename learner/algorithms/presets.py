@@ -1,4 +1,4 @@
-"""The algorithms by their usual names: each a preset of settings over one of three dataflows.
+"""The algorithms by their usual names: each a preset of settings over one of four dataflows.
 
 A preset says only what distinguishes it. Everything else is the default of `PolicyGradientSettings`: truncated
 importance sampling against the behaviour policy, PPO's clip, no KL term.
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rollmesh.learner.algorithms.dataflows.actor_critic import ActorCritic
+from rollmesh.learner.algorithms.dataflows.distillation import Distillation
 from rollmesh.learner.algorithms.dataflows.policy_gradient import PolicyGradient
 from rollmesh.learner.algorithms.dataflows.process_rewards import Prime
 from rollmesh.learner.algorithms.registry import register_algorithm
@@ -362,3 +363,14 @@ class PRIME(Prime):
         "aggregation": "token_mean",
         "filter": {"accuracy_low": 0.2, "accuracy_high": 0.8},
     }
+
+
+@register_algorithm("on_policy_distillation")
+class OnPolicyDistillation(Distillation):
+    """On-policy distillation: the reverse KL to one or several teachers, on the student's own responses.
+
+    GKD, arXiv:2306.13649, sec. 3, with the reverse KL of MiniLLM, arXiv:2306.08543, eq. 1, as an advantage of every
+    token (Thinking Machines, "On-Policy Distillation", 2025). Full distributions of the teachers are not compared.
+    """
+
+    defaults: ClassVar[Mapping[str, Any]] = {"loss": "ppo", "aggregation": "token_mean"}

@@ -52,6 +52,7 @@ class Rollouts:
         behaviour_log_probs: float [R], under the policy that sampled the tokens.
         staleness: int32 [R], versions between the token's sampling and this training.
         truncated: bool [S], True where the token budget ended the response.
+        data_sources: names of the prompts' data sources, [S]; empty where they are not known.
         components: reward components by name, each float [S].
         baseline_rewards: float [S], reward of the greedy response of the sequence's group.
         probabilities: float [S], with which the buffer drew the sequence's group among those ready, where its order
@@ -76,6 +77,7 @@ class Rollouts:
     behaviour_log_probs: Tensor
     staleness: Tensor
     truncated: Tensor
+    data_sources: Sequence[str] = ()
     components: dict[str, Tensor] = field(default_factory=dict)
     baseline_rewards: Tensor | None = None
     probabilities: Tensor | None = None

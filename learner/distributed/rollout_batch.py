@@ -157,6 +157,7 @@ class RolloutBatch:
                 self.mismatch = mismatch.total(self._fresh_micro_batch) if mismatch else Mismatch()
             self._before_update()
         except BaseException:
+            # Also an interrupt: a gradient that stays would be added to that of the next step.
             work.discard()
             raise
         with self.meter.timing("update", role):
@@ -237,6 +238,7 @@ class RolloutBatch:
             behaviour_log_probs=self._actor_batch.gather_tokens(behaviour),
             staleness=self._actor_batch.gather_tokens(staleness),
             truncated=to_device(np.array([member.truncated for member in plan.members], np.bool_), device),
+            data_sources=[plan.prompts[member.prompt].data_source for member in plan.members],
             components={
                 name: per_sequence([member.components[position] for member in plan.members])
                 for position, name in enumerate(plan.components)

@@ -60,6 +60,7 @@ class PlannedPrompt:
         experts_of: the member that has it.
         images: digests of the prompt's images, whose placeholders are among the ids.
         seen: digest of the tokens that the model sees of a prompt with images.
+        data_source: name of the prompt's data source.
     """
 
     ids: bytes
@@ -70,6 +71,7 @@ class PlannedPrompt:
     experts_of: int = 0
     images: Sequence[str] = ()
     seen: str = ""
+    data_source: str = ""
 
     def array(self) -> NDArray[np.int32]:
         """int32 [P]."""
@@ -140,6 +142,7 @@ class TrainPlan:
                         p.experts_of,
                         list(p.images),
                         p.seen,
+                        p.data_source,
                     ]
                     for p in self.prompts
                 ],
@@ -209,6 +212,7 @@ def plan_training(
                 0 if holder is None else holder.member,
                 list(task.image_digests),
                 task.seen.digest,
+                task.data_source,
             )
         )
         share = 1.0 if shares is None else shares[index]

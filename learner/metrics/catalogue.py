@@ -136,6 +136,15 @@ ACTOR = [
         ("actor/reward_kl_penalty",),
         "actor/reward_kl_penalty",
     ),
+    Metric(
+        "distillation/reverse_kl",
+        "k1 estimate of KL(policy || teachers) per token, before the batch is trained.",
+        "nats",
+    ),
+    Metric(
+        "distillation/<teacher>/reverse_kl", "The same of one of several teachers, at the tokens it judges.", "nats"
+    ),
+    Metric("distillation/<teacher>/share", "Mean weight of that teacher over all tokens.", "share"),
     Metric("actor/positive_lm_loss", "Negative log-likelihood of correct responses (VAPO).", "nats"),
     Metric("actor/is_masked{,_low,_high}", "Tokens that `probability_band` leaves out, in all and by side.", "share"),
     Metric("actor/masked_advantage_{positive,negative}", "The same by the sign of the advantage.", "share"),

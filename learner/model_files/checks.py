@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rollmesh.learner.model_files.tokenizer_checks import check_tokenizer
+from rollmesh.learner.model_files.tokenizer_checks import check_same_tokens, check_tokenizer
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.files import refuse_special_files
 from rollmesh.mesh.model_config import check_sizes
@@ -49,6 +49,21 @@ def check_model_files(folder: Path, setting: str, *, tokenizer: bool) -> None:
             f"{setting}: {folder} has no tokenizer: neither tokenizer.json nor a vocabulary is there",
             hint="copy the tokenizer's files (tokenizer.json, tokenizer_config.json, ...) next to config.json",
         )
+
+
+def check_role_tokens(actor: Path, role: Path, setting: str) -> None:
+    """Refuses a role's model that has other tokens than the actor's; see `check_same_tokens`.
+
+    Args:
+        actor: folder of the actor's model.
+        role: folder of the role's model.
+        setting: key of the configuration that names it.
+
+    Raises:
+        DataError: naming the key and a token.
+    """
+    places = text_section(read_model_config(role, setting)).get("vocab_size")
+    check_same_tokens(actor, role, setting, places if isinstance(places, int) else None)
 
 
 def read_model_config(folder: Path, setting: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Checks, on the files alone, that a model has a place for each token of its tokenizer. No heavy imports.
+"""Checks, on the files alone, that a model has a place for each token, and a role the actor's. No heavy imports.
 
 Models often have more places than there are tokens. Beyond the last place there may be tokens that no prompt holds: a
 padding token, or a text model's mark of an image. Neither the chat template nor the tokenizer itself puts such special
@@ -8,12 +8,15 @@ tokens into a text.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rollmesh.mesh.errors import DataError
 
+_FILE = "tokenizer.json"
 _NAMED = 3
 
 
@@ -28,14 +31,11 @@ def check_tokenizer(folder: Path, setting: str, places: int) -> None:
     Raises:
         DataError: naming the file and the first of the tokens, or the file is damaged.
     """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
+    tokens = _read_tokens(folder, setting)
+    if tokens is None:
         return
-    try:
-        tokenizer, rest = json.loads(path.read_text(encoding="utf-8")), _rest(folder)
-        beyond = sorted((place, token) for token, place in _tokens(tokenizer, rest) if place >= places)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{setting}: {path} cannot be read: {error!r}", hint="download or copy it again") from error
+    path = folder / _FILE
+    beyond = sorted((place, token) for token, place in tokens.in_prompts().items() if place >= places)
     if beyond:
         named = ", ".join(f"{token!r} ({place})" for place, token in beyond[:_NAMED])
         raise DataError(
@@ -46,18 +46,84 @@ def check_tokenizer(folder: Path, setting: str, places: int) -> None:
         )
 
 
-def _tokens(tokenizer: Mapping[str, Any], rest: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """The tokens that a prompt may hold, with their places."""
-    known = (tokenizer.get("model") or {}).get("vocab") or {}
-    places = {piece: place for place, (piece, _) in enumerate(known)} if isinstance(known, list) else dict(known)
-    added = {int(place): token for place, token in (rest.get("added_tokens_decoder") or {}).items()}
-    added |= {token["id"]: token for token in tokenizer.get("added_tokens") or ()}
-    places |= {token["content"]: place for place, token in added.items()}
-    written = json.dumps([tokenizer.get("post_processor"), *map(rest.get, ("chat_template", "bos_token", "eos_token"))])
-    for token in added.values():
-        if token.get("special") and json.dumps(token["content"])[1:-1] not in written:
-            del places[token["content"]]
-    yield from places.items()
+def check_same_tokens(actor: Path, role: Path, setting: str, places: int | None) -> None:
+    """Refuses a role's model that reads the actor's token ids as other tokens, or has no embedding for one.
+
+    Further tokens of the role do not matter. A folder without tokenizer.json is compared by its embeddings alone.
+
+    Args:
+        actor: folder of the actor's model.
+        role: folder of the role's model.
+        setting: key of the configuration that names it.
+        places: rows of the role's embedding; None: not known.
+
+    Raises:
+        DataError: naming the first of the tokens, or a file is damaged.
+    """
+    expected, found = _read_tokens(actor, "model.path"), _read_tokens(role, setting)
+    if expected is None:
+        return
+    own = None if found is None else found.places
+    other = sorted(
+        (place, token)
+        for token, place in expected.in_prompts().items()
+        if (places is not None and place >= places) or (own is not None and own.get(token) != place)
+    )
+    if other:
+        place, token = other[0]
+        here = place if own is None else own.get(token, "absent")
+        raise DataError(
+            f"{setting}: {role} has other tokens than model.path: {len(other)} differ. The first is {token!r}: {place} "
+            f"there, {here} here{'' if places is None else f', where {places} tokens have an embedding'}",
+            hint="the learner gives the same token ids to all models: choose one with the tokenizer of model.path",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """The tokens of a tokenizer.
+
+    Attributes:
+        places: by token.
+        special: tokens that no text holds unless something puts them there.
+        written: all that puts some there, as JSON.
+    """
+
+    places: Mapping[str, int]
+    special: Collection[str]
+    written: str
+
+    def in_prompts(self) -> dict[str, int]:
+        """Those that a prompt may hold, with their places."""
+        return {
+            token: place
+            for token, place in self.places.items()
+            if token not in self.special or json.dumps(token)[1:-1] in self.written
+        }
+
+
+def _read_tokens(folder: Path, setting: str) -> _Tokens | None:
+    """The tokens of a folder; None without tokenizer.json.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    path = folder / _FILE
+    if not path.is_file():
+        return None
+    try:
+        tokenizer, rest = json.loads(path.read_text(encoding="utf-8")), _rest(folder)
+        known = (tokenizer.get("model") or {}).get("vocab") or {}
+        places = {piece: place for place, (piece, _) in enumerate(known)} if isinstance(known, list) else dict(known)
+        added = {int(place): token for place, token in (rest.get("added_tokens_decoder") or {}).items()}
+        added |= {token["id"]: token for token in tokenizer.get("added_tokens") or ()}
+        places |= {token["content"]: place for place, token in added.items()}
+        places = {token: operator.index(place) for token, place in places.items()}
+        special = frozenset(token["content"] for token in added.values() if token.get("special"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{setting}: {path} cannot be read: {error!r}", hint="download or copy it again") from error
+    sources = map(rest.get, ("chat_template", "bos_token", "eos_token"))
+    return _Tokens(places, special, json.dumps([tokenizer.get("post_processor"), *sources]))
 
 
 def _rest(folder: Path) -> dict[str, Any]:

@@ -93,6 +93,7 @@ class RoleRanks:
             except RollmeshError as refused:
                 future.set_exception(refused)
             except BaseException as error:
+                # Whatever ends the process, also an interrupt: the learner's call ends too, and does not wait for it.
                 future.set_exception(error)
                 raise
 

@@ -20,8 +20,8 @@ from rollmesh.learner.algorithms.types import ModelRole
 from rollmesh.learner.builders import build_algorithm, build_role, open_watch, set_learner_threads
 from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.engines.registry import check_backend
+from rollmesh.learner.liveness.rank_exit import run_rank
 from rollmesh.learner.liveness.rank_health import answer_health
-from rollmesh.learner.liveness.rank_watch import log_lost
 from rollmesh.learner.liveness.start_notice import note_every_minute
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.role_service.role_ranks import RoleRanks, follow
@@ -33,7 +33,7 @@ from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.access.token_file import identity_of
 from rollmesh.mesh.config import Config
-from rollmesh.mesh.errors import ConfigError, RankLostError, RollmeshError
+from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.failover_channel import open_mesh
 from rollmesh.mesh.rpc.server import bind, new_server
@@ -69,16 +69,12 @@ def run(
     keep_freed_memory(TENSOR_BYTES)
     rank = int(os.environ.get("RANK", "0"))
     setup_logging(f"role-{name}" if rank == 0 else f"role-{name}-{rank}", config.logging.level)
-    try:
+
+    def work() -> None:
         with ExitStack() as closers:
             _run(config, name, mesh, rank, closers, host=host, port=port, ready_file=ready_file)
-    except RankLostError as error:
-        log_lost(error)
-        os._exit(error.status)
-    except RollmeshError as error:
-        log.error("%s", error, extra={"code": error.code})
-        return error.exit_code
-    return 0
+
+    return run_rank(work)
 
 
 def _run(

@@ -21,7 +21,13 @@ import xxhash
 from rollmesh.learner.algorithms.types import ModelRole
 from rollmesh.learner.engines.interface import StepResult
 from rollmesh.learner.roles.tensor_parts import Arrays, TensorAssembly, to_parts
-from rollmesh.mesh.errors import ConfigError, RoleLostError
+from rollmesh.mesh.errors import (
+    ConfigError,
+    PermissionDeniedError,
+    RoleLostError,
+    RollmeshError,
+    UnauthenticatedError,
+)
 from rollmesh.mesh.rpc.errors import is_transient, to_rollmesh_error
 from rollmesh.mesh.rpc.retries import Retries
 from rollmesh.protos import role_pb2, role_pb2_grpc
@@ -106,6 +112,7 @@ class RoleClient:
 
         Raises:
             RoleLostError: the role stays away.
+            UnauthenticatedError: it does not take this learner's token.
             ConfigError: it is served with other settings.
             FencedError: a newer learner has it.
             DataError: the checkpoint is not where the role's processes are.
@@ -246,7 +253,7 @@ class RoleClient:
                 return await attempt()
             except (grpc.aio.AioRpcError, TimeoutError) as error:
                 if isinstance(error, grpc.aio.AioRpcError) and not is_transient(error):
-                    raise to_rollmesh_error(error, f"role {self._role.name}") from error
+                    raise _refusal(error, f"role {self._role.name}") from error
                 # It may have another address when it is back.
                 self._stub = None
                 reason = _reason(error)
@@ -283,6 +290,8 @@ class RoleClient:
 
         Raises:
             TimeoutError: it is not there now.
+            UnauthenticatedError: its processes do not take this learner's token.
+            PermissionDeniedError: the token is for another role of the mesh.
             ConfigError: it is served with other settings than the learner has.
         """
         addresses = await self._find()
@@ -295,8 +304,9 @@ class RoleClient:
                 described = await stub.Describe(role_pb2.DescribeRoleRequest(), timeout=self._limits.silence_s)
             except grpc.aio.AioRpcError as error:
                 if not is_transient(error):
-                    raise
-                failures.append(f"{address}: {_reason(error)}")
+                    raise _refusal(error, f"role {self._role.name} at {address}") from error
+                unreached = to_rollmesh_error(error, address)
+                failures.append(f"{unreached.message}; {unreached.hint}")
                 continue
             if described.role == self._role.name:
                 self._check(described, address)
@@ -318,6 +328,19 @@ class RoleClient:
 
 def _digest(array: Any) -> bytes:
     return xxhash.xxh3_128_digest(memoryview(array).cast("B") if array.size else b"") + str(array.shape).encode()
+
+
+def _refusal(error: grpc.aio.AioRpcError, role: str) -> RollmeshError:
+    """The typed error of a call that was refused; one about who calls names the role, which its service cannot do.
+
+    Args:
+        error: not transient.
+        role: its name, and where it is.
+    """
+    found = to_rollmesh_error(error, role)
+    if isinstance(found, UnauthenticatedError | PermissionDeniedError) and not found.message.startswith(role):
+        return type(found)(f"{role}: {found.message}", hint=found.hint)
+    return found
 
 
 def _reason(error: BaseException) -> str:

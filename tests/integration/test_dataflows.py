@@ -1,4 +1,4 @@
-"""The dataflows of `examples/dataflows`, trained: files of a user's, named by path in the configuration."""
+"""Distillation, and the dataflow of `examples/dataflows`: a user's file, named by path in the configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def test_a_student_comes_closer_to_its_teacher(demo_data: Path, warm_data: Path,
     run = train(
         *(_DEMO, demo_data, tmp_path),
         **_SHORT | {"learner__steps": 30},
-        algorithm=f"{_HERE}/distillation.py:Distillation",
+        algorithm="on_policy_distillation",
+        reward__functions=["none"],
         learner__roles__teacher__path=str(warm_data / "model"),
     )
     assert len(run.metric("actor/loss")) == 30

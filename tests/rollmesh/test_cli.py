@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from rollmesh.report.summary import FinalState, write_summary
 from tests.command import Command
 from tests.repository import REPOSITORY
 
-_DISTILLATION = f"{REPOSITORY}/examples/dataflows/distillation.py:Distillation"
+_FROM_A_FILE = f"{REPOSITORY}/examples/dataflows/rejection_sampling.py:RejectionSampling"
 
 
 def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -472,7 +473,8 @@ def test_algorithms_are_listed_with_what_they_are(rollmesh: Command) -> None:
         ("--algorithm=gprpo", "algorithm.name: unknown algorithm 'gprpo'", "did you mean 'grpo'?"),
         ("--algorithm.correction.mode=none", "algorithm.correction.mode: 'none' corrects for nothing", "truncated_is"),
         ("--learner.roles.critic.path=m/c", "learner.roles.critic: algorithm grpo has no such role", "its roles"),
-        (f"--algorithm={_DISTILLATION} --algorithm.discuont=1", "algorithm.discuont: unknown setting", "'discount'"),
+        ("--algorithm=on_policy_distillation --algorithm.discuont=1", "algorithm.discuont: unknown", "'discount'"),
+        (f"--algorithm={_FROM_A_FILE} --algorithm.aggergation=x", "algorithm.aggergation: unknown", "'aggregation'"),
     ],
 )
 def test_a_wrong_algorithm_is_refused_before_anything_starts(
@@ -487,6 +489,17 @@ def test_a_wrong_algorithm_is_refused_before_anything_starts(
 def test_missing_model_of_a_role(rollmesh: Command, config_file: Path) -> None:
     result = rollmesh("run", str(config_file), "--algorithm=ppo", "--learner.roles.critic.path=/nowhere/critic")
     assert_error(result, 3, "learner.roles.critic.path: no such folder: /nowhere/critic")
+
+
+def test_a_teacher_with_other_tokens(rollmesh: Command, config_file: Path, tmp_path: Path) -> None:
+    teacher = shutil.copytree(tmp_path / "model", tmp_path / "teacher")
+    for path, vocabulary in ((tmp_path / "model", {"a": 0, "b": 1}), (teacher, {"a": 1, "b": 0})):
+        (path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    result = rollmesh(
+        *("run", str(config_file), "--algorithm=on_policy_distillation", f"--learner.roles.teacher.path={teacher}")
+    )
+    assert_error(result, 3, f"learner.roles.teacher.path: {teacher} has other tokens than model.path: 2 differ")
+    assert "the tokenizer of model.path" in result.stderr
 
 
 def test_a_dry_run_starts_nothing_and_finds_what_a_start_would(rollmesh: Command, config_file: Path) -> None:

@@ -193,7 +193,7 @@ class PolicyGradient(Algorithm):
             self._infer_reference(batch, policy)
         if settings.filter.truncated == "mask":
             mask_tokens(batch, "truncated", truncated_keep(rollouts))
-        self._estimate(batch)
+        self._estimate(batch, policy)
         self._mask_tokens(batch)
         if settings.correction.mode == "behaviour":
             # From here on it is the anchor: selections see the policy that the loss's ratio refers to.
@@ -304,14 +304,23 @@ class PolicyGradient(Algorithm):
                 self._kl_coefficient, mean, rollouts.num_sequences, target=kl.target, horizon=kl.horizon
             )
 
-    def _estimate(self, batch: Batch) -> None:
+    def _estimate(self, batch: Batch, policy: Tensor) -> None:
         rollouts = batch.rollouts
-        estimate = self._advantages(rollouts)
+        estimate = self._estimate_advantages(batch, policy)
         values, rollouts.returns = estimate.advantages, estimate.returns
         if self.settings.normalize_advantages == "batch":
             values = whiten(values, keep=rollouts.keep)
         rollouts.advantages = values
         batch.report(distribution("critic/advantages", values) | distribution("critic/rewards", rollouts.rewards))
+
+    def _estimate_advantages(self, batch: Batch, policy: Tensor) -> Estimate:  # noqa: ARG002 - distillation reads it
+        """The advantages of a batch, per token.
+
+        Args:
+            batch: corrected, its rewards shaped.
+            policy: float [R], log-probs of the policy before the first update, or of the behaviour policy.
+        """
+        return self._advantages(batch.rollouts)
 
     def _advantages(self, rollouts: Rollouts) -> Estimate:
         """The estimator's advantages, per token.

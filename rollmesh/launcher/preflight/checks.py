@@ -15,7 +15,13 @@ from rollmesh.launcher.preflight.trial import StartTrial, try_learner
 from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.services import interpreters_of, learner_environment, needs_reward_service, thread_plan
 from rollmesh.learner.data.locations import data_files, is_hub_id
-from rollmesh.learner.model_files.checks import check_context, check_model_files, declared_context, read_model_config
+from rollmesh.learner.model_files.checks import (
+    check_context,
+    check_model_files,
+    check_role_tokens,
+    declared_context,
+    read_model_config,
+)
 from rollmesh.mesh.access.secret_files import check_keys, check_security
 from rollmesh.mesh.config.derived.memory_release import REST_KEY, rest_folder
 from rollmesh.mesh.config.inputs import DataSource
@@ -146,6 +152,9 @@ def _check_inputs(config: Config) -> None:
     for key, path in models.items():
         _check_model(key, path)
     if (folder := Path(config.model.path)).is_dir():
+        for key, path in models.items():
+            if Path(path).is_dir():
+                check_role_tokens(folder, Path(path), key)
         check_context(declared_context(read_model_config(folder, "model.path")), config.rollout.context_tokens)
     for key, sources in (("data.train", config.data.train), ("data.eval", config.data.eval or ())):
         for source in sources:

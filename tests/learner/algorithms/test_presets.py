@@ -47,7 +47,7 @@ def a_batch(seed: int = 0, groups: int = 3, size: int = 4, vocabulary: int = 5) 
         components={"first": rewards, "second": torch.rand(count, generator=draw, dtype=torch.float64)},
         baseline_rewards=torch.full((count,), 0.5, dtype=torch.float64),
     )
-    logits = {"actor": actor, "reference": actor + drift, "prm": actor - drift}
+    logits = {"actor": actor, "reference": actor + drift, "prm": actor - drift, "teacher": actor + 2.0 * drift}
     return MemoryBatch(rollouts, tokens, logits, {"critic": torch.randn(total, generator=draw, dtype=torch.float64)})
 
 

@@ -33,7 +33,12 @@ _TOKEN_BUDGET = 48
 _PLAN = UpdatePlan(minibatches=2, max_staleness=VERSION, max_response_tokens=9, group_size=3, steps=10)
 _SETTINGS: dict[str, dict[str, Any]] = {"vapo": {"critic_warmup": 0}}
 # By role: kind, whether it is trained.
-_ROLES = {"critic": ("value_model", True), "prm": ("language_model", True), "reference": ("language_model", False)}
+_ROLES = {
+    "critic": ("value_model", True),
+    "prm": ("language_model", True),
+    "reference": ("language_model", False),
+    "teacher": ("language_model", False),
+}
 
 
 def presets() -> Iterator[tuple[str, Algorithm]]:

@@ -30,7 +30,8 @@ def models(tmp_path_factory: pytest.TempPathFactory, engine_worlds: GetWorld) ->
     """Another model for each role, and a critic with a head."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("models")
-    found = {role: make_model(folder / role, "qwen3", seed) for seed, role in enumerate(("actor", "reference", "prm"))}
+    roles = ("actor", "reference", "prm", "teacher")
+    found = {role: make_model(folder / role, "qwen3", seed) for seed, role in enumerate(roles)}
     engine_worlds(ONE_RANK).run(export_critic, found["actor"], folder / "critic")
     return found | {"critic": folder / "critic"}
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import grpc
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.types import ModelRole
 from rollmesh.learner.distributed.rank_channel import RankChannel
+from rollmesh.learner.distributed.worker import Worker
 from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.learner.engines.world import World
@@ -24,6 +28,7 @@ from rollmesh.learner.role_service.role_worker import RoleWorker
 from rollmesh.learner.role_service.servicer import RoleServicer
 from rollmesh.learner.roles.client import RoleClient, RoleLimits
 from rollmesh.learner.roles.remote_role import RemoteRole
+from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.mesh.config.learner import DistributedSection
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.rpc.channel import open_channel
@@ -31,11 +36,13 @@ from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import role_pb2, role_pb2_grpc
-from rollmesh.testing.worlds import Harness
+from rollmesh.testing.worlds import EngineWorld, Harness
 from tests.learner.dataflow import OPTIMIZER, VERSION, Probe, make_groups, make_plan, make_worker, weights
 from tests.learner.engines.models import make_spec
 
 _END_S = 30.0
+# As long as a test that a busy machine slows down.
+_SERVED_S = 600.0
 LIMITS = RoleLimits(silence_s=20.0, away_s=20.0, call_s=60.0)
 
 
@@ -75,7 +82,12 @@ def serve_role(
 
 
 def serve_on_ranks(
-    harness: Harness, model: Path, role: ModelRole, changes: Mapping[str, Any], meeting: Path
+    harness: Harness,
+    model: Path,
+    role: ModelRole,
+    changes: Mapping[str, Any],
+    meeting: Path,
+    make_algorithm: Callable[[], Algorithm] = Probe,
 ) -> dict[str, Any]:
     """One of the processes of a role; rank 0 writes its address, and they end when the pipe `end` is closed.
 
@@ -83,7 +95,7 @@ def serve_on_ranks(
         The weights at the end.
     """
     del harness  # the worker closes its engine
-    worker = RoleWorker(role, Probe(), builder(model, role, changes), token_budget=30)
+    worker = RoleWorker(role, make_algorithm(), builder(model, role, changes), token_budget=30)
     channel = RankChannel(DistributedSection())
     watch = RankWatch(None, RankId(worker.engine.layout.process, worker.engine.layout.processes), silent_s=60.0)
     if worker.engine.layout.leads:
@@ -98,6 +110,48 @@ def serve_on_ranks(
     found = weights(worker.engine)
     worker.close()
     return found
+
+
+@contextmanager
+def role_on_ranks(
+    world: EngineWorld,
+    folder: Path,
+    model: Path,
+    role: ModelRole,
+    changes: Mapping[str, Any],
+    make_algorithm: Callable[[], Algorithm] = Probe,
+) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Serves a role from the processes of a world.
+
+    Args:
+        world: whose processes serve it meanwhile.
+        folder: empty, for its address and the pipe that ends it.
+        model, role, changes, make_algorithm: as of `serve_on_ranks`.
+
+    Yields:
+        Its address, and a function that ends it and gives the weights.
+    """
+    os.mkfifo(folder / "end")
+    with ThreadPoolExecutor(1) as thread:
+        serve = partial(world.run, serve_on_ranks, model, role, changes, folder, make_algorithm, deadline_s=_SERVED_S)
+        running = thread.submit(serve)
+        address = _wait_for_address(folder / "address", running)
+        with (folder / "end").open("wb") as end:
+
+            def finish() -> dict[str, Any]:
+                end.close()
+                return running.result(_END_S)[0]
+
+            yield address, finish
+
+
+def _wait_for_address(path: Path, running: Future[Any]) -> str:
+    deadline = time.monotonic() + 2 * _END_S
+    while not path.exists():
+        assert not running.done(), running.result()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)  # another process's file: there is nothing to wait on
+    return path.read_text()
 
 
 def _stop_at_end(pipe: Path, ranks: RoleRanks) -> None:
@@ -161,21 +215,36 @@ def remote_roles(
     return found
 
 
+@contextmanager
+def connected_worker(
+    algorithm: Algorithm,
+    actor: Engine,
+    groups: Sequence[SampledGroup],
+    folder: Path,
+    addresses: Sequence[str],
+    *,
+    epochs: int,
+) -> Iterator[Worker]:
+    """The worker of one of the learner's ranks, with all roles but the actor elsewhere, attached."""
+    bridge = AsyncBridge()
+    if actor.layout.leads:
+        roles = remote_roles(algorithm.needs.roles, algorithm, actor.world, lambda: addresses, bridge)
+    else:
+        roles = {role.name: RemoteRole(role, algorithm, actor.world) for role in algorithm.needs.roles}
+    worker = make_worker(algorithm, {ACTOR: actor}, groups, folder, epochs=epochs, token_budget=40, elsewhere=roles)
+    worker.attach_roles(1)
+    yield worker
+    worker.close()
+    bridge.close()
+
+
 def train_on_ranks(harness: Harness, model: Path, folder: Path, addresses: Sequence[str]) -> dict[str, Any]:
     """One of the learner's ranks: trains the probe with all roles but the actor elsewhere, and saves a checkpoint."""
     del harness  # the worker closes its engine
-    algorithm, groups = Probe(), make_groups()
-    actor = create_engine(make_spec(model, optimizer=OPTIMIZER))
-    bridge = AsyncBridge()
-    roles = remote_roles(algorithm.needs.roles, algorithm, actor.world, lambda: addresses, bridge)
-    if not actor.layout.leads:
-        roles = {role.name: RemoteRole(role, algorithm, actor.world) for role in algorithm.needs.roles}
-    worker = make_worker(algorithm, {ACTOR: actor}, groups, folder, epochs=2, token_budget=40, elsewhere=roles)
-    worker.attach_roles(1)
-    worker.prepare(make_plan(groups, token_budget=40, minibatches=2, dp_sizes=worker.dp_sizes))
-    result = worker.train(lambda: None)
-    path = worker.begin_checkpoint(PolicyVersion(1, VERSION + 1), {}).result(240)
-    found = {"actor": weights(actor), "metrics": result.metrics, "saved": sorted(p.name for p in path.iterdir())}
-    worker.close()
-    bridge.close()
-    return found
+    groups, actor = make_groups(), create_engine(make_spec(model, optimizer=OPTIMIZER))
+    with connected_worker(Probe(), actor, groups, folder, addresses, epochs=2) as worker:
+        worker.prepare(make_plan(groups, token_budget=40, minibatches=2, dp_sizes=worker.dp_sizes))
+        result = worker.train(lambda: None)
+        path = worker.begin_checkpoint(PolicyVersion(1, VERSION + 1), {}).result(240)
+        saved = sorted(p.name for p in path.iterdir())
+        return {"actor": weights(actor), "metrics": result.metrics, "saved": saved}

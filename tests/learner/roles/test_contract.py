@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from rollmesh.learner.distributed.worker import TrainResult, Worker
 from rollmesh.learner.engines.registry import create_engine
@@ -22,6 +18,7 @@ from rollmesh.mesh.config.parallel import ParallelSection
 from rollmesh.mesh.errors import ConfigError, DataError, FencedError, RoleLostError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.testing.engine_cases import assert_same
 from rollmesh.testing.fixtures import GetWorld
 from rollmesh.testing.worlds import EngineLayout
 from tests.learner.dataflow import OPTIMIZER, VERSION, Probe, make_groups, make_plan, make_worker, train_probe, weights
@@ -31,7 +28,7 @@ from tests.learner.roles.serving import (
     Served,
     builder,
     remote_roles,
-    serve_on_ranks,
+    role_on_ranks,
     serve_role,
     train_on_ranks,
 )
@@ -102,10 +99,8 @@ def served(model: Path) -> Iterator[dict[str, Served]]:
         }
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}")
+def assert_same_metrics(found: Mapping[str, float], expected: Mapping[str, float]) -> None:
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 def test_roles_elsewhere_change_nothing(
@@ -118,7 +113,7 @@ def test_roles_elsewhere_change_nothing(
     assert_same(weights(learner.actor), expected["actor"])
     for name in ("critic", "scorer"):
         assert_same(weights(served[name].worker.engine), expected[name])
-    assert result.metrics == pytest.approx(before.metrics, rel=1e-3, abs=1e-5)
+    assert_same_metrics(result.metrics, before.metrics)
     learner.worker.close()
 
 
@@ -171,15 +166,14 @@ def test_a_learner_of_several_ranks_has_roles_elsewhere(
     for found in ranks:
         # Rank 1 comes to other results in its stages.
         assert found["metrics"].pop("ranks/differing") > 0
-        assert found["metrics"] == pytest.approx(before.metrics, rel=1e-3, abs=1e-5)
+        assert_same_metrics(found["metrics"], before.metrics)
         assert {"critic", "scorer"} <= {*found["saved"]}
     for name in ("critic", "scorer"):
         assert_same(weights(served[name].worker.engine), expected[name])
 
 
-LAYOUTS = {
+LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "critic over two processes, reference and scorer in one": {"critic": {}},
-    "reference as two parts of tensors": {"reference": {"backend": "megatron", "parallel": ParallelSection(tp=2)}},
     "scorer as two copies": {"scorer": {"parallel": ParallelSection(shards=1)}},
 }
 
@@ -189,21 +183,13 @@ def test_roles_have_layouts_of_their_own(
     case: str, model: Path, bridge: AsyncBridge, engine_worlds: GetWorld, tmp_path: Path, one_world: Any
 ) -> None:
     ((divided, changes),) = LAYOUTS[case].items()
-    if changes.get("backend") == "megatron":
-        pytest.importorskip("megatron.core")
-    os.mkfifo(tmp_path / "end")
-    with ThreadPoolExecutor(1) as thread, ExitStack() as closers:
-        running = thread.submit(
-            engine_worlds(EngineLayout("two_ranks", processes=2)).run,
-            serve_on_ranks,
-            model,
-            ROLES[divided],
-            changes,
-            tmp_path,
+    (tmp_path / "role").mkdir()
+    with ExitStack() as closers:
+        address, finish = closers.enter_context(
+            role_on_ranks(
+                engine_worlds(EngineLayout("two_ranks", processes=2)), tmp_path / "role", model, ROLES[divided], changes
+            )
         )
-        address = wait_for_address(tmp_path / "address", running)
-        end = (tmp_path / "end").open("wb")
-        closers.callback(end.close)
         served = {
             name: closers.enter_context(serve_role(role, Probe(), builder(model, role), token_budget=30))
             for name, role in ROLES.items()
@@ -213,22 +199,9 @@ def test_roles_have_layouts_of_their_own(
         learner.worker.attach_roles(1)
         result = learner.train()
         assert_same(weights(learner.actor), one_world[0]["actor"])
-        assert result.metrics == pytest.approx(one_world[1].metrics, rel=1e-3, abs=1e-5)
+        assert_same_metrics(result.metrics, one_world[1].metrics)
         learner.worker.close()
-        end.close()
-        first, *_ = running.result(240)
-        if divided in one_world[0]:
-            assert_same(first, one_world[0][divided])
-
-
-def wait_for_address(path: Path, running: Future[Any]) -> str:
-    """The address that a role's processes write."""
-    deadline = time.monotonic() + 60.0
-    while not path.exists():
-        assert not running.done(), running.result()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # another process's file: there is nothing to wait on
-    return path.read_text()
+        assert_same(finish(), one_world[0][divided])
 
 
 def test_an_untrained_role_that_starts_again_amid_a_batch_gets_the_batch_again(
