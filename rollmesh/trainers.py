@@ -92,7 +92,7 @@ def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int
                 if fresh:
                     set_aside(config.run.folder, time.strftime("%Y%m%d-%H%M%S"))
                 closers.enter_context(locked(config.run.folder))
-            train_rank(command, config, lambda: controls.stop_reason is not None)
+            train_rank(command, config, controls)
     except RankLostError as error:
         log_lost(error)
         # A thread that writes a checkpoint may wait for the lost rank, and Python would wait for that thread.
@@ -105,7 +105,6 @@ def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int
 
 def _train(command: str, source: Source, overrides: Sequence[str], *, fresh: bool) -> Path:
     from rollmesh.learner.checkpoint.hf_folders import FOLDER
-    from rollmesh.learner.trainers.process import LAST
 
     config = read_trainer_config(command, source, overrides)
     with tempfile.TemporaryDirectory(prefix="rollmesh-") as scratch:
@@ -116,4 +115,4 @@ def _train(command: str, source: Source, overrides: Sequence[str], *, fresh: boo
         status = subprocess.run([sys.executable, "-m", "rollmesh.cli", *arguments], check=False).returncode
     if status:
         raise ServiceExitError(command, status, f"ended with status {status}", (), hint="its log names the cause")
-    return config.run.folder / FOLDER / LAST
+    return config.run.folder / FOLDER / config.checkpoint.hf[0]

@@ -136,9 +136,15 @@ class PromptEncoder:
         self._template: Any = own or tokenizer.chat_template
 
     def encode(
-        self, row: Row, shape: TaskShape, *, task_id: str, ordinal: int
+        self, row: Row, shape: TaskShape, *, number: int, task_id: str, ordinal: int
     ) -> trajectory_pb2.PromptTask | RefusedRow:
         """The task of a row, or the reason why it is refused.
+
+        Args:
+            row: with its prompt.
+            shape: of the tasks of its table.
+            number: of the row among all rows of the data.
+            task_id, ordinal: of the task, see the contract.
 
         Raises:
             DataError: chat messages and a tokenizer without (or with a failing) chat template; a ground truth that is
@@ -158,7 +164,7 @@ class PromptEncoder:
         return trajectory_pb2.PromptTask(
             task_id=task_id,
             ordinal=ordinal,
-            row=row.index,
+            row=number,
             prompt_ids=np.asarray(ids, dtype="<i4").tobytes(),
             prompt_text=text,
             data_source=row.data_source,

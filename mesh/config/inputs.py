@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
@@ -82,15 +82,11 @@ Sources = Annotated[
 ]
 
 
-class DataSection(Section):
-    train: Sources = Field(
-        description="Training prompts: a path, a source, or a list of these, with verl's fields (prompt, data_source, "
-        "reward_model, ...) or TRL's columns. See data.md."
-    )
-    eval: Sources | None = Field(None, description="Held-out prompts, in the same forms.")
-    prompt_key: str = Field(
-        "prompt", description="Field with the prompt: a string, or a list of chat messages. Images: see vision.md."
-    )
+class SourcesSection(Section):
+    """Rows to train on and held-out rows, and their order."""
+
+    train: Sources = Field(description="Rows to train on: a path, a source, or a list of these. See data.md.")
+    eval: Sources | None = Field(None, description="Held-out rows, in the same forms.")
     shuffle: bool = Field(True, description="Shuffle the rows of each epoch by `run.seed`.")
     epochs: PositiveInt | None = Field(
         None,
@@ -99,11 +95,8 @@ class DataSection(Section):
     )
     curriculum: str | None = Field(
         None,
-        description="`file.py:function` that gives the weights of the sources for each step's prompts, in place of "
+        description="`file.py:function` that gives the weights of the sources for each step's rows, in place of "
         "`weight`. See data.md.",
-    )
-    on_long_prompt: Literal["skip", "refuse"] = Field(
-        "skip", description="Prompts over `rollout.max_prompt_tokens`: skip and count them, or refuse to start."
     )
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Extra arguments of the tokenizer's `apply_chat_template`."
@@ -115,7 +108,7 @@ class DataSection(Section):
         return ", ".join(source.label for source in self.eval or ())
 
     @model_validator(mode="after")
-    def _sources_fit_together(self) -> DataSection:
+    def _sources_fit_together(self) -> Self:
         for key, sources in (("train", self.train), ("eval", self.eval or ())):
             labels = [source.label for source in sources]
             if twice := sorted({label for label in labels if labels.count(label) > 1}):
@@ -132,3 +125,17 @@ class DataSection(Section):
         if self.curriculum is not None and self.epochs is not None:
             raise ValueError("data.curriculum has no end of its own; leave data.epochs out and set learner.steps")
         return self
+
+
+class DataSection(SourcesSection):
+    train: Sources = Field(
+        description="Training prompts: a path, a source, or a list of these, with verl's fields (prompt, data_source, "
+        "reward_model, ...) or TRL's columns. See data.md."
+    )
+    eval: Sources | None = Field(None, description="Held-out prompts, in the same forms.")
+    prompt_key: str = Field(
+        "prompt", description="Field with the prompt: a string, or a list of chat messages. Images: see vision.md."
+    )
+    on_long_prompt: Literal["skip", "refuse"] = Field(
+        "skip", description="Prompts over `rollout.max_prompt_tokens`: skip and count them, or refuse to start."
+    )

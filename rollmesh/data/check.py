@@ -16,7 +16,8 @@ from rollmesh.data.prompt_keys import exact_key, normalized_key
 from rollmesh.learner.coordinator.prompt_sources import evaluation_encoder, training_encoder
 from rollmesh.learner.data.dataset import open_source
 from rollmesh.learner.data.prompts import PromptEncoder
-from rollmesh.learner.data.rows import Row, RowSource
+from rollmesh.learner.data.records import RowSource
+from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.errors import DataError, RollmeshError
@@ -239,7 +240,7 @@ class _SourceCheck:
         return any(name != "auto" for name in reward.functions) or scorer_of(row.data_source) is not None
 
 
-def _read(rows: RowSource) -> Iterator[Row]:
+def _read(rows: RowSource[Row]) -> Iterator[Row]:
     for start in range(0, len(rows), _CHUNK):
         chunk: Sequence[int] = range(start, min(start + _CHUNK, len(rows)))
         yield from rows.rows(chunk)

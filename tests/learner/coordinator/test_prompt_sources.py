@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollmesh.learner.coordinator.prompt_sources import open_held_out, open_prompts, open_training_rows
+from rollmesh.learner.coordinator.prompt_sources import open_held_out, open_prompts, open_training_prompts
 from rollmesh.mesh.config import load_config
 from tests.learner.data.conftest import record, tokenizer, write_jsonl  # noqa: F401 - a fixture
 
@@ -56,7 +56,7 @@ def test_a_restart_continues_with_the_rows_that_come_next(tmp_path: Path, kind: 
     config = load_config({"model": {"path": "m"}, "data": data})
 
     def prompts(first: int, last: int) -> list[Any]:
-        rows, order = open_training_rows(config)
+        rows, order = open_training_prompts(config)
         return [row.prompt for row in rows.rows([order.locate(ordinal)[1] for ordinal in range(first, last)])]
 
     whole = prompts(1, 161)
