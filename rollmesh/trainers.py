@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from rollmesh.mesh.config.trainers.configs import CONFIGS, TrainerConfig
 from rollmesh.mesh.errors import RankLostError, RollmeshError
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
+from rollmesh.run_files import trained_by
+from rollmesh.training.summary import write_training_summary
 
 log = logging.getLogger(__name__)
 Source = TrainerConfig | Mapping[str, Any] | Path | str
@@ -92,7 +95,10 @@ def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int
                 if fresh:
                     set_aside(config.run.folder, time.strftime("%Y%m%d-%H%M%S"))
                 closers.enter_context(locked(config.run.folder))
-            train_rank(command, config, controls)
+                end = closers.enter_context(_summarized(command, config.run.folder))
+            complete = train_rank(command, config, controls)
+            if rank == 0 and complete:
+                end.text = "finished"
     except RankLostError as error:
         log_lost(error)
         # A thread that writes a checkpoint may wait for the lost rank, and Python would wait for that thread.
@@ -101,6 +107,28 @@ def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int
         log.error("%s", error, extra={"code": error.code})
         return error.exit_code
     return 0
+
+
+@dataclass(slots=True)
+class _End:
+    """How a training has ended, in words."""
+
+    text: str = "interrupted"
+
+
+@contextmanager
+def _summarized(command: str, folder: Path) -> Iterator[_End]:
+    """Writes the summary of a training that ends within the block, whatever way it ends."""
+    began_s, end = time.monotonic(), _End()
+    try:
+        yield end
+    except RollmeshError as error:
+        end.text = str(error)
+        raise
+    finally:
+        if trained_by(folder) is not None:
+            for line in write_training_summary(folder, command, end.text, began_s).lines():
+                log.info("%s", line)
 
 
 def _train(command: str, source: Source, overrides: Sequence[str], *, fresh: bool) -> Path:

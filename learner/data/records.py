@@ -38,7 +38,7 @@ class RowSource(Protocol[T_co]):
         """Rows that are read together; None where every row can be read alone."""
         ...
 
-    def rows(self, indices: Sequence[int]) -> list[T_co]:
+    def rows(self, indices: Sequence[int]) -> Sequence[T_co]:
         """The rows at `indices`, in that order.
 
         Raises:
