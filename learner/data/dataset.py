@@ -155,5 +155,5 @@ class _FirstRows(Generic[T_co]):
         sizes = (min(size, self._count - start) for start, size in zip(starts, blocks.sizes, strict=False))
         return Blocks(tuple(size for size in sizes if size > 0), blocks.window)
 
-    def rows(self, indices: Sequence[int]) -> list[T_co]:
+    def rows(self, indices: Sequence[int]) -> Sequence[T_co]:
         return self._source.rows(indices)
