@@ -14,6 +14,9 @@ from pathlib import Path
 
 from rollmesh.mesh.errors import RollmeshError
 
+REQUEST = "request"
+"""Reason of an end that a user or a callback has asked for: the run counts as finished."""
+
 
 class ControlRequests:
     """Requests to stop and to write a checkpoint.

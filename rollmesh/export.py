@@ -10,6 +10,7 @@ from rollmesh.learner.checkpoint.hf_folders import write_adapter_folder, write_h
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, list_checkpoints
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.trainers.configs import RewardModelConfig, TrainerConfig
 from rollmesh.mesh.errors import ConfigError, DataError
 
 
@@ -25,7 +26,7 @@ def latest_checkpoint(run: Path) -> Path:
     return found[-1]
 
 
-def export_checkpoint(config: Config, checkpoint: Path, out: Path) -> None:
+def export_checkpoint(config: Config | TrainerConfig, checkpoint: Path, out: Path) -> None:
     """Writes model and tokenizer with the checkpoint's weights, in `model.dtype`, tensor by tensor and on no device.
 
     Args:
@@ -42,7 +43,7 @@ def export_checkpoint(config: Config, checkpoint: Path, out: Path) -> None:
     write_hf_folder(checkpoint, model, getattr(torch, config.model.dtype), out, config.learner.lora)
 
 
-def export_adapter(config: Config, checkpoint: Path, out: Path) -> None:
+def export_adapter(config: Config | TrainerConfig, checkpoint: Path, out: Path) -> None:
     """Writes a checkpoint's adapter alone: a folder that `PeftModel.from_pretrained` loads onto the run's model.
 
     Args:
@@ -60,7 +61,12 @@ def export_adapter(config: Config, checkpoint: Path, out: Path) -> None:
     write_adapter_folder(checkpoint, Path(resolve_model(config.model).path), config.learner.lora, out)
 
 
-def _require_readable(config: Config) -> None:
+def _require_readable(config: Config | TrainerConfig) -> None:
+    if isinstance(config, RewardModelConfig):
+        raise ConfigError(
+            "checkpoints of reward models are exported at the end of their training alone",
+            hint="hf/last has the model; with checkpoint.hf=[last,best] the same command leaves hf/best too",
+        )
     if not config.learner.has_readable_checkpoints:
         raise ConfigError(
             "only checkpoints of fsdp2 and megatron are read without their engine, and learner.engine is "

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollmesh.learner.recovery.run_identity import CONFIG
-from rollmesh.mesh.config import load_config
+from rollmesh.learner.trainers.identity import COMMAND
+from rollmesh.mesh.config import load_as, load_config
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.trainers.configs import CONFIGS, TrainerConfig
 from rollmesh.mesh.errors import DataError
 
 LAUNCH = Path("services", CONFIG)
@@ -29,12 +31,34 @@ def config_path(folder: Path) -> Path:
     return folder / (CONFIG if (folder / CONFIG).exists() else LAUNCH)
 
 
-def read_config(folder: Path) -> Config:
-    """The configuration at `config_path`.
+def trained_by(folder: Path) -> str | None:
+    """The command that trains on data in a folder: `sft`, `rm` or `dpo`; None for the folder of `rollmesh run`."""
+    path = folder / COMMAND
+    command = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+    return command if command in CONFIGS else None
+
+
+def read_any_config(folder: Path) -> Config | TrainerConfig:
+    """The configuration of a run, or of a training on data.
 
     Raises:
         DataError: the folder is not a run folder.
     """
+    command = trained_by(folder)
+    return read_config(folder) if command is None else load_as(CONFIGS[command], config_path(folder), command=command)
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration at `config_path`.
+
+    Raises:
+        DataError: the folder is not that of `rollmesh run`.
+    """
+    if (command := trained_by(folder)) is not None:
+        raise DataError(
+            f"{folder} is the folder of `rollmesh {command}`, which has no mesh, no rewards and no responses",
+            hint="`rollmesh status`, `report`, `evals`, `compare` and `export` take it",
+        )
     return load_config(config_path(folder))
 
 
@@ -42,6 +66,6 @@ def read_launch(folder: Path) -> Config:
     """The configuration of the last launch, which may be in progress.
 
     Raises:
-        DataError: the folder is not a run folder.
+        DataError: as `read_config`.
     """
     return load_config(folder / LAUNCH) if (folder / LAUNCH).exists() else read_config(folder)

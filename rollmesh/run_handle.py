@@ -13,10 +13,13 @@ from rollmesh.mesh.errors import DataError
 from rollmesh.report.metrics import Record, run_records
 from rollmesh.report.samples import read_samples
 from rollmesh.report.summary import Summary, read_summary
-from rollmesh.run_files import read_config, read_launch
+from rollmesh.run_files import read_any_config, read_launch, trained_by
+from rollmesh.training.state import training_state
+from rollmesh.training.summary import TrainingSummary, training_records
 
 if TYPE_CHECKING:
     from rollmesh.mesh.config.models import Config
+    from rollmesh.mesh.config.trainers.configs import TrainerConfig
 
 LATEST = "latest"
 """Name that stands for the checkpoint that was written last."""
@@ -43,7 +46,7 @@ class Checkpoint:
 
 
 class Run:
-    """A run of `rollmesh run` or `rollmesh.train`, by its folder; nothing is kept open.
+    """A run of `rollmesh run` or `rollmesh.train`, or of a training on data, by its folder; nothing is kept open.
 
     Args:
         folder: of the run, `run.dir`/`run.name`.
@@ -60,9 +63,9 @@ class Run:
         return f"Run({str(self.folder)!r})"
 
     @property
-    def config(self) -> Config:
+    def config(self) -> Config | TrainerConfig:
         """The configuration with which the run was last taken over."""
-        return read_config(self.folder)
+        return read_any_config(self.folder)
 
     @property
     def run_id(self) -> str:
@@ -79,7 +82,7 @@ class Run:
 
     def metrics(self) -> list[Record]:
         """The records of all steps and evaluations, those of steps that a restart has undone left out."""
-        return run_records(self.folder)
+        return run_records(self.folder) if trained_by(self.folder) is None else training_records(self.folder)
 
     def samples(self, number: int = 10, *, worst: bool = False) -> list[Mapping[str, Any]]:
         """Kept responses, the newest first.
@@ -93,13 +96,13 @@ class Run:
         """
         return read_samples(self.folder, worst=worst, number=number)
 
-    def summary(self) -> Summary:
-        """The summary of a run that has ended.
+    def summary(self) -> Summary | TrainingSummary:
+        """The summary of a run that has ended; of a training on data as far as it went.
 
         Raises:
             DataError: there is none yet.
         """
-        return read_summary(self.folder)
+        return training_state(self.folder) or read_summary(self.folder)
 
     def checkpoints(self) -> list[Checkpoint]:
         """The checkpoints that are there, by incarnation and version."""

@@ -6,54 +6,86 @@ is free afterwards, and several ranks are no other case than one.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rollmesh.data.objects import Rows, with_rows
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.folder import locked, set_aside
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_as, save_config
 from rollmesh.mesh.config.trainers.configs import CONFIGS, TrainerConfig
+from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
+from rollmesh.run_files import trained_by
+from rollmesh.training.summary import write_training_summary
 
+log = logging.getLogger(__name__)
 Source = TrainerConfig | Mapping[str, Any] | Path | str
 
 
-def sft(config: Source, *, overrides: Sequence[str] = (), fresh: bool = False) -> Path:
+def sft(
+    config: Source,
+    *,
+    train: Rows | Path | str | None = None,
+    eval: Rows | Path | str | None = None,  # noqa: A002 - the name of the configuration's key
+    overrides: Sequence[str] = (),
+    fresh: bool = False,
+) -> Path:
     """Fine-tunes a model on conversations or responses, as `rollmesh sft` does.
 
     Args:
         config: a configuration, the same as a mapping, or the path of a YAML file.
+        train: in place of `data.train`: a path, a `datasets.Dataset`, or rows as dicts. Rows are written once, below
+            `run.dir`, under a name that follows from their content.
+        eval: the same for `data.eval`.
         overrides: as on the command line, `"learner.steps=10"`.
         fresh: start the run over; the folder that it has is kept under another name.
 
     Returns:
-        The Hugging Face folder of the trained model.
+        The Hugging Face folder of the trained model: the first of `checkpoint.hf`.
 
     Raises:
         ConfigError: the configuration is wrong.
         ServiceExitError: the training has ended with an error, which its log names.
     """
-    return _train("sft", config, overrides, fresh=fresh)
+    return _train("sft", config, overrides, {"train": train, "eval": eval}, fresh=fresh)
 
 
-def rm(config: Source, *, overrides: Sequence[str] = (), fresh: bool = False) -> Path:
+def rm(
+    config: Source,
+    *,
+    train: Rows | Path | str | None = None,
+    eval: Rows | Path | str | None = None,  # noqa: A002 - the name of the configuration's key
+    overrides: Sequence[str] = (),
+    fresh: bool = False,
+) -> Path:
     """Trains a reward model on pairs, as `rollmesh rm` does; see `sft`."""
-    return _train("rm", config, overrides, fresh=fresh)
+    return _train("rm", config, overrides, {"train": train, "eval": eval}, fresh=fresh)
 
 
-def dpo(config: Source, *, overrides: Sequence[str] = (), fresh: bool = False) -> Path:
+def dpo(
+    config: Source,
+    *,
+    train: Rows | Path | str | None = None,
+    eval: Rows | Path | str | None = None,  # noqa: A002 - the name of the configuration's key
+    overrides: Sequence[str] = (),
+    fresh: bool = False,
+) -> Path:
     """Optimizes a model by preferences, as `rollmesh dpo` does; see `sft`."""
-    return _train("dpo", config, overrides, fresh=fresh)
+    return _train("dpo", config, overrides, {"train": train, "eval": eval}, fresh=fresh)
 
 
 def read_trainer_config(command: str, source: Source, overrides: Sequence[str] = ()) -> TrainerConfig:
@@ -90,16 +122,47 @@ def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int
                 if fresh:
                     set_aside(config.run.folder, time.strftime("%Y%m%d-%H%M%S"))
                 closers.enter_context(locked(config.run.folder))
-            train_rank(command, config, lambda: controls.stop_reason is not None)
+                end = closers.enter_context(_summarized(command, config.run.folder))
+            complete = train_rank(command, config, controls)
+            if rank == 0 and complete:
+                end.text = "finished"
 
     return run_rank(work)
 
 
-def _train(command: str, source: Source, overrides: Sequence[str], *, fresh: bool) -> Path:
-    from rollmesh.learner.checkpoint.hf_folders import FOLDER
-    from rollmesh.learner.trainers.process import LAST
+@dataclass(slots=True)
+class _End:
+    """How a training has ended, in words."""
 
-    config = read_trainer_config(command, source, overrides)
+    text: str = "interrupted"
+
+
+@contextmanager
+def _summarized(command: str, folder: Path) -> Iterator[_End]:
+    """Writes the summary of a training that ends within the block, whatever way it ends."""
+    began_s, end = time.monotonic(), _End()
+    try:
+        yield end
+    except RollmeshError as error:
+        end.text = str(error)
+        raise
+    finally:
+        if trained_by(folder) is not None:
+            for line in write_training_summary(folder, command, end.text, began_s).lines():
+                log.info("%s", line)
+
+
+def _train(
+    command: str,
+    source: Source,
+    overrides: Sequence[str],
+    rows: Mapping[str, Rows | Path | str | None],
+    *,
+    fresh: bool,
+) -> Path:
+    from rollmesh.learner.checkpoint.hf_folders import FOLDER
+
+    config = with_rows(partial(read_trainer_config, command, source), overrides, rows)
     with tempfile.TemporaryDirectory(prefix="rollmesh-") as scratch:
         path = Path(scratch, CONFIG)
         save_config(config, path)
@@ -108,4 +171,4 @@ def _train(command: str, source: Source, overrides: Sequence[str], *, fresh: boo
         status = subprocess.run([sys.executable, "-m", "rollmesh.cli", *arguments], check=False).returncode
     if status:
         raise ServiceExitError(command, status, f"ended with status {status}", (), hint="its log names the cause")
-    return config.run.folder / FOLDER / LAST
+    return config.run.folder / FOLDER / config.checkpoint.hf[0]

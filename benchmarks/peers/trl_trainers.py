@@ -3,7 +3,7 @@
 # requires-python = ">=3.10"
 # dependencies = ["torch>=2.11", "transformers>=5.2", "trl>=1.9", "datasets>=4.7", "accelerate>=1.4"]
 # ///
-"""TRL's SFTTrainer, DPOTrainer and RewardTrainer on a model folder and rows of ours: the peer of `vs_trl_trainers`.
+"""TRL's SFTTrainer, DPOTrainer, KTOTrainer and RewardTrainer on a model and rows of ours: peer of `vs_trl_trainers`.
 
 Runs in an environment of its own (the requirements above). It knows nothing of this repository but the files it is
 given. Its last line is one JSON object: loss and seconds of every step. Settings that would slow TRL down
@@ -28,7 +28,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--trainer", choices=["sft", "dpo", "rm"], required=True)
+    parser.add_argument("--trainer", choices=["sft", "dpo", "kto", "rm"], required=True)
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder; of a classifier for rm")
     parser.add_argument("--data", type=Path, required=True, help="JSONL in TRL's form for the trainer")
     parser.add_argument("--rows", type=int, default=8, help="rows per step")
@@ -44,11 +44,21 @@ def build_trainer(args: argparse.Namespace) -> tuple[Any, list[float], list[floa
     from datasets import Dataset
     from torch.utils.data import SequentialSampler
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
-    from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+    from trl import (
+        DPOConfig,
+        DPOTrainer,
+        KTOConfig,
+        KTOTrainer,
+        RewardConfig,
+        RewardTrainer,
+        SFTConfig,
+        SFTTrainer,
+    )
 
     trainer_class, config_class = {
         "sft": (SFTTrainer, SFTConfig),
         "dpo": (DPOTrainer, DPOConfig),
+        "kto": (KTOTrainer, KTOConfig),
         "rm": (RewardTrainer, RewardConfig),
     }[args.trainer]
     losses: list[float] = []
@@ -71,7 +81,7 @@ def build_trainer(args: argparse.Namespace) -> tuple[Any, list[float], list[floa
             seconds.append(time.perf_counter() - self.began)
 
     model_class = AutoModelForSequenceClassification if args.trainer == "rm" else AutoModelForCausalLM
-    further = {"precompute_ref_log_probs": True} if args.trainer == "dpo" else {}
+    further = {"precompute_ref_log_probs": True} if args.trainer in ("dpo", "kto") else {}
     config = config_class(
         output_dir=str(args.output),
         use_cpu=True,

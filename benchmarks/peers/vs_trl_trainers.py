@@ -1,4 +1,4 @@
-"""`rollmesh sft`, `dpo` and `rm` compared with TRL's trainers: losses of 20 steps, and tokens per second.
+"""`rollmesh sft`, `dpo` (KTO too) and `rm` compared with TRL's trainers: losses of 20 steps, and tokens per second.
 
     python -m benchmarks.peers.vs_trl_trainers --trl-python /path/to/trl-venv/bin/python --json trainers.json
 
@@ -58,7 +58,7 @@ def write_models(folder: Path) -> dict[str, Path]:
     language_model = AutoModelForCausalLM.from_config(config)
     classifier = AutoModelForSequenceClassification.from_config(config)
     classifier.model.load_state_dict(language_model.model.state_dict())
-    folders = {"sft": folder / "model", "dpo": folder / "model", "rm": folder / "classifier"}
+    folders = dict.fromkeys(("sft", "dpo", "kto"), folder / "model") | {"rm": folder / "classifier"}
     for name, model in (("sft", language_model), ("rm", classifier)):
         model.save_pretrained(folders[name])
         tokenizer.save_pretrained(folders[name])
@@ -76,7 +76,9 @@ def write_rows(folder: Path, median: int, spread: float) -> dict[str, Path]:
         return text(min(LONGEST, max(4, round(median * draw.lognormvariate(0.0, spread)))))
 
     pairs = [{"prompt": text(32), "chosen": response(), "rejected": response()} for _ in range(ROWS * STEPS)]
-    made = {"dpo": pairs, "rm": pairs, "sft": [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs]}
+    single = [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs]
+    labeled = [{**row, "label": draw.random() < 0.5} for row in single]
+    made = {"dpo": pairs, "kto": labeled, "rm": pairs, "sft": single}
     files = {}
     for name, rows in made.items():
         files[name] = folder / f"{name}.jsonl"
@@ -86,14 +88,16 @@ def write_rows(folder: Path, median: int, spread: float) -> dict[str, Path]:
 
 def train_here(command: str, model: Path, rows: Path, folder: Path) -> list[dict[str, Any]]:
     """The records of our steps."""
-    config = {
+    config: dict[str, Any] = {
         "run": {"dir": str(folder), "name": command},
         "model": {"path": str(model)},
         "data": {"train": str(rows), "shuffle": False},
         "learner": {"steps": STEPS, "batch": {"rows": ROWS}, "optimizer": {"lr": LR}, "device": "cpu"},
         "logging": {"level": "warning"},
     }
-    {"sft": rollmesh.sft, "dpo": rollmesh.dpo, "rm": rollmesh.rm}[command](config)
+    if command == "kto":
+        config["loss"] = {"name": "kto"}
+    {"sft": rollmesh.sft, "dpo": rollmesh.dpo, "kto": rollmesh.dpo, "rm": rollmesh.rm}[command](config)
     return [json.loads(line) for line in (folder / command / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -144,6 +148,7 @@ def _cells(found: dict[str, Any]) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trl-python", type=Path, required=True, help="interpreter of an environment with TRL")
+    parser.add_argument("--only", choices=["sft", "dpo", "kto", "rm"], help="one trainer alone")
     parser.add_argument("--json", type=Path, help="file for the results")
     args = parser.parse_args(argv)
     os.environ.update(thread_environment(1))
@@ -155,6 +160,8 @@ def main(argv: list[str] | None = None) -> int:
             folder.mkdir()
             files = write_rows(folder, median, spread)
             for command, rows in files.items():
+                if args.only not in (None, command):
+                    continue
                 found = compare(args.trl_python, command, models[command], rows, folder)
                 results.append({"lengths": lengths, **found})
                 sys.stdout.write(json.dumps(results[-1]) + "\n")

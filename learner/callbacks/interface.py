@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Protocol
 
 from rollmesh.mesh.config import Config
+from rollmesh.mesh.config.trainers.configs import TrainerConfig
 
 
 class RunControl(Protocol):
     """The run, as a callback sees it; its methods return at once."""
 
     @property
-    def config(self) -> Config:
+    def config(self) -> Config | TrainerConfig:
         """The configuration; not to be changed."""
         ...
 
@@ -108,7 +109,7 @@ class RunStart:
 
     Attributes:
         incarnation: of the learner: 1 for the first, one more for each that continues the run.
-        version: from which it continues; 0 in a new run.
+        version: from which it continues; 0 in a new run. A training on data counts its steps.
     """
 
     incarnation: int
@@ -158,13 +159,13 @@ class EvaluationEnd:
 
     Attributes:
         incarnation, version: of the weights that were evaluated, which may not be the newest ones.
-        reward: mean over the scored responses.
+        reward: mean over the scored responses; None in a training on data, whose metrics have `eval/loss`.
         metrics: its record in `metrics.jsonl`, as far as it is made of numbers.
     """
 
     incarnation: int
     version: int
-    reward: float
+    reward: float | None
     metrics: Mapping[str, float]
 
     def deliver(self, callback: Callback, run: RunControl) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from rollmesh.learner.callbacks.dispatcher import CallbackDispatcher, CallbackRules
 from rollmesh.learner.callbacks.interface import Callback
-from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.learner.control_requests import REQUEST, ControlRequests
 from rollmesh.learner.recovery.run_id import take_run_id
 from rollmesh.mesh.config import Config
+from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.user_code import load_callable
 
@@ -27,7 +28,7 @@ class LearnerControl:
         controls: of the learner.
     """
 
-    config: Config
+    config: Config | TrainerConfig
     run_id: str
     controls: ControlRequests
 
@@ -42,10 +43,10 @@ class LearnerControl:
 
     def stop(self) -> None:
         """Asks for the end of the run after the present step."""
-        self.controls.stop("request")
+        self.controls.stop(REQUEST)
 
 
-def callback_factories(config: Config) -> list[Callable[[], Callback]]:
+def callback_factories(config: Config | TrainerConfig) -> list[Callable[[], Callback]]:
     """The classes that `logging.callbacks` names.
 
     Raises:
@@ -54,7 +55,7 @@ def callback_factories(config: Config) -> list[Callable[[], Callback]]:
     return [_factory(path) for path in config.logging.callbacks]
 
 
-def start_callbacks(config: Config, controls: ControlRequests) -> CallbackDispatcher:
+def start_callbacks(config: Config | TrainerConfig, controls: ControlRequests) -> CallbackDispatcher:
     """Makes the callbacks of a learner, and starts their threads.
 
     Raises:

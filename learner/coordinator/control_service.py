@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.learner.control_requests import REQUEST, ControlRequests
 from rollmesh.learner.placement.turn_requests import TurnRequests
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import ConfigError
@@ -53,7 +53,7 @@ class LearnerControlService(learner_pb2_grpc.LearnerControlServicer):
 
     async def Stop(self, _request: learner_pb2.StopRequest, _context: Any) -> learner_pb2.StopResponse:
         """Answers at once; the learner ends after the present step."""
-        self._controls.stop("request")
+        self._controls.stop(REQUEST)
         return learner_pb2.StopResponse()
 
     async def Yield(self, request: learner_pb2.YieldRequest, _context: Any) -> learner_pb2.YieldResponse:

@@ -32,6 +32,7 @@ from rollmesh.learner.checkpoint.hf_folders import leave_hf_folders
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.checkpoint.remote_copies import RemoteCopies
 from rollmesh.learner.checkpoint.retention import sweep
+from rollmesh.learner.control_requests import REQUEST
 from rollmesh.learner.coordinator.batch_claim import BatchClaimer, ClaimRules
 from rollmesh.learner.coordinator.checkpoint_scheduler import CheckpointScheduler
 from rollmesh.learner.coordinator.evaluation_setup import build_evaluation
@@ -192,7 +193,7 @@ class Coordinator:
         if reason in _NATURAL_ENDS and config.checkpoint.hf:
             self._leave_hf_folders()
         self._end_callbacks(callbacks, reason)
-        return reason in (*_NATURAL_ENDS, "request")
+        return reason in (*_NATURAL_ENDS, REQUEST)
 
     def _attach_roles(self, incarnation: int) -> None:
         """Has the roles elsewhere serve this learner, which has the run."""

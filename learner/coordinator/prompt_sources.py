@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollmesh.learner.data.curriculum import CurriculumTurns, load_curriculum
-from rollmesh.learner.data.dataset import JoinedRows, open_source
-from rollmesh.learner.data.mixture import order_of
+from rollmesh.learner.data.dataset import JoinedRows, open_source, row_form
 from rollmesh.learner.data.order import Order
 from rollmesh.learner.data.prompts import AgentPrompts, PromptEncoder, TaskShape
-from rollmesh.learner.data.rows import RowSource
+from rollmesh.learner.data.records import RowSource
+from rollmesh.learner.data.rows import Row
 from rollmesh.learner.data.stream import PromptStream
+from rollmesh.learner.data.training_rows import open_training_rows
 from rollmesh.learner.evaluation.evaluator import evaluation_tasks
 from rollmesh.learner.vision.families import family_of
 from rollmesh.mesh.config import Config
@@ -41,7 +41,7 @@ def open_prompts(
         DataError: see `learner.data`.
     """
     data = config.data
-    source, order = open_training_rows(config)
+    source, order = open_training_prompts(config)
     encoder = training_encoder(config, tokenizer)
     prompts = PromptStream(source, order, encoder, _shape(config, greedy), on_refused=data.on_long_prompt)
     prompts.check()
@@ -61,7 +61,7 @@ class HeldOutPrompts:
         shape: of the tasks.
     """
 
-    source: RowSource
+    source: RowSource[Row]
     encoder: PromptEncoder
     shape: TaskShape
 
@@ -139,18 +139,11 @@ def _encoder(
     )
 
 
-def open_training_rows(config: Config) -> tuple[RowSource, Order]:
+def open_training_prompts(config: Config) -> tuple[RowSource[Row], Order]:
     """The rows of all training sources, and the order in which they are used.
 
     Raises:
         DataError: see `learner.data`.
     """
-    data, seed = config.data, config.run.seed
-    parts = [open_source(source, data.prompt_key) for source in data.train]
-    weights = [source.weight for source in data.train if source.weight is not None]
-    turns = None
-    if data.curriculum is not None:
-        rows = {source.label: len(part) for source, part in zip(data.train, parts, strict=True)}
-        turns = CurriculumTurns(load_curriculum(data.curriculum), rows, seed=seed)
-    order = order_of(parts, seed=seed, shuffle=data.shuffle, epochs=data.epochs, weights=weights or None, turns=turns)
-    return JoinedRows(parts), order
+    data = config.data
+    return open_training_rows(data, lambda source: row_form(source, data.prompt_key), seed=config.run.seed)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from rollmesh.learner.data.json_lines import JsonLines, check_first_lines
 from rollmesh.learner.data.locations import ARROW, PARQUET, data_files, is_hub_id
-from rollmesh.learner.data.rows import Blocks, Row, RowForm, RowSource
+from rollmesh.learner.data.records import Blocks, RowForm, RowSource, T_co
+from rollmesh.learner.data.rows import PromptForm, Row
 from rollmesh.learner.data.tables import ArrowPieces, ParquetPieces, TableRows
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.errors import DataError
@@ -23,20 +24,36 @@ from rollmesh.mesh.errors import DataError
 _LOOKED_AT = 1000
 
 
-def open_source(source: DataSource, prompt_key: str = "prompt") -> RowSource:
+T = TypeVar("T")
+
+
+def open_rows(source: DataSource, form: RowForm[T]) -> RowSource[T]:
     """Opens and checks a source.
+
+    Args:
+        source: as configured.
+        form: of its rows.
+
+    Raises:
+        DataError: missing or unreadable file, no rows, or a row without a needed field (row and field named).
+    """
+    rows = _open(data_files(source), form)
+    if len(rows) == 0:
+        raise DataError(f"dataset {source.path} has no rows")
+    return rows if source.rows is None else first_rows(rows, source.rows)
+
+
+def open_source(source: DataSource, prompt_key: str = "prompt") -> RowSource[Row]:
+    """Opens and checks a source of prompts.
 
     Args:
         source: as configured.
         prompt_key: field that holds the prompt, unless the source names its own.
 
     Raises:
-        DataError: missing or unreadable file, no rows, or a row without a needed field (row and field named).
+        DataError: see `open_rows`.
     """
-    rows = _open(data_files(source), row_form(source, prompt_key))
-    if len(rows) == 0:
-        raise DataError(f"dataset {source.path} has no rows")
-    return rows if source.rows is None or source.rows >= len(rows) else FirstRows(rows, source.rows)
+    return open_rows(source, row_form(source, prompt_key))
 
 
 def check_first_rows(source: DataSource, prompt_key: str = "prompt") -> None:
@@ -57,18 +74,19 @@ def check_first_rows(source: DataSource, prompt_key: str = "prompt") -> None:
         check_first_lines(first, form, _LOOKED_AT)
 
 
-def row_form(source: DataSource, prompt_key: str) -> RowForm:
-    """The names of a source's fields."""
-    return RowForm(
+def row_form(source: DataSource, prompt_key: str) -> PromptForm:
+    """The form of a source's prompts."""
+    return PromptForm(
         prompt_key=source.prompt_key or prompt_key,
         ground_truth_key=source.ground_truth_key,
         name=source.name,
         label=source.path if is_hub_id(source.path) else Path(source.path).stem,
         template_kwargs=source.chat_template_kwargs,
+        sampling=source.sampling,
     )
 
 
-def _open(files: Sequence[Path], form: RowForm) -> RowSource:
+def _open(files: Sequence[Path], form: RowForm[T]) -> RowSource[T]:
     suffix = files[0].suffix.lower()
     if suffix == PARQUET:
         return TableRows(ParquetPieces(files), form)
@@ -78,14 +96,14 @@ def _open(files: Sequence[Path], form: RowForm) -> RowSource:
     return parts[0] if len(parts) == 1 else JoinedRows(parts)
 
 
-class JoinedRows:
+class JoinedRows(Generic[T_co]):
     """The rows of several sources, one after the other.
 
     Args:
         parts: the sources; they keep their own order.
     """
 
-    def __init__(self, parts: Sequence[RowSource]) -> None:
+    def __init__(self, parts: Sequence[RowSource[T_co]]) -> None:
         self._parts = parts
         self._starts = list(accumulate(map(len, parts), initial=0))
 
@@ -101,23 +119,27 @@ class JoinedRows:
         """The number of each part's first row."""
         return self._starts[:-1]
 
-    def rows(self, indices: Sequence[int]) -> list[Row]:
+    def rows(self, indices: Sequence[int]) -> list[T_co]:
         places: dict[int, list[int]] = {}
         for position, index in enumerate(indices):
             places.setdefault(bisect.bisect_right(self._starts, index) - 1, []).append(position)
-        found: dict[int, Row] = {}
+        found: dict[int, T_co] = {}
         for part, positions in places.items():
             start = self._starts[part]
             rows = self._parts[part].rows([indices[position] - start for position in positions])
-            for position, row in zip(positions, rows, strict=True):
-                found[position] = replace(row, index=indices[position])
+            found.update(zip(positions, rows, strict=True))
         return [found[position] for position in range(len(indices))]
 
 
-class FirstRows:
+def first_rows(source: RowSource[T], count: int) -> RowSource[T]:
+    """The first rows of a source; all of them, where there are no more."""
+    return source if count >= len(source) else _FirstRows(source, count)
+
+
+class _FirstRows(Generic[T_co]):
     """The first rows of a source."""
 
-    def __init__(self, source: RowSource, count: int) -> None:
+    def __init__(self, source: RowSource[T_co], count: int) -> None:
         self._source = source
         self._count = count
 
@@ -133,5 +155,5 @@ class FirstRows:
         sizes = (min(size, self._count - start) for start, size in zip(starts, blocks.sizes, strict=False))
         return Blocks(tuple(size for size in sizes if size > 0), blocks.window)
 
-    def rows(self, indices: Sequence[int]) -> list[Row]:
+    def rows(self, indices: Sequence[int]) -> Sequence[T_co]:
         return self._source.rows(indices)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
 
 import numpy as np
 
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.data.chat_turns import MaskedTokens
+from rollmesh.learner.data.records import Record, RowSource
+from rollmesh.learner.data.row_fields import refuse_images
+from rollmesh.mesh.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,18 +29,58 @@ class Example:
     values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
-class ExampleSource(Protocol):
-    """Random access to the rows of a data set as examples."""
+ExampleSource = RowSource[Example | None]
+"""Rows of a data set as examples; None for one that is left out."""
 
-    def __len__(self) -> int: ...
 
-    def examples(self, rows: Sequence[int]) -> list[Example | None]:
-        """Some rows, in that order; None for one that is left out.
+class ExampleForm(ABC):
+    """The form of a source's rows, and the example that is made of one; see `records.RowForm`.
+
+    Attributes:
+        needed: fields that no row may lack.
+    """
+
+    needed: tuple[str, ...] = ()
+
+    def columns(self, names: Collection[str]) -> list[str]:
+        return list(names)
+
+    def required(self, names: Collection[str]) -> list[str]:
+        return [name for name in self.needed if name.partition(".")[0] in names]
+
+    def check(self, path: Path, index: int, record: Record, names: Collection[str]) -> None:
+        """Looks at the fields; nothing is tokenized."""
+        del names
+        try:
+            refuse_images(record)
+            self.read(record)
+        except DataError as error:
+            raise _named(path, index, error) from error
+
+    def parse(self, path: Path, index: int, record: Record, names: Collection[str]) -> Example | None:
+        """The example of a record; None where it is left out: it is too long, or nothing of it is trained."""
+        del names
+        try:
+            refuse_images(record)
+            return self.encode(record)
+        except DataError as error:
+            raise _named(path, index, error) from error
+
+    @abstractmethod
+    def read(self, record: Record) -> object:
+        """The parts of a record.
 
         Raises:
-            DataError: a row has not the form that the trainer needs; names it.
+            DataError: a field is missing, or of another kind.
         """
-        ...
+
+    @abstractmethod
+    def encode(self, record: Record) -> Example | None:
+        """The example of a record.
+
+        Raises:
+            DataError: as `read`; it does not fit the chat template, or is too long where such rows are refused.
+        """
 
 
 def sequence_of(tokens: MaskedTokens) -> TrainSequence | None:
@@ -56,3 +100,7 @@ def sequence_from(
     return TrainSequence(
         np.asarray(prompt, dtype=np.int32), ids, np.asarray(mask, dtype=np.uint8), np.zeros(len(ids), dtype=np.float32)
     )
+
+
+def _named(path: Path, index: int, error: DataError) -> DataError:
+    return DataError(f"{path}, row {index}: {error.message}", hint=error.hint)

@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
-from rollmesh.learner.data.rows import Blocks, Row, RowForm, parse_row
+from rollmesh.learner.data.records import Blocks, RowForm, T_co
 from rollmesh.mesh.errors import DataError
 
 
-class JsonLines:
+class JsonLines(Generic[T_co]):
     """Rows of one file with one JSON object per line, all checked when it is opened.
+
+    Args:
+        path: the file.
+        form: of its rows.
 
     Raises:
         DataError: a row that is no object, or without a needed field (row and field named).
     """
 
-    def __init__(self, path: Path, form: RowForm) -> None:
+    def __init__(self, path: Path, form: RowForm[T_co]) -> None:
         self._path = path
         self._form = form
         self._offsets = array("q")
-        self._columns = False
+        self._names: Collection[str] = ()
         for offset, line in _lines(path):
             record = _record(path, len(self._offsets), line)
             if not self._offsets:
-                self._columns = form.has_columns(record.keys())
-            parse_row(path, len(self._offsets), record, form, columns=self._columns)
+                self._names = tuple(record)
+            form.check(path, len(self._offsets), record, self._names)
             self._offsets.append(offset)
 
     def __len__(self) -> int:
@@ -39,27 +43,27 @@ class JsonLines:
     def blocks(self) -> Blocks | None:
         return None
 
-    def rows(self, indices: Sequence[int]) -> list[Row]:
+    def rows(self, indices: Sequence[int]) -> list[T_co]:
         found = []
         with self._path.open("rb") as file:
             for index in indices:
                 file.seek(self._offsets[index])
                 record = _record(self._path, index, file.readline())
-                found.append(parse_row(self._path, index, record, self._form, columns=self._columns))
+                found.append(self._form.parse(self._path, index, record, self._names))
         return found
 
 
-def check_first_lines(path: Path, form: RowForm, count: int) -> None:
+def check_first_lines(path: Path, form: RowForm[object], count: int) -> None:
     """Checks the first rows of a file.
 
     Raises:
         DataError: as for `JsonLines`.
     """
-    columns: bool | None = None
+    names: Collection[str] = ()
     for index, (_, line) in enumerate(islice(_lines(path), count)):
         record = _record(path, index, line)
-        columns = form.has_columns(record.keys()) if columns is None else columns
-        parse_row(path, index, record, form, columns=columns)
+        names = names or tuple(record)
+        form.check(path, index, record, names)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

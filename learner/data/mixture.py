@@ -13,7 +13,7 @@ from typing import Protocol
 
 from rollmesh.learner.data.interleaving import Interleaving
 from rollmesh.learner.data.order import DataOrder, Order
-from rollmesh.learner.data.rows import RowSource
+from rollmesh.learner.data.records import RowSource
 
 
 class Turns(Protocol):
@@ -25,7 +25,7 @@ class Turns(Protocol):
 
 
 def order_of(
-    sources: Sequence[RowSource],
+    sources: Sequence[RowSource[object]],
     *,
     seed: int,
     shuffle: bool,

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rollmesh.learner.data.rows import Blocks
+from rollmesh.learner.data.records import Blocks
 
 Indices = NDArray[np.int64]
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.data.chat_turns import ChatEncoder, MaskedTokens, Messages
-from rollmesh.learner.data.examples import Example, sequence_from, sequence_of
-from rollmesh.learner.data.records import Record, RecordSource
-from rollmesh.learner.data.row_fields import as_messages, refuse_images, text_or_messages
+from rollmesh.learner.data.examples import Example, ExampleForm, sequence_from, sequence_of
+from rollmesh.learner.data.records import Record
+from rollmesh.learner.data.row_fields import as_messages, text_or_messages, value_at
 from rollmesh.learner.data.supervised_rows import continuation, fit
 from rollmesh.mesh.config.trainers.sections import RowsSection
 from rollmesh.mesh.errors import DataError
@@ -38,22 +38,26 @@ def scored_at_its_end(tokens: MaskedTokens) -> TrainSequence | None:
     return sequence_from(tokens.ids[: places[0]], response, mask)
 
 
-class _Rows:
-    """The examples of a file, a row at a time.
+class _ResponseForm(ExampleForm):
+    """Responses to prompts.
 
     Args:
-        source: its records.
         chat: encodes conversations.
         section: forms of the rows, and their longest.
+        prompt_key: field of the prompt.
     """
 
-    def __init__(self, source: RecordSource, chat: ChatEncoder, section: RowsSection) -> None:
-        self._source = source
+    def __init__(self, chat: ChatEncoder, section: RowsSection, prompt_key: str) -> None:
         self._chat = chat
         self._section = section
+        self._prompt_key = prompt_key
 
-    def __len__(self) -> int:
-        return len(self._source)
+    def _sequences(self, prompt: Text, responses: Sequence[Text], make: MakeSequence) -> tuple[TrainSequence, ...]:
+        """A sequence of each response; none at all where one is too long, or has nothing to train."""
+        encoded = [self._encode(prompt, response) for response in responses]
+        made = [None if tokens is None else make(tokens) for tokens in encoded]
+        there = tuple(sequence for sequence in made if sequence is not None)
+        return there if len(there) == len(made) else ()
 
     def _encode(self, prompt: Text, response: Text) -> MaskedTokens | None:
         """A prompt with a response, which is trained; None where it is too long."""
@@ -67,80 +71,61 @@ class _Rows:
         return fit(tokens, self._section.max_tokens, self._section.on_long)
 
 
-class PairRows(_Rows):
-    """Pairs.
+class PairForm(_ResponseForm):
+    """The form of a source's pairs.
 
     Args:
-        source, chat, section: see `_Rows`.
+        chat, section, prompt_key: see `_ResponseForm`.
         make: a sequence of each response's tokens.
         margins: read the pairs' margins.
     """
 
+    needed = ("chosen", "rejected")
+
     def __init__(
         self,
-        source: RecordSource,
         chat: ChatEncoder,
         section: RowsSection,
+        prompt_key: str,
         *,
         make: MakeSequence = sequence_of,
         margins: bool = False,
     ) -> None:
-        super().__init__(source, chat, section)
+        super().__init__(chat, section, prompt_key)
         self._make = make
         self._margins = margins
 
-    def examples(self, rows: Sequence[int]) -> list[Example | None]:
-        """See `ExampleSource`."""
-        return [self._example(row, record) for row, record in zip(rows, self._source.records(rows), strict=True)]
+    def read(self, record: Record) -> tuple[Text, Text, Text]:
+        """Prompt, chosen and rejected response."""
+        chosen, rejected = text_or_messages(record, "chosen"), text_or_messages(record, "rejected")
+        if value_at(record, self._prompt_key) is not None:
+            return text_or_messages(record, self._prompt_key), chosen, rejected
+        return split_prompt(chosen, rejected)
 
-    def _example(self, row: int, record: Record) -> Example | None:
-        try:
-            refuse_images(record)
-            chosen, rejected = text_or_messages(record, "chosen"), text_or_messages(record, "rejected")
-            if record.get("prompt") is not None:
-                prompt = text_or_messages(record, "prompt")
-            else:
-                prompt, chosen, rejected = split_prompt(chosen, rejected)
-            encoded = [self._encode(prompt, response) for response in (chosen, rejected)]
-            margin = _margin(record) if self._margins else None
-        except DataError as error:
-            raise DataError(f"row {row}: {error.message}", hint=error.hint) from error
-        sequences = [self._make(tokens) for tokens in encoded if tokens is not None]
-        made = tuple(sequence for sequence in sequences if sequence is not None)
-        if len(made) < len(encoded):
+    def encode(self, record: Record) -> Example | None:
+        prompt, *responses = self.read(record)
+        margin = _margin(record) if self._margins else None
+        if not (sequences := self._sequences(prompt, responses, self._make)):
             return None
-        return Example(made, {} if margin is None else {"margin": (margin, margin)})
+        return Example(sequences, {} if margin is None else {"margin": (margin, margin)})
 
 
-class LabeledRows(_Rows):
-    """Single responses, each with one of the next row's, which belongs to another prompt.
+class LabeledForm(_ResponseForm):
+    """The form of a source's single responses, good or bad."""
 
-    KTO estimates how far the policy has moved by responses to the wrong prompts. Those are the same in every epoch.
-    """
+    needed = ("completion", "label")
 
-    def examples(self, rows: Sequence[int]) -> list[Example | None]:
-        """See `ExampleSource`."""
-        count = len(self)
-        needed = sorted({place % count for row in rows for place in (row, row + 1)})
-        records = dict(zip(needed, self._source.records(needed), strict=True))
-        return [self._example(row, records[row], records[(row + 1) % count]) for row in rows]
+    def read(self, record: Record) -> tuple[Text, Text, bool]:
+        """Prompt, response, and whether that is good."""
+        prompt = text_or_messages(record, self._prompt_key)
+        if not isinstance(label := record.get("label"), bool | int):
+            raise DataError("field `label` is not true or false", hint="see docs/trainers.md")
+        return prompt, text_or_messages(record, "completion"), bool(label)
 
-    def _example(self, row: int, record: Record, following: Record) -> Example | None:
-        try:
-            refuse_images(record)
-            prompt = text_or_messages(record, "prompt")
-            if not isinstance(record.get("label"), bool | int):
-                raise DataError("field `label` is not true or false", hint="see docs/trainers.md")
-            responses = [text_or_messages(each, "completion") for each in (record, following)]
-            encoded = [self._encode(prompt, response) for response in responses]
-        except DataError as error:
-            raise DataError(f"row {row}: {error.message}", hint=error.hint) from error
-        sequences = [sequence_of(tokens) for tokens in encoded if tokens is not None]
-        made = tuple(sequence for sequence in sequences if sequence is not None)
-        if len(made) < len(encoded):
-            return None
-        label = float(bool(record["label"]))
-        return Example(made, {"label": (label, label)})
+    def encode(self, record: Record) -> Example | None:
+        prompt, response, label = self.read(record)
+        sequences = self._sequences(prompt, [response], sequence_of)
+        return Example(sequences, {"label": (float(label),)}) if sequences else None
 
 
 def split_prompt(chosen: Text, rejected: Text) -> tuple[Text, Text, Text]:

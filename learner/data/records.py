@@ -1,112 +1,80 @@
-"""Rows of any form from a Parquet or JSONL file: records that the caller gives a meaning.
+"""Rows of data, whatever they are used for: where they come from, and what is made of each of their records.
 
-A JSONL file is read where it lies, and only the offsets of its rows are held. A Parquet file is held as Arrow columns.
+There is one reader of files (`learner.data.dataset.open_rows`). The form that it is given makes prompts of a run, or
+examples of a trainer.
 """
 
 from __future__ import annotations
 
-import json
-from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-from rollmesh.mesh.errors import DataError
+from typing import Any, Protocol, TypeVar
 
 Record = Mapping[str, Any]
-_JSON_LINES = (".jsonl", ".json", ".ndjson")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class RecordSource(Protocol):
-    """Random access to the records of a file."""
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Successive rows that are read together, because they lie in one compressed part of a file.
+
+    Attributes:
+        sizes: rows of each block, in the order of the rows; their sum is the number of rows.
+        window: blocks that memory holds at a time.
+    """
+
+    sizes: tuple[int, ...]
+    window: int
+
+
+class RowSource(Protocol[T_co]):
+    """Random access to rows."""
 
     def __len__(self) -> int: ...
 
-    def records(self, rows: Sequence[int]) -> list[Record]:
-        """The records of some rows, in that order.
+    @property
+    def blocks(self) -> Blocks | None:
+        """Rows that are read together; None where every row can be read alone."""
+        ...
+
+    def rows(self, indices: Sequence[int]) -> Sequence[T_co]:
+        """The rows at `indices`, in that order.
 
         Raises:
-            DataError: one cannot be read; names it.
+            DataError: one cannot be read, or has not the form that is needed; names it.
         """
         ...
 
 
-def open_records(path: Path, key: str) -> RecordSource:
-    """Opens a file of records.
+class RowForm(Protocol[T_co]):
+    """The form of a source's records, and what is made of one.
 
-    Args:
-        path: a `.parquet`, `.jsonl` or `.json` file (one object per line).
-        key: of the configuration that names it, for errors.
-
-    Raises:
-        DataError: missing or unreadable file, unknown form, or no rows.
-    """
-    if not path.is_file():
-        raise DataError(f"{key}: {path} does not exist", hint=f"set {key} to a Parquet or JSONL file")
-    source: RecordSource
-    if path.suffix.lower() == ".parquet":
-        source = ParquetRecords(path)
-    elif path.suffix.lower() in _JSON_LINES:
-        source = JsonlRecords(path)
-    else:
-        raise DataError(f"{key}: {path} has an unknown form", hint="use a .parquet or .jsonl file")
-    if not len(source):
-        raise DataError(f"{key}: {path} has no rows")
-    return source
-
-
-class JsonlRecords:
-    """One JSON object per line."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offsets = array("q")
-        position = 0
-        with path.open("rb") as file:
-            for line in file:
-                if line.strip():
-                    self._offsets.append(position)
-                position += len(line)
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    def records(self, rows: Sequence[int]) -> list[Record]:
-        """See `RecordSource`."""
-        found: list[Record] = []
-        with self._path.open("rb") as file:
-            for row in rows:
-                file.seek(self._offsets[row])
-                try:
-                    record = json.loads(file.readline())
-                except (ValueError, RecursionError) as error:
-                    raise DataError(f"{self._path}, row {row}: not valid JSON: {error}") from error
-                if not isinstance(record, dict):
-                    raise DataError(f"{self._path}, row {row}: expected an object, got {type(record).__name__}")
-                found.append(record)
-        return found
-
-
-class ParquetRecords:
-    """The rows of one Parquet file.
-
-    Raises:
-        DataError: it cannot be read.
+    `names` are the fields of a file's first row, which decide between forms.
     """
 
-    def __init__(self, path: Path) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+    def columns(self, names: Collection[str]) -> list[str]:
+        """Fields that are read where a file has columns."""
+        ...
 
-        try:
-            self._table = pq.read_table(path)
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"cannot read {path}: {error}", hint="is it a Parquet file?") from error
+    def required(self, names: Collection[str]) -> list[str]:
+        """Fields that are null in no row; `a.b` is field b of field a."""
+        ...
 
-    def __len__(self) -> int:
-        return int(self._table.num_rows)
+    def check(self, path: Path, index: int, record: Record, names: Collection[str]) -> None:
+        """Looks at a record when its source is opened.
 
-    def records(self, rows: Sequence[int]) -> list[Record]:
-        """See `RecordSource`."""
-        found: list[Record] = self._table.take(list(rows)).to_pylist()
-        return found
+        Args:
+            path: its file.
+            index: its number there.
+            record: its fields.
+            names: see above.
+
+        Raises:
+            DataError: it has not the form; names row and field.
+        """
+        ...
+
+    def parse(self, path: Path, index: int, record: Record, names: Collection[str]) -> T_co:
+        """What a record is used as; arguments and errors as those of `check`."""
+        ...

@@ -1,4 +1,4 @@
-"""One row of a dataset: checked, and the same whatever file and form it comes from.
+"""One row of prompts: checked, and the same whatever file and form it comes from.
 
 Two forms, which the first row of a file decides:
 
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollmesh.learner.data.images import MARK, ImageSource, image_source, split_images
+from rollmesh.learner.data.records import Record
+from rollmesh.mesh.config.inputs import SourceSampling
 from rollmesh.mesh.errors import DataError
 
 _FORM_HINT = (
@@ -24,11 +26,12 @@ _FORM_HINT = (
 )
 # Columns that hold the ground truth in TRL's form unless another one is named; the first one counts.
 _TRUTHS = ("ground_truth", "answer", "solution")
+_VERL_FIELDS = ("data_source", "reward_model", "extra_info", "images")
 
 
 @dataclass(frozen=True, slots=True)
-class RowForm:
-    """The names of a source's fields, and what its rows have in common.
+class PromptForm:
+    """The names of a source's fields, and what its rows have in common; see `records.RowForm`.
 
     Attributes:
         prompt_key: field with the prompt.
@@ -36,6 +39,7 @@ class RowForm:
         name: `data_source` of rows that have none; None: rows of verl's form need one.
         label: the same for rows of TRL's form where there is no name.
         template_kwargs: further arguments of the chat template.
+        sampling: of responses, where the source has settings of its own.
     """
 
     prompt_key: str = "prompt"
@@ -43,17 +47,53 @@ class RowForm:
     name: str | None = None
     label: str = "data"
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    sampling: SourceSampling = field(default_factory=SourceSampling)
 
     def has_columns(self, names: Collection[str]) -> bool:
         """True where a row with these fields has TRL's form."""
         truth = self.ground_truth_key is not None or any(name in names for name in _TRUTHS)
         return "reward_model" not in names and (truth or "data_source" not in names)
 
-    def required(self, *, columns: bool) -> list[str]:
-        """Fields that must not be missing or null."""
-        if columns:
+    def columns(self, names: Collection[str]) -> list[str]:
+        if self.has_columns(names):
+            return list(names)
+        return [name for name in (self.prompt_key, *_VERL_FIELDS) if name in names]
+
+    def required(self, names: Collection[str]) -> list[str]:
+        if self.has_columns(names):
             return [self.prompt_key, *([self.ground_truth_key] if self.ground_truth_key else [])]
-        return [self.prompt_key, *([] if self.name else ["data_source"]), "reward_model"]
+        return [self.prompt_key, *([] if self.name else ["data_source"]), "reward_model.ground_truth"]
+
+    def check(self, path: Path, index: int, record: Record, names: Collection[str]) -> None:
+        self.parse(path, index, record, names)
+
+    def parse(self, path: Path, index: int, record: Record, names: Collection[str]) -> Row:
+        """See `records.RowForm`; `names` say whether the file has TRL's form."""
+
+        def missing(field: str, found: str = "is missing") -> DataError:
+            return DataError(f"{path}, row {index}: field `{field}` {found}", hint=_FORM_HINT)
+
+        key = self.prompt_key
+        for name in self.required(names):
+            if record.get(top := name.partition(".")[0]) is None:
+                raise missing(top)
+        prompt = _checked_prompt(record[key], key, missing)
+        given = record.get("images")
+        if not isinstance(given, list | None):
+            raise missing("images", f"is {type(given).__name__}, expected a list")
+        if self.has_columns(names):
+            data_source, ground_truth, extra_info = _column_parts(record, self)
+        else:
+            data_source, ground_truth, extra_info = _verl_parts(record, self, missing)
+        pictured = bool(given) or not (isinstance(prompt, str) or all(isinstance(m["content"], str) for m in prompt))
+        images: tuple[ImageSource, ...] = ()
+        if pictured:
+            try:
+                prompt, images = _with_images(prompt, given or [], path.parent)
+            except ValueError as error:
+                raise missing("images" if given else key, str(error)) from error
+        origin = f"{path}, row {index}"
+        return Row(prompt, data_source, ground_truth, extra_info, images, self.template_kwargs, self.sampling, origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,91 +101,22 @@ class Row:
     """One dataset row, with the parts a reward needs as they came from the file.
 
     Attributes:
-        index: among all rows of the data.
         prompt: a string or chat messages; of a row with images the contents of messages are lists of parts.
         data_source, ground_truth, extra_info: for the reward.
         images: those of the prompt, in the order of their marks.
         template_kwargs: further arguments of the chat template.
+        sampling: of responses, where its source has settings of its own.
         origin: its file, and its number there.
     """
 
-    index: int
     prompt: str | list[dict[str, Any]]
     data_source: str
     ground_truth: Any
     extra_info: Mapping[str, Any]
     images: tuple[ImageSource, ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    sampling: SourceSampling = field(default_factory=SourceSampling)
     origin: str = "a row"
-
-
-class RowSource(Protocol):
-    """Random access to rows."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def blocks(self) -> Blocks | None:
-        """Rows that are read together; None where every row can be read alone."""
-        ...
-
-    def rows(self, indices: Sequence[int]) -> list[Row]:
-        """The rows at `indices`, in that order."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """Successive rows that are read together, because they lie in one compressed part of a file.
-
-    Attributes:
-        sizes: rows of each block, in the order of the rows; their sum is the number of rows.
-        window: blocks that memory holds at a time.
-    """
-
-    sizes: tuple[int, ...]
-    window: int
-
-
-def parse_row(path: Path, index: int, record: Mapping[str, Any], form: RowForm, *, columns: bool) -> Row:
-    """Checks one record.
-
-    Args:
-        path: its file.
-        index: its number there.
-        record: its fields.
-        form: of its source.
-        columns: it has TRL's form, as the first row of the file.
-
-    Raises:
-        DataError: naming row and field.
-    """
-
-    def missing(field: str, found: str = "is missing") -> DataError:
-        return DataError(f"{path}, row {index}: field `{field}` {found}", hint=_FORM_HINT)
-
-    key = form.prompt_key
-    for name in form.required(columns=columns):
-        if record.get(name) is None:
-            raise missing(name)
-    prompt = _checked_prompt(record[key], key, missing)
-    given = record.get("images")
-    if not isinstance(given, list | None):
-        raise missing("images", f"is {type(given).__name__}, expected a list")
-    if columns:
-        data_source, ground_truth, extra_info = _column_parts(record, form)
-    else:
-        data_source, ground_truth, extra_info = _verl_parts(record, form, missing)
-    pictured = bool(given) or not (isinstance(prompt, str) or all(isinstance(m["content"], str) for m in prompt))
-    images: tuple[ImageSource, ...] = ()
-    if pictured:
-        try:
-            prompt, images = _with_images(prompt, given or [], path.parent)
-        except ValueError as error:
-            raise missing("images" if given else key, str(error)) from error
-    return Row(
-        index, prompt, data_source, ground_truth, extra_info, images, form.template_kwargs, f"{path}, row {index}"
-    )
 
 
 class _Missing(Protocol):
@@ -167,7 +138,7 @@ def _checked_prompt(prompt: Any, key: str, missing: _Missing) -> str | list[dict
     return prompt
 
 
-def _verl_parts(record: Mapping[str, Any], form: RowForm, missing: _Missing) -> tuple[str, Any, Mapping[str, Any]]:
+def _verl_parts(record: Mapping[str, Any], form: PromptForm, missing: _Missing) -> tuple[str, Any, Mapping[str, Any]]:
     data_source = record.get("data_source")
     if not isinstance(data_source, str | None):
         raise missing("data_source", "is not a string")
@@ -182,7 +153,7 @@ def _verl_parts(record: Mapping[str, Any], form: RowForm, missing: _Missing) -> 
     return data_source or form.name or "", reward_model["ground_truth"], extra_info or {}
 
 
-def _column_parts(record: Mapping[str, Any], form: RowForm) -> tuple[str, Any, Mapping[str, Any]]:
+def _column_parts(record: Mapping[str, Any], form: PromptForm) -> tuple[str, Any, Mapping[str, Any]]:
     """TRL passes every column but the prompt to the reward; chat messages of the prompt are passed as they are."""
     columns = {name: value for name, value in record.items() if name not in (form.prompt_key, "images")}
     inner = columns.pop("extra_info", None)

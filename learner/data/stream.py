@@ -14,7 +14,8 @@ from typing import Literal
 
 from rollmesh.learner.data.order import Order
 from rollmesh.learner.data.prompts import PromptEncoder, RefusedRow, TaskShape
-from rollmesh.learner.data.rows import RowSource
+from rollmesh.learner.data.records import RowSource
+from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.errors import DataError
 from rollmesh.protos import trajectory_pb2
 
@@ -49,7 +50,7 @@ class PromptStream:
 
     def __init__(
         self,
-        source: RowSource,
+        source: RowSource[Row],
         order: Order,
         encoder: PromptEncoder,
         shape: TaskShape,
@@ -73,8 +74,8 @@ class PromptStream:
         if self._on_refused == "refuse":
             for start in range(0, len(self._source), chunk):
                 indices = range(start, min(start + chunk, len(self._source)))
-                for row in self._source.rows(indices):
-                    self._accept(self._encoder.encode(row, self._shape, task_id="check", ordinal=1))
+                for index, row in zip(indices, self._source.rows(indices), strict=True):
+                    self._accept(self._encoder.encode(row, self._shape, number=index, task_id="check", ordinal=1))
 
     def after(self, ordinal: int, count: int) -> TaskWindow:
         """At least one and at most `count` tasks after `ordinal` (fewer only at the end of the data).
@@ -113,7 +114,8 @@ class PromptStream:
         rows = self._source.rows([row for _, row in places])
         tasks = []
         for ordinal, (epoch, index), row in zip(ordinals, places, rows, strict=True):
-            encoded = self._encoder.encode(row, self._shape, task_id=f"{epoch}-{index}", ordinal=ordinal)
+            name = f"{epoch}-{index}"
+            encoded = self._encoder.encode(row, self._shape, number=index, task_id=name, ordinal=ordinal)
             if (task := self._accept(encoded)) is not None:
                 tasks.append(task)
         return tasks

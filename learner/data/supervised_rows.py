@@ -7,14 +7,15 @@ messages; `text`. Responses and texts end with the tokenizer's end token, conver
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from rollmesh.learner.data.chat_turns import ChatEncoder, MaskedTokens, Messages, tokenize_spans
-from rollmesh.learner.data.examples import Example, sequence_of
-from rollmesh.learner.data.records import Record, RecordSource
-from rollmesh.learner.data.row_fields import as_messages, refuse_images, text_or_messages, value_at
+from rollmesh.learner.data.examples import Example, ExampleForm, sequence_of
+from rollmesh.learner.data.records import Record
+from rollmesh.learner.data.row_fields import as_messages, text_or_messages, value_at
 from rollmesh.mesh.config.trainers.sections import SupervisedRowsSection
 from rollmesh.mesh.errors import DataError
 
@@ -25,62 +26,84 @@ _RESPONSES = ("completion", "response")
 _FORMS = "rows need `messages`, a prompt with `completion` or `response`, or `text`: see docs/trainers.md"
 
 
-class SupervisedRows:
-    """The examples of a file.
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A prompt and the response to it, both texts.
 
-    Args:
-        source: its records.
-        chat: encodes conversations.
-        section: forms of the rows, and their longest.
+    Attributes:
+        prompt: empty, where all of a text is trained.
+        response: without an end token.
     """
 
-    def __init__(self, source: RecordSource, chat: ChatEncoder, section: SupervisedRowsSection) -> None:
-        self._source = source
+    prompt: str
+    response: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages, with turns to train.
+
+    Attributes:
+        messages: all of them.
+        turns: indices of the assistant's messages that are trained.
+        tools: schemas of tools that the template shows.
+    """
+
+    messages: Messages
+    turns: Sequence[int]
+    tools: Sequence[Any] | None = None
+
+
+class SupervisedForm(ExampleForm):
+    """The form of a source's conversations, responses or texts.
+
+    Args:
+        chat: encodes conversations.
+        section: forms of the rows, and their longest.
+        prompt_key: field of the prompt.
+    """
+
+    def __init__(self, chat: ChatEncoder, section: SupervisedRowsSection, prompt_key: str) -> None:
         self._chat = chat
         self._section = section
+        self._prompt_key = prompt_key
 
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def examples(self, rows: Sequence[int]) -> list[Example | None]:
-        """See `ExampleSource`."""
-        return [self._example(row, record) for row, record in zip(rows, self._source.records(rows), strict=True)]
-
-    def _example(self, row: int, record: Record) -> Example | None:
-        try:
-            tokens = fit(self._encode(record), self._section.max_tokens, self._section.on_long)
-        except DataError as error:
-            raise DataError(f"row {row}: {error.message}", hint=error.hint) from error
-        sequence = None if tokens is None else sequence_of(tokens)
-        return None if sequence is None else Example((sequence,))
-
-    def _encode(self, record: Record) -> MaskedTokens:
-        refuse_images(record)
+    def read(self, record: Record) -> Continuation | Conversation:
         if record.get("messages") is not None:
             messages = as_messages(text_or_messages(record, "messages"), "user")
             return self._conversation(messages, 0, record)
         if (response_key := self._response_key(record)) is not None:
-            prompt = text_or_messages(record, self._section.prompt_key)
+            prompt = text_or_messages(record, self._prompt_key)
             response = text_or_messages(record, response_key)
             if isinstance(prompt, str) and isinstance(response, str) and not self._section.as_chat:
-                return continuation(self._chat.tokenizer, prompt, response)
+                return Continuation(prompt, response)
             before = as_messages(prompt, "user")
             return self._conversation([*before, *as_messages(response, "assistant")], len(before), record)
         if isinstance(text := record.get("text"), str):
-            return continuation(self._chat.tokenizer, "", text)
+            return Continuation("", text)
         raise DataError(f"its fields are {', '.join(record) or 'none'}", hint=_FORMS)
+
+    def encode(self, record: Record) -> Example | None:
+        found = self.read(record)
+        if isinstance(found, Conversation):
+            tokens = self._chat.encode(found.messages, found.turns, found.tools)
+        else:
+            tokens = continuation(self._chat.tokenizer, found.prompt, found.response)
+        fitting = fit(tokens, self._section.max_tokens, self._section.on_long)
+        sequence = None if fitting is None else sequence_of(fitting)
+        return None if sequence is None else Example((sequence,))
 
     def _response_key(self, record: Record) -> str | None:
         if (key := self._section.response_key) is not None:
             return key
         return next((key for key in _RESPONSES if value_at(record, key) is not None), None)
 
-    def _conversation(self, messages: Messages, first: int, record: Record) -> MaskedTokens:
+    def _conversation(self, messages: Messages, first: int, record: Record) -> Conversation:
         turns = [index for index, message in enumerate(messages) if index >= first and message["role"] == "assistant"]
         if not turns:
             raise DataError("no message of the assistant is to be trained", hint=_FORMS)
         chosen = turns[-1:] if self._section.train_on == "last" else turns
-        return self._chat.encode(messages, chosen, record.get("tools"))
+        return Conversation(messages, chosen, record.get("tools"))
 
 
 def continuation(tokenizer: PreTrainedTokenizerBase, prompt: str, response: str) -> MaskedTokens:

@@ -10,20 +10,19 @@ import bisect
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rollmesh.learner.data.rows import Blocks, Row, RowForm, parse_row
+from rollmesh.learner.data.records import Blocks, RowForm, T_co
 from rollmesh.mesh.errors import DataError
 
 # The order of a large file's rows depends on it: another value is another order.
 HELD_BYTES = 256 << 20
-_VERL_FIELDS = ("data_source", "reward_model", "extra_info", "images")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class Pieces(Protocol):
         ...
 
     def doubtful(self, required: Sequence[str]) -> Iterator[int]:
-        """Pieces where one of these columns may be null."""
+        """Pieces where one of these fields may be null; `a.b` is field b of column a."""
         ...
 
     def read(self, piece: int) -> pa.Table: ...
@@ -116,11 +115,11 @@ class ParquetPieces:
         with _reading(chosen.path), pq.ParquetFile(chosen.path, metadata=self._metadata[chosen.path]) as file:
             return file.read_row_group(chosen.number, columns=self._columns)
 
-    def _leaves(self, piece: Piece, column: str) -> Iterator[pq.ColumnChunkMetaData]:
+    def _leaves(self, piece: Piece, field: str) -> Iterator[pq.ColumnChunkMetaData]:
         group = self._metadata[piece.path].row_group(piece.number)
         for index in range(group.num_columns):
             leaf = group.column(index)
-            if leaf.path_in_schema.partition(".")[0] == column:
+            if f"{leaf.path_in_schema}.".startswith(f"{field}."):
                 yield leaf
 
     def _bytes(self, piece: Piece) -> int:
@@ -129,13 +128,11 @@ class ParquetPieces:
             leaf.total_uncompressed_size for column in self._columns or () for leaf in self._leaves(piece, column)
         )
 
-    def _is_full(self, piece: Piece, column: str) -> bool:
-        """True where the file's statistics tell that a column has no nulls; of a section, its ground truth has none."""
-        leaves = list(self._leaves(piece, column))
-        truths = [leaf for leaf in leaves if leaf.path_in_schema.startswith("reward_model.ground_truth")]
+    def _is_full(self, piece: Piece, field: str) -> bool:
+        """True where the file's statistics tell that a field has no nulls."""
         return any(
             leaf.is_stats_set and leaf.statistics.has_null_count and leaf.statistics.null_count == 0
-            for leaf in (truths if column == "reward_model" else leaves)
+            for leaf in self._leaves(piece, field)
         )
 
 
@@ -173,21 +170,24 @@ class ArrowPieces:
         return pa.Table.from_batches([self._batches[piece]]).select(self._columns)
 
 
-class TableRows:
+class TableRows(Generic[T_co]):
     """Rows of all pieces.
+
+    Args:
+        pieces: of the files.
+        form: of the rows.
 
     Raises:
         DataError: a needed field is missing, or null in some row (row and field named).
     """
 
-    def __init__(self, pieces: Pieces, form: RowForm) -> None:
+    def __init__(self, pieces: Pieces, form: RowForm[T_co]) -> None:
         self._pieces = pieces
         self._form = form
+        self._names = tuple(pieces.names)
         self._starts = list(accumulate((piece.rows for piece in pieces.pieces), initial=0))
         self._held: OrderedDict[int, pa.Table] = OrderedDict()
-        self._columns = form.has_columns(pieces.names)
-        verl = [name for name in (form.prompt_key, *_VERL_FIELDS) if name in pieces.names]
-        pieces.select(pieces.names if self._columns else verl)
+        pieces.select(form.columns(self._names))
         if len(self):
             self._check()
 
@@ -200,18 +200,17 @@ class TableRows:
             return None
         return Blocks(tuple(end - start for start, end in pairwise(self._starts)), self._pieces.held)
 
-    def rows(self, indices: Sequence[int]) -> list[Row]:
+    def rows(self, indices: Sequence[int]) -> list[T_co]:
         places: dict[int, list[int]] = {}
         for position, index in enumerate(indices):
             places.setdefault(bisect.bisect_right(self._starts, index) - 1, []).append(position)
-        found: dict[int, Row] = {}
+        found: dict[int, T_co] = {}
         for number, positions in places.items():
             piece, start = self._pieces.pieces[number], self._starts[number]
             offsets = [indices[position] - start for position in positions]
             records = self._table(number).take(pa.array(offsets, type=pa.int64())).to_pylist()
             for position, offset, record in zip(positions, offsets, records, strict=True):
-                row = parse_row(piece.path, piece.first + offset, record, self._form, columns=self._columns)
-                found[position] = replace(row, index=indices[position])
+                found[position] = self._form.parse(piece.path, piece.first + offset, record, self._names)
         return [found[position] for position in range(len(indices))]
 
     def _table(self, piece: int) -> pa.Table:
@@ -226,16 +225,26 @@ class TableRows:
 
     def _check(self) -> None:
         """Every row that could fail in `rows` for lack of a field fails here; types are those of row 0."""
-        required = self._form.required(columns=self._columns)
-        self.rows([0])
+        required = self._form.required(self._names)
+        self._look_at(0)
         for number in self._pieces.doubtful(required):
             table = self._table(number)
-            checked = [table[name] for name in required]
-            if "reward_model" in required:
-                checked.append(table.select(["reward_model"]).flatten()["reward_model.ground_truth"])
-            for column in checked:
+            for name in required:
+                column = _field(table, name)
                 if column.null_count:
-                    self.rows([self._starts[number] + column.is_null().index(True).as_py()])
+                    self._look_at(self._starts[number] + column.is_null().index(True).as_py())
+
+    def _look_at(self, row: int) -> None:
+        number = bisect.bisect_right(self._starts, row) - 1
+        piece, offset = self._pieces.pieces[number], row - self._starts[number]
+        (record,) = self._table(number).slice(offset, 1).to_pylist()
+        self._form.check(piece.path, piece.first + offset, record, self._names)
+
+
+def _field(table: pa.Table, name: str) -> pa.ChunkedArray:
+    """A column, or with `a.b` field b of column a."""
+    column, _, inner = name.partition(".")
+    return table.select([column]).flatten()[name] if inner else table[column]
 
 
 @contextmanager

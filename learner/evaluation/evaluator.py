@@ -23,7 +23,8 @@ from typing import Protocol
 
 from rollmesh.buffer.client.client import BufferClient, ReceivedGroup, SampleStream
 from rollmesh.learner.data.prompts import PromptEncoder, RefusedRow, TaskShape
-from rollmesh.learner.data.rows import RowSource
+from rollmesh.learner.data.records import RowSource
+from rollmesh.learner.data.rows import Row
 from rollmesh.learner.evaluation.eval_table import EvalTable
 from rollmesh.learner.evaluation.result import Decode, EvalResult, summarize
 from rollmesh.learner.status import LearnerStatus
@@ -42,7 +43,7 @@ class _NotServedError(Exception):
 
 
 def evaluation_tasks(
-    source: RowSource, encoder: PromptEncoder, shape: TaskShape, *, rows: int | None
+    source: RowSource[Row], encoder: PromptEncoder, shape: TaskShape, *, rows: int | None
 ) -> list[trajectory_pb2.PromptTask]:
     """The tasks of a round without ordinals and version: the first `rows` usable rows.
 
@@ -50,8 +51,8 @@ def evaluation_tasks(
         DataError: no row can be used.
     """
     encoded = [
-        encoder.encode(row, shape, task_id=str(row.index), ordinal=0)
-        for row in source.rows(range(min(len(source), rows or len(source))))
+        encoder.encode(row, shape, number=number, task_id=str(number), ordinal=0)
+        for number, row in enumerate(source.rows(range(min(len(source), rows or len(source)))))
     ]
     tasks = [task for task in encoded if not isinstance(task, RefusedRow)]
     if len(tasks) < len(encoded):

@@ -213,7 +213,7 @@ def _inputs(config: Config, model: Path | None) -> Inputs:
             "name": f"{config.model.path}@{revision}" if revision else config.model.path,
             "content": fingerprint(weights) if weights else "",
         },
-        "data.train": {"name": _named(config.data), "content": _content(config.data)},
+        "data.train": {"name": _named(config.data), "content": rows_content(config.data.train, config.data.curriculum)},
         "data.prompt_key": {"name": config.data.prompt_key, "content": ""},
     }
 
@@ -236,20 +236,24 @@ def _named(data: DataSection) -> str:
     return ", ".join(names) + (f" by {data.curriculum}" if data.curriculum else "")
 
 
-def _content(data: DataSection) -> str:
+def rows_content(sources: Sequence[DataSource], curriculum: str | None = None) -> str:
     """A digest of the files of all sources, and of what decides the order of their rows; empty where one is not here.
 
     One source without settings is known by its files alone.
+
+    Args:
+        sources: of rows.
+        curriculum: the function that sets their weights.
     """
-    files = [files_here(source) for source in data.train]
+    files = [files_here(source) for source in sources]
     if not all(files):
         return ""
-    settings = [source.model_dump(mode="json", include=_ORDERING, exclude_defaults=True) for source in data.train]
+    settings = [source.model_dump(mode="json", include=_ORDERING, exclude_defaults=True) for source in sources]
     if len(files) == 1 and not settings[0]:
         return fingerprint(files[0])
-    curriculum = fingerprint(_files([data.curriculum])) if data.curriculum else ""
+    function = fingerprint(_files([curriculum])) if curriculum else ""
     parts = [[fingerprint(each), setting] for each, setting in zip(files, settings, strict=True)]
-    return xxhash.xxh3_128_hexdigest(json.dumps([parts, curriculum], sort_keys=True).encode())
+    return xxhash.xxh3_128_hexdigest(json.dumps([parts, function], sort_keys=True).encode())
 
 
 def model_files(folder: Path) -> list[Path]:

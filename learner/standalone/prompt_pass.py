@@ -17,7 +17,8 @@ from typing import Any
 
 from rollmesh.buffer.client.client import BufferClient, ReceivedGroup, SampleStream
 from rollmesh.learner.data.prompts import PromptEncoder, RefusedRow, TaskShape
-from rollmesh.learner.data.rows import RowSource
+from rollmesh.learner.data.records import RowSource
+from rollmesh.learner.data.rows import Row
 from rollmesh.learner.evaluation.eval_table import EvalTable
 from rollmesh.learner.evaluation.result import Decode, prompt_record
 from rollmesh.learner.rollouts.group_stream import fetch_unsent
@@ -70,7 +71,7 @@ class PromptPass:
     def __init__(
         self,
         client: BufferClient,
-        source: RowSource,
+        source: RowSource[Row],
         wanted: Sequence[int],
         encoder: PromptEncoder,
         decode: Decode,
@@ -134,8 +135,8 @@ class PromptPass:
 
     def _encode(self, rows: Sequence[int]) -> list[trajectory_pb2.PromptTask | RefusedRow]:
         return [
-            self._encoder.encode(row, self._rules.shape, task_id=str(row.index), ordinal=0)
-            for row in self._source.rows(rows)
+            self._encoder.encode(row, self._rules.shape, number=number, task_id=str(number), ordinal=0)
+            for number, row in zip(rows, self._source.rows(rows), strict=True)
         ]
 
     async def _take(self, stream: SampleStream) -> bool:

@@ -68,7 +68,7 @@ class ExampleLoader:
 
     def _load(self, source: ExampleSource, rows: Sequence[int]) -> Examples:
         if self._group is None:
-            return source.examples(rows)
+            return list(source.rows(rows))
         processes = self._world.processes
         message = _message(source, rows[self._world.process :: processes])
         answers = [msgpack.unpackb(answer) for answer in gather_bytes(message, self._group)]
@@ -82,7 +82,7 @@ def _message(source: ExampleSource, rows: Sequence[int]) -> bytes:
     """Examples as msgpack, or the error by which they do not come."""
     answer: Any
     try:
-        answer = [_packed(example) for example in source.examples(rows)]
+        answer = [_packed(example) for example in source.rows(rows)]
     except DataError as error:
         answer = {"message": error.message, "hint": error.hint}
     except Exception as error:  # noqa: BLE001 - whatever it is, the other processes wait for this one

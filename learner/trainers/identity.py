@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import xxhash
 
-from rollmesh.learner.recovery.run_identity import fingerprint, model_files
+from rollmesh.learner.recovery.run_identity import fingerprint, model_files, rows_content
+from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import ConfigError
 
 KEY = "trainer"
 """Its name in a checkpoint's state."""
+COMMAND = "command"
+"""File of a run folder with the command that trains there: `sft`, `rm` or `dpo`."""
 
 
 def identity_of(command: str, config: TrainerConfig) -> dict[str, str]:
@@ -27,11 +30,31 @@ def identity_of(command: str, config: TrainerConfig) -> dict[str, str]:
     return {
         "command": command,
         "model.path": fingerprint(model_files(Path(config.model.path))),
-        "data.train": fingerprint([config.data.train]),
+        "data.train": rows_content(config.data.train, config.data.curriculum) + _templates(config.data.train),
         "run.seed": str(config.run.seed),
         "learner.batch.rows": str(config.learner.batch.rows),
         **{f"data.{name}": str(value) for name, value in data.items()},
     }
+
+
+def held_out_identity(identity: Mapping[str, str], config: TrainerConfig) -> dict[str, str]:
+    """The identity of what is computed of the held-out rows before the first step."""
+    sources = config.data.eval or ()
+    return {**identity, "data.eval": rows_content(sources) + _templates(sources), "eval.rows": str(config.eval.rows)}
+
+
+def measured_by(config: TrainerConfig) -> str:
+    """A name of the way in which a training is evaluated: values under another name cannot be compared."""
+    loss = getattr(config, "loss", None)
+    sources = config.data.eval or ()
+    return digest_of(
+        {
+            "data.eval": rows_content(sources) + _templates(sources),
+            "eval.rows": str(config.eval.rows),
+            "loss": "" if loss is None else loss.model_dump_json(),
+            **{name: str(getattr(config.data, name)) for name in ("prompt_key", "max_tokens", "on_long")},
+        }
+    )
 
 
 def digest_of(identity: Mapping[str, str]) -> str:
@@ -56,3 +79,9 @@ def check_identity(folder: Path, before: object, now: Mapping[str, str]) -> None
             f"run {folder} was begun with something else: {', '.join(changed)}",
             hint="choose a --run.name of its own, or start over with --fresh",
         )
+
+
+def _templates(sources: Sequence[DataSource]) -> str:
+    """Settings of sources that change the tokens of their rows; empty where none has any."""
+    given = [source.chat_template_kwargs for source in sources]
+    return json.dumps(given, sort_keys=True) if any(given) else ""

@@ -2,7 +2,7 @@
 
 Invariants: the rows of a step depend on the data, the seed and the step's number alone. So a run that continues trains
 what it would have trained. Every process runs the loop, and rank 0 alone decides when a checkpoint is due and
-whether the run ends early. A checkpoint names the step that it contains.
+whether the training ends early. A checkpoint names the step that it contains.
 """
 
 from __future__ import annotations
@@ -11,21 +11,30 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType
 from typing import Any
 
-import torch
-
+from rollmesh.learner.control_requests import REQUEST, ControlRequests
 from rollmesh.learner.coordinator.skip_limit import SkipLimit
 from rollmesh.learner.distributed.step_meter import StepMeter
 from rollmesh.learner.engines.interface import ACTOR, Engine
-from rollmesh.learner.engines.pending_step import PendingStep
 from rollmesh.learner.trainers.checkpoints import Checkpoints
 from rollmesh.learner.trainers.example_loader import ExampleLoader, Examples
+from rollmesh.learner.trainers.held_out import evaluate
 from rollmesh.learner.trainers.rows import Rows
 from rollmesh.learner.trainers.step_batch import StepBatch, build_batch
 from rollmesh.learner.trainers.step_loss import StepLoss
 
 Report = Callable[[int, Mapping[str, Any]], object]
+
+
+class _Stop(IntEnum):
+    """Reasons to end before the last step; of several the highest counts."""
+
+    NONE = 0
+    DONE = 1
+    INTERRUPTED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +66,9 @@ class TrainingLoop:
         train: rows to train on.
         rules: sizes.
         report: takes the record of each step, on rank 0.
-        held_out: rows to evaluate on; None: there are none.
+        held_out: rows to evaluate on, by source; empty: there are none.
         checkpoints: None: none are written.
-        stop_asked: rank 0 is asked to end early.
+        controls: of rank 0, which asks it to end early.
     """
 
     def __init__(
@@ -71,34 +80,44 @@ class TrainingLoop:
         rules: LoopRules,
         report: Report,
         *,
-        held_out: Rows | None = None,
+        held_out: Mapping[str, Rows] = MappingProxyType({}),
         checkpoints: Checkpoints | None = None,
-        stop_asked: Callable[[], bool] = lambda: False,
+        controls: ControlRequests | None = None,
     ) -> None:
         self._engine, self._loss, self._loader = engine, loss, loader
         self._train, self._held_out, self._rules = train, held_out, rules
-        self._report, self._checkpoints, self._stop_asked = report, checkpoints, stop_asked
+        self._report, self._checkpoints, self._controls = report, checkpoints, controls or ControlRequests()
         self._limit = SkipLimit(rules.max_skipped)
 
     def run(self, start: int = 0) -> bool:
-        """Trains from a step on, which counts from 0; False: asked to end before the last one."""
-        rules, ahead = self._rules, self._load(start)
+        """Trains from a step on, which counts from 0; False: interrupted before the last one.
+
+        A request of the user's code ends it too, but the training is complete then.
+        """
+        rules, ahead = self._rules, self._load(self._train, start)
         for step in range(start, rules.steps):
-            began, examples = time.perf_counter(), self._loader.take(ahead)
+            began, examples = time.perf_counter(), self._take(self._train, step, ahead)
             if step + 1 < rules.steps:
-                ahead = self._load(step + 1)
+                ahead = self._load(self._train, step + 1)
             record = self._step(step, examples, began)
             done = step + 1
-            if self._held_out is not None and (done == rules.steps or _divides(rules.eval_every, done)):
-                record |= self._evaluate(self._held_out)
+            if self._held_out and (done == rules.steps or _divides(rules.eval_every, done)):
+                record |= evaluate(self._engine, self._loss, self._held_out, rules.rows, self._batch_of)
             if self._engine.layout.leads:
                 self._report(done, record)
-            if self._ends_after(done) and done < rules.steps:
-                return False
+            stop = self._end_step(done, record)
+            if stop is not _Stop.NONE and done < rules.steps:
+                return stop is _Stop.DONE
         return True
 
-    def _load(self, step: int) -> Future[Examples]:
-        return self._loader.begin(self._train.source, self._train.of_step(step, self._rules.rows))
+    def _load(self, rows: Rows, step: int) -> Future[Examples]:
+        return self._loader.begin(rows.source, rows.of_step(step, self._rules.rows))
+
+    def _take(self, rows: Rows, step: int, loading: Future[Examples]) -> Examples:
+        return rows.complete(step, self._rules.rows, self._loader.take(loading))
+
+    def _batch_of(self, rows: Rows, step: int) -> StepBatch:
+        return self._batch(self._take(rows, step, self._load(rows, step)))
 
     def _batch(self, examples: Examples) -> StepBatch:
         budget = self._rules.token_budget
@@ -133,38 +152,23 @@ class TrainingLoop:
             **measured,
         }
 
-    @torch.no_grad()
-    def _evaluate(self, rows: Rows) -> dict[str, float]:
-        """Loss and metrics on held-out rows, the same in every process; collective."""
-        engine, pending, weight = self._engine, None, 0.0
-        for step in range(-(-rows.order.rows // self._rules.rows)):
-            chosen = rows.of_step(step, self._rules.rows)
-            batch = self._batch(self._loader.take(self._loader.begin(rows.source, chosen)))
-            terms = self._loss.terms(batch.counts)
-            weight += terms
-            pending = pending or PendingStep(torch.zeros((), device=engine.device))
-            outputs = engine.infer(batch.micro_batches)
-            # Where results arise there is one for each micro-batch, elsewhere none.
-            for output, micro in zip(outputs, batch.micro_batches, strict=False):
-                result = self._loss(output, micro.tokens, batch.counts)
-                pending.add(result.loss * terms, result.metrics, micro.tokens.num_tokens)
-        if pending is None or not weight:
-            return {}
-        found = pending.metrics(engine.world)
-        found["loss"] /= weight
-        return {f"eval/{name.removeprefix(f'{ACTOR}/')}": value for name, value in found.items()}
-
-    def _ends_after(self, step: int) -> bool:
-        """Writes a checkpoint where one is due, and at the end; says whether the run ends. Collective."""
-        asked = self._stop_asked()
-        due = self._checkpoints is not None and self._checkpoints.due(step)
+    def _end_step(self, step: int, record: Mapping[str, Any]) -> _Stop:
+        """Writes a checkpoint where one is due, and at the end; says whether the training ends. Collective."""
+        asked = self._asked()
+        due = self._checkpoints is not None and self._engine.layout.leads and self._checkpoints.due(step, record)
         stop, save = self._engine.world.max_ints([int(asked), int(due)] if self._engine.layout.leads else [0, 0])
-        last = bool(stop) or step == self._rules.steps
+        last = stop != _Stop.NONE or step == self._rules.steps
         if self._checkpoints is not None and (save or last):
             self._checkpoints.begin(self._engine, step)
             if last:
                 self._checkpoints.wait()
-        return last
+        return _Stop(stop)
+
+    def _asked(self) -> _Stop:
+        if self._controls.error is not None:
+            return _Stop.INTERRUPTED
+        reason = self._controls.stop_reason
+        return _Stop.NONE if reason is None else _Stop.DONE if reason == REQUEST else _Stop.INTERRUPTED
 
 
 def _divides(every: int | None, step: int) -> bool:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from rollmesh.learner.data.examples import ExampleSource
-from rollmesh.learner.data.records import RecordSource
+from rollmesh.learner.data.chat_turns import ChatEncoder
+from rollmesh.learner.data.examples import ExampleForm
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.engines.registry import ModelType
 from rollmesh.learner.trainers.example_loader import ExampleLoader
+from rollmesh.learner.trainers.rows import Rows
 from rollmesh.learner.trainers.step_loss import StepLoss
+from rollmesh.mesh.config.inputs import DataSource
 
 
 class Objective(ABC):
     """One kind of training.
+
+    Args:
+        chat: encodes conversations.
 
     Attributes:
         model_type: of the engine.
@@ -24,32 +28,37 @@ class Objective(ABC):
 
     model_type: ClassVar[ModelType] = "language_model"
 
+    def __init__(self, chat: ChatEncoder) -> None:
+        self._chat = chat
+
     @abstractmethod
-    def source(self, records: RecordSource) -> ExampleSource:
-        """The examples of a file."""
+    def form(self, source: DataSource) -> ExampleForm:
+        """The form of a source's rows."""
+
+    def chat_for(self, source: DataSource) -> ChatEncoder:
+        """The encoder of a source's conversations."""
+        return ChatEncoder(self._chat.tokenizer, {**self._chat.template_kwargs, **source.chat_template_kwargs})
 
     @property
     @abstractmethod
     def loss(self) -> StepLoss:
         """The loss that is trained."""
 
-    def prepare(
-        self, engine: Engine, loader: ExampleLoader, source: ExampleSource, rows: Sequence[int], cache: Path
-    ) -> ExampleSource:
+    def prepare(self, engine: Engine, loader: ExampleLoader, rows: Rows, steps: int, cache: Path) -> Rows:
         """Does what the objective needs before the first step, with the initial weights; collective.
 
         Args:
             engine: with the initial weights.
             loader: of examples.
-            source: to prepare.
-            rows: those that will be used.
+            rows: to prepare.
+            steps: that will use them.
             cache: file in which results may be kept for a run that continues.
 
         Returns:
-            The source to train on.
+            The rows to train on.
         """
-        del engine, loader, rows, cache
-        return source
+        del engine, loader, steps, cache
+        return rows
 
     def export(self, engine: Engine, folder: Path) -> None:
         """Writes the trained model as a Hugging Face folder; collective."""

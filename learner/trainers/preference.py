@@ -5,16 +5,14 @@ The reference policy is the model that the training starts from. With an adapter
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from rollmesh.learner.algorithms.losses.preference import (
     dpo_ipo,
     dpo_sigmoid,
-    kto,
     pair_margins,
     response_log_ratios,
 )
@@ -22,19 +20,18 @@ from rollmesh.learner.algorithms.metrics import Metrics, average_of
 from rollmesh.learner.algorithms.ragged import segment_sum
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
 from rollmesh.learner.data.chat_turns import ChatEncoder
-from rollmesh.learner.data.examples import Example, ExampleSource
-from rollmesh.learner.data.preference_rows import LabeledRows, PairRows
-from rollmesh.learner.data.records import RecordSource
+from rollmesh.learner.data.examples import ExampleForm
+from rollmesh.learner.data.preference_rows import LabeledForm, PairForm
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.trainers.example_loader import ExampleLoader
+from rollmesh.learner.trainers.kto import MISMATCHED, KtoLoss, mismatched
 from rollmesh.learner.trainers.objective import Objective
-from rollmesh.learner.trainers.reference import NAME, sequence_log_probs, with_reference
-from rollmesh.learner.trainers.step_batch import build_batch
+from rollmesh.learner.trainers.reference import NAME, ReferencePolicy
+from rollmesh.learner.trainers.rows import Rows
 from rollmesh.learner.trainers.step_loss import StepLoss
+from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.trainers.configs import DpoConfig
 from rollmesh.mesh.config.trainers.sections import PreferenceSection
-
-_LABEL = "label"
 
 
 class PreferenceObjective(Objective):
@@ -46,31 +43,32 @@ class PreferenceObjective(Objective):
     """
 
     def __init__(self, chat: ChatEncoder, config: DpoConfig) -> None:
-        self._chat = chat
+        super().__init__(chat)
         self._config = config
 
-    def source(self, records: RecordSource) -> ExampleSource:
-        rows = LabeledRows if self._config.loss.name == "kto" else PairRows
-        return rows(records, self._chat, self._config.data)
+    def form(self, source: DataSource) -> ExampleForm:
+        chat, key = self.chat_for(source), source.prompt_key or self._config.data.prompt_key
+        return (LabeledForm if self._is_kto else PairForm)(chat, self._config.data, key)
 
     @property
     def loss(self) -> StepLoss:
         section = self._config.loss
-        return KtoLoss(section) if section.name == "kto" else PairLoss(section)
+        return KtoLoss(section, self._config.data.max_tokens) if self._is_kto else PairLoss(section)
 
-    def prepare(
-        self, engine: Engine, loader: ExampleLoader, source: ExampleSource, rows: Sequence[int], cache: Path
-    ) -> ExampleSource:
-        batch = self._config.learner.batch
-        return with_reference(
-            engine,
-            loader,
-            source,
-            rows,
-            cache,
-            batch_rows=batch.rows,
-            token_budget=batch.tokens_per_micro_batch,
-        )
+    def prepare(self, engine: Engine, loader: ExampleLoader, rows: Rows, steps: int, cache: Path) -> Rows:
+        batch, longest = self._config.learner.batch, self._config.data.max_tokens
+        reference = ReferencePolicy(engine, loader, batch.rows, batch.tokens_per_micro_batch)
+        used = rows.used(steps, batch.rows)
+        source = reference.with_sums(rows.source, used, cache, sequences=1 if self._is_kto else 2)
+        if not self._is_kto:
+            return Rows(source, rows.order)
+        apart = cache.with_name(f"{cache.stem}-{MISMATCHED}{cache.suffix}")
+        sums = reference.sums_by_step(rows, steps, partial(mismatched, longest=longest), apart)
+        return Rows(source, rows.order, {MISMATCHED: sums})
+
+    @property
+    def _is_kto(self) -> bool:
+        return self._config.loss.name == "kto"
 
 
 class PairLoss(StepLoss):
@@ -107,54 +105,6 @@ class PairLoss(StepLoss):
             },
         )
         return LossOutput(losses.sum() / max(counts.sequences / 2, 1), metrics)
-
-
-class KtoLoss(StepLoss):
-    """KTO, the mean over responses.
-
-    Args:
-        section: the loss, and its settings.
-    """
-
-    def __init__(self, section: PreferenceSection) -> None:
-        super().__init__(self._share, per_sequence=1.0)
-        self._section = section
-        self._divergence = 0.0
-
-    def begin(self, engine: Engine, examples: Sequence[Example | None], token_budget: int) -> list[Example | None]:
-        """Estimates how far the policy has moved, by responses to the wrong prompts; see `StepLoss`."""
-        kept = [example for example in examples if example is not None]
-        if kept:
-            batch = build_batch([_part(example, 1) for example in kept], engine, token_budget)
-            reference = torch.tensor([example.values[NAME][1] for example in kept], dtype=torch.float64)
-            moved = sequence_log_probs(engine, batch) - reference
-            self._divergence = max(float(moved.mean()), 0.0)
-        return [None if example is None else _part(example, 0) for example in examples]
-
-    def _share(self, output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
-        section, extra, lengths = self._section, tokens.sequence_extra, tokens.sequence_lengths
-        log_probs, entropy = output.policy()
-        ratios = response_log_ratios(log_probs, extra[NAME], tokens.sequence_ids, lengths)
-        good = extra[_LABEL] > 0
-        weights = torch.where(good, section.desirable_weight, section.undesirable_weight)
-        losses = weights * kto(ratios, good, self._divergence, beta=section.beta)
-        rewards = section.beta * ratios.detach()
-        sums = segment_sum(log_probs.detach(), tokens.sequence_ids, lengths.numel())
-        metrics = Metrics(
-            sums={"actor/entropy": entropy.detach().sum()},
-            averages={
-                **_by_side("rewards", rewards[good], rewards[~good]),
-                **_by_side("logps", sums[good], sums[~good]),
-                "actor/kto_divergence": average_of(rewards.new_full((1,), self._divergence)),
-            },
-        )
-        return LossOutput(losses.sum() / max(counts.sequences, 1), metrics)
-
-
-def _part(example: Example, place: int) -> Example:
-    """One sequence of an example, with its values."""
-    values = {name: (values[place],) for name, values in example.values.items()}
-    return Example((example.sequences[place],), values)
 
 
 def _by_side(name: str, chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:

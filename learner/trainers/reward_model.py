@@ -11,14 +11,14 @@ from rollmesh.learner.algorithms.losses.preference import bradley_terry, pair_ma
 from rollmesh.learner.algorithms.metrics import Metrics, average_of
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
 from rollmesh.learner.data.chat_turns import ChatEncoder
-from rollmesh.learner.data.examples import ExampleSource
-from rollmesh.learner.data.preference_rows import PairRows, scored_at_its_end
-from rollmesh.learner.data.records import RecordSource
+from rollmesh.learner.data.examples import ExampleForm
+from rollmesh.learner.data.preference_rows import PairForm, scored_at_its_end
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.engines.registry import ModelType
 from rollmesh.learner.engines.tensors.hf_folder import write_weights
 from rollmesh.learner.trainers.objective import Objective
 from rollmesh.learner.trainers.step_loss import StepLoss
+from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.trainers.configs import RewardModelConfig
 
 _MARGIN = "margin"
@@ -35,11 +35,13 @@ class RewardModelObjective(Objective):
     model_type: ClassVar[ModelType] = "value_model"
 
     def __init__(self, chat: ChatEncoder, config: RewardModelConfig) -> None:
-        self._chat = chat
+        super().__init__(chat)
         self._config = config
 
-    def source(self, records: RecordSource) -> ExampleSource:
-        return PairRows(records, self._chat, self._config.data, make=scored_at_its_end, margins=True)
+    def form(self, source: DataSource) -> ExampleForm:
+        data = self._config.data
+        key = source.prompt_key or data.prompt_key
+        return PairForm(self.chat_for(source), data, key, make=scored_at_its_end, margins=True)
 
     @property
     def loss(self) -> StepLoss:

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from rollmesh.learner.data.examples import Example, ExampleSource
-from rollmesh.learner.data.order import DataOrder
+import numpy as np
+from numpy.typing import NDArray
+
+from rollmesh.learner.data.dataset import first_rows, open_rows
+from rollmesh.learner.data.examples import Example, ExampleForm, ExampleSource
+from rollmesh.learner.data.order import DataOrder, Order
+from rollmesh.learner.data.training_rows import open_training_rows
+from rollmesh.mesh.config.inputs import DataSource
+from rollmesh.mesh.config.trainers.sections import RowsSection
+
+FormOf = Callable[[DataSource], ExampleForm]
+"""Gives the form of a source's rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Rows of a file, and which of them are used in which order.
+    """Rows of one or several sources, and which of them are used in which order.
 
     Attributes:
         source: the examples.
         order: of the rows.
+        values: further numbers by name, one for each place of the order: entry i is of ordinal i + 1. Examples get
+            them besides their own.
     """
 
     source: ExampleSource
-    order: DataOrder
+    order: Order
+    values: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def of_step(self, step: int, rows: int) -> list[int]:
         """The rows of a step, which counts from 0; fewer in the last step of the last epoch."""
@@ -29,32 +42,66 @@ class Rows:
         return [self.order.locate(ordinal)[1] for ordinal in range(first, last + 1)]
 
     def used(self, steps: int, rows: int) -> Sequence[int]:
-        """The rows of all steps, each once."""
+        """The rows of all steps, each once; where they may be all, all of them."""
         if steps * rows >= self.order.rows:
             return range(self.order.rows)
         return sorted({row for step in range(steps) for row in self.of_step(step, rows)})
 
+    def steps(self, rows: int) -> int | None:
+        """The steps of so many rows until the order ends; None where it does not."""
+        return None if self.order.last_ordinal is None else -(-self.order.last_ordinal // rows)
+
+    def complete(self, step: int, rows: int, examples: Sequence[Example | None]) -> list[Example | None]:
+        """The examples of a step with the values of their places."""
+        if not self.values:
+            return list(examples)
+        return [
+            None if example is None else self._with_values(example, step * rows + place)
+            for place, example in enumerate(examples)
+        ]
+
+    def _with_values(self, example: Example, place: int) -> Example:
+        own = {name: (float(values[place]),) * len(example.sequences) for name, values in self.values.items()}
+        return replace(example, values={**example.values, **own})
+
 
 def rows_of(source: ExampleSource, *, seed: int = 0, shuffle: bool = False, epochs: int | None = None) -> Rows:
-    """Rows of a source in the order of a seed; see `DataOrder`."""
-    return Rows(source, DataOrder(len(source), seed=seed, shuffle=shuffle, epochs=epochs))
+    """Rows of one source in the order of a seed; see `DataOrder`."""
+    return Rows(source, DataOrder(len(source), seed=seed, shuffle=shuffle, epochs=epochs, blocks=source.blocks))
 
 
-class FirstRows:
-    """The first rows of a source.
+def training_rows(data: RowsSection, form_of: FormOf, *, seed: int, epochs: int | None) -> Rows:
+    """The rows of `data.train`.
 
     Args:
-        source: all of them.
-        count: how many; None: all.
+        data: of the configuration.
+        form_of: see there.
+        seed: of the order.
+        epochs: in place of `data.epochs`.
+
+    Raises:
+        DataError: see `open_training_rows`.
     """
+    return Rows(*open_training_rows(data.model_copy(update={"epochs": epochs}), form_of, seed=seed))
 
-    def __init__(self, source: ExampleSource, count: int | None) -> None:
-        self._source = source
-        self._count = len(source) if count is None else min(count, len(source))
 
-    def __len__(self) -> int:
-        return self._count
+def held_out_rows(data: RowsSection, form_of: FormOf, most: int | None) -> dict[str, Rows]:
+    """The rows of `data.eval` by the names of their sources, each once and in their order.
 
-    def examples(self, rows: Sequence[int]) -> list[Example | None]:
-        """See `ExampleSource`."""
-        return self._source.examples(rows)
+    Args:
+        data: of the configuration.
+        form_of: see there.
+        most: rows that are used, the first ones; None: all.
+
+    Raises:
+        DataError: see `open_rows`.
+    """
+    found, left = {}, most
+    for source in data.eval or ():
+        if left == 0:
+            break
+        rows = open_rows(source, form_of(source))
+        rows = rows if left is None else first_rows(rows, left)
+        left = None if left is None else left - len(rows)
+        found[source.label] = rows_of(rows, epochs=1)
+    return found

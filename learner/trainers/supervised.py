@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rollmesh.learner.algorithms.losses.supervised import cross_entropy
 from rollmesh.learner.data.chat_turns import ChatEncoder
-from rollmesh.learner.data.examples import ExampleSource
-from rollmesh.learner.data.records import RecordSource
-from rollmesh.learner.data.supervised_rows import SupervisedRows
+from rollmesh.learner.data.examples import ExampleForm
+from rollmesh.learner.data.supervised_rows import SupervisedForm
 from rollmesh.learner.trainers.objective import Objective
 from rollmesh.learner.trainers.step_loss import StepLoss
+from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.trainers.sections import SupervisedRowsSection
 
 
@@ -21,11 +21,11 @@ class SupervisedObjective(Objective):
     """
 
     def __init__(self, chat: ChatEncoder, section: SupervisedRowsSection) -> None:
-        self._chat = chat
+        super().__init__(chat)
         self._section = section
 
-    def source(self, records: RecordSource) -> ExampleSource:
-        return SupervisedRows(records, self._chat, self._section)
+    def form(self, source: DataSource) -> ExampleForm:
+        return SupervisedForm(self.chat_for(source), self._section, source.prompt_key or self._section.prompt_key)
 
     @property
     def loss(self) -> StepLoss:

@@ -9,6 +9,7 @@ from typing import Any
 from rollmesh.learner.algorithms.losses.supervised import cross_entropy
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.data.examples import Example, sequence_from
+from rollmesh.learner.data.records import Blocks
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.learner.trainers.example_loader import ExampleLoader
@@ -90,9 +91,13 @@ class _Pairs:
     def __len__(self) -> int:
         return len(self._examples)
 
-    def examples(self, rows: Sequence[int]) -> list[Example | None]:
-        """See `ExampleSource`."""
-        return [self._examples[row] for row in rows]
+    @property
+    def blocks(self) -> Blocks | None:
+        return None
+
+    def rows(self, indices: Sequence[int]) -> list[Example | None]:
+        """See `RowSource`."""
+        return [self._examples[row] for row in indices]
 
 
 def _example(index: int, pair: Pair) -> Example:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
 
-from rollmesh.mesh.config.base import ModelPath, PositiveFloat, PositiveInt, Section
+from rollmesh.mesh.config.base import ModelPath, PositiveFloat, PositiveInt, Section, Temperature
 
 
 class ModelSection(Section):
@@ -19,6 +19,18 @@ class ModelSection(Section):
         description="Data type in which generators compute and in which weights travel. On GPUs set bfloat16: float32 "
         "takes twice the memory and is slower.",
     )
+
+
+class SourceSampling(Section):
+    """Sampling of one source's responses; what is left out is as for all sources."""
+
+    temperature: Temperature | None = Field(None, description="As `rollout.temperature`, or `eval.temperature`.")
+    top_p: float | None = Field(None, gt=0, le=1, description="As `eval.top_p`; for held-out sources alone.")
+    top_k: int | None = Field(None, ge=0, description="As `eval.top_k`; for held-out sources alone.")
+    max_response_tokens: PositiveInt | None = Field(
+        None, description="As `rollout.max_response_tokens`, which bounds it."
+    )
+    n: PositiveInt | None = Field(None, description="As `rollout.n`; for training sources alone.")
 
 
 class DataSource(Section):
@@ -48,9 +60,28 @@ class DataSource(Section):
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="In addition to `data.chat_template_kwargs`, for this source."
     )
+    sampling: SourceSampling = Field(
+        default_factory=SourceSampling, description="How responses to this source's prompts are sampled."
+    )
     split: str | None = Field(None, description="Split of a hub id or of a saved `DatasetDict`; none: `train`.")
     subset: str | None = Field(None, description="Configuration of a hub id, as `main` of `openai/gsm8k`.")
     revision: str | None = Field(None, description="Commit or tag of the hub id; pin it for reproducible runs.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_itself(cls, values: Any) -> Any:
+        """Has errors about sampling name the source, which has a number alone in the configuration."""
+        sampling = values.get("sampling") if isinstance(values, Mapping) else None
+        if isinstance(sampling, Mapping):
+            try:
+                SourceSampling.model_validate(sampling)
+            except ValidationError as error:
+                what = "; ".join(f"sampling.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+                known = ", ".join(SourceSampling.model_fields)
+                raise ValueError(
+                    f"the source {values.get('name') or values.get('path')}: {what}; sampling has {known}"
+                ) from error
+        return values
 
     @property
     def label(self) -> str:
@@ -82,15 +113,11 @@ Sources = Annotated[
 ]
 
 
-class DataSection(Section):
-    train: Sources = Field(
-        description="Training prompts: a path, a source, or a list of these, with verl's fields (prompt, data_source, "
-        "reward_model, ...) or TRL's columns. See data.md."
-    )
-    eval: Sources | None = Field(None, description="Held-out prompts, in the same forms.")
-    prompt_key: str = Field(
-        "prompt", description="Field with the prompt: a string, or a list of chat messages. Images: see vision.md."
-    )
+class SourcesSection(Section):
+    """Rows to train on and held-out rows, and their order."""
+
+    train: Sources = Field(description="Rows to train on: a path, a source, or a list of these. See data.md.")
+    eval: Sources | None = Field(None, description="Held-out rows, in the same forms.")
     shuffle: bool = Field(True, description="Shuffle the rows of each epoch by `run.seed`.")
     epochs: PositiveInt | None = Field(
         None,
@@ -99,11 +126,8 @@ class DataSection(Section):
     )
     curriculum: str | None = Field(
         None,
-        description="`file.py:function` that gives the weights of the sources for each step's prompts, in place of "
+        description="`file.py:function` that gives the weights of the sources for each step's rows, in place of "
         "`weight`. See data.md.",
-    )
-    on_long_prompt: Literal["skip", "refuse"] = Field(
-        "skip", description="Prompts over `rollout.max_prompt_tokens`: skip and count them, or refuse to start."
     )
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Extra arguments of the tokenizer's `apply_chat_template`."
@@ -115,7 +139,7 @@ class DataSection(Section):
         return ", ".join(source.label for source in self.eval or ())
 
     @model_validator(mode="after")
-    def _sources_fit_together(self) -> DataSection:
+    def _sources_fit_together(self) -> Self:
         for key, sources in (("train", self.train), ("eval", self.eval or ())):
             labels = [source.label for source in sources]
             if twice := sorted({label for label in labels if labels.count(label) > 1}):
@@ -132,3 +156,17 @@ class DataSection(Section):
         if self.curriculum is not None and self.epochs is not None:
             raise ValueError("data.curriculum has no end of its own; leave data.epochs out and set learner.steps")
         return self
+
+
+class DataSection(SourcesSection):
+    train: Sources = Field(
+        description="Training prompts: a path, a source, or a list of these, with verl's fields (prompt, data_source, "
+        "reward_model, ...) or TRL's columns. See data.md."
+    )
+    eval: Sources | None = Field(None, description="Held-out prompts, in the same forms.")
+    prompt_key: str = Field(
+        "prompt", description="Field with the prompt: a string, or a list of chat messages. Images: see vision.md."
+    )
+    on_long_prompt: Literal["skip", "refuse"] = Field(
+        "skip", description="Prompts over `rollout.max_prompt_tokens`: skip and count them, or refuse to start."
+    )

@@ -42,14 +42,6 @@ class TrackingSection(Section):
         "`trackio` in `run.dir`.",
     )
     project: str = Field("rollmesh", min_length=1, description="Project in W&B and trackio, and experiment in MLflow.")
-
-
-class LoggingSection(TrackingSection):
-    tables_every_steps: int = Field(
-        0,
-        ge=0,
-        description="Steps between tables of kept samples in the trackers; 0: samples stay in the run folder.",
-    )
     callbacks: list[str] = Field(
         default_factory=list,
         description="Classes of callbacks, `file.py:Class` or `module:Class`, which the learner calls at events of the "
@@ -60,6 +52,14 @@ class LoggingSection(TrackingSection):
     )
     callback_timeout_s: float = Field(
         600.0, gt=0.0, description="Longest call of a callback; one that lasts longer hangs."
+    )
+
+
+class LoggingSection(TrackingSection):
+    tables_every_steps: int = Field(
+        0,
+        ge=0,
+        description="Steps between tables of kept samples in the trackers; 0: samples stay in the run folder.",
     )
     record: bool = Field(
         False, description="Keep every claimed batch with its payloads in RUN/recording, for `rollmesh replay`."

@@ -8,13 +8,16 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TlsCert, TlsKey, TokenFile, ended_run, target
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.tables import TABLES
+
+if TYPE_CHECKING:
+    from rollmesh.training.summary import TrainingSummary
 
 # Characters; wider than any line of the tables.
 _PIPED_WIDTH = 320
@@ -34,7 +37,13 @@ def _status(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Show the mesh: version, ledger, ages, waits, stalls, turns, members, weights; of an ended run its summary."""
+    """Show the mesh: version, ledger, ages, waits, stalls, turns, members, weights; of an ended run its summary.
+
+    A training on data (`rollmesh sft`, `rm`, `dpo`) has no mesh: its summary is shown, in progress or ended.
+    """
+    if mesh is None and (training := _training(run)) is not None:
+        _show_training(training, as_json=as_json)
+        return
     if (ended := ended_run(run, mesh)) is not None:
         _show_ended(ended, as_json=as_json)
         return
@@ -82,6 +91,27 @@ def _status(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if snapshot.run_finished:
         console.print("the run has finished")
+
+
+def _training(run: Path | None) -> TrainingSummary | None:
+    """The training on data in a folder; without one that is named, the one in progress, where no mesh is."""
+    from rollmesh.launcher.folder import MESH
+    from rollmesh.training.state import newest_in_progress, training_state
+
+    if run is None and not any(Path("runs").glob(f"*/{MESH}")):
+        run = newest_in_progress(Path("runs")) or ended_run(None, None)
+    return training_state(run) if run is not None else None
+
+
+def _show_training(summary: TrainingSummary, *, as_json: bool) -> None:
+    from rollmesh.training.summary import IN_PROGRESS
+
+    if as_json:
+        typer.echo(json.dumps({"ended": summary.ended != IN_PROGRESS, "summary": asdict(summary)}, indent=2))
+        return
+    typer.echo(f"run {summary.folder}")
+    for line in summary.lines():
+        typer.echo(line)
 
 
 def _show_ended(run: Path, *, as_json: bool) -> None:

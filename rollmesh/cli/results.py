@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rollmesh.cli.options import RunFolder
+from rollmesh.mesh.errors import DataError
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +27,13 @@ def _samples(
 ) -> None:
     """Show kept samples with their rewards."""
     from rollmesh.report.samples import read_samples, sample_lines
+    from rollmesh.run_files import trained_by
 
+    if (command := trained_by(run)) is not None:
+        raise DataError(
+            f"{run} is of `rollmesh {command}`, which trains on data and samples nothing",
+            hint=f"`rollmesh generate --model {run}/hf/last` shows what the model says",
+        )
     for sample in read_samples(run, worst=worst, number=number):
         for line in sample_lines(sample):
             typer.echo(line)
@@ -35,8 +42,11 @@ def _samples(
 def _report(run: RunFolder) -> None:
     """Write the run's report, one HTML file with its plots, and say where it is."""
     from rollmesh.report.html import write_report
+    from rollmesh.training.page import write_training_report
+    from rollmesh.training.state import training_state
 
-    typer.echo(write_report(run))
+    training = training_state(run)
+    typer.echo(write_report(run) if training is None else write_training_report(run, training))
 
 
 def _evals(
@@ -47,8 +57,18 @@ def _evals(
     number: Annotated[int, typer.Option("-n", min=1, help="Prompts to show, lowest rewards first.")] = 10,
 ) -> None:
     """List the evaluations by version, the best one marked; or show prompts, responses and rewards of one."""
-    from rollmesh.report.evals import result_lines, row_lines
+    from rollmesh.report.evals import aligned, result_lines, row_lines
+    from rollmesh.run_files import trained_by
+    from rollmesh.training.page import training_result_grid
 
+    if (command := trained_by(run)) is not None:
+        if version is not None:
+            raise DataError(f"{run} is of `rollmesh {command}`, which keeps no prompts", hint="leave --version out")
+        if not (rows := training_result_grid(run)):
+            raise DataError(f"{run} has no evaluation yet", hint="see data.eval and eval.every_steps")
+        for line in aligned(rows):
+            typer.echo(line)
+        return
     for line in result_lines(run) if version is None else row_lines(run, version, number):
         typer.echo(line)
 
@@ -76,9 +96,9 @@ def _export(
     ] = False,
 ) -> None:
     """Turn a checkpoint into a Hugging Face model folder."""
-    from rollmesh.run_files import read_config
+    from rollmesh.run_files import read_any_config
 
-    config = read_config(run)
+    config = read_any_config(run)
     from rollmesh.checkpoint_choice import checkpoint_path
     from rollmesh.export import export_adapter, export_checkpoint, latest_checkpoint
 

@@ -10,8 +10,9 @@ from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, list_checkpoints
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.trainers.configs import RewardModelConfig
 from rollmesh.mesh.errors import DataError
-from rollmesh.run_files import is_run, read_config
+from rollmesh.run_files import is_run, read_any_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,9 @@ def _own_base(config: Config, checkpoint: Path) -> ModelChoice:
 
 
 def _of_checkpoint(checkpoint: Path, run: Path) -> ModelChoice:
-    config = read_config(run)
+    config = read_any_config(run)
+    if isinstance(config, RewardModelConfig):
+        raise DataError(f"{run} has a reward model, which answers nothing", hint=f"score with `model:{run}/hf/last`")
     if not config.learner.has_readable_checkpoints:
         raise DataError(
             f"{checkpoint} is of learner.engine {config.learner.engine}, and only those of fsdp2 and megatron are read",

@@ -10,7 +10,8 @@ from typing import Any
 from rollmesh.launcher.preflight.changes import describe_changes
 from rollmesh.report.metrics import REWARD, is_training, run_records
 from rollmesh.report.summary import read_summary
-from rollmesh.run_files import read_config
+from rollmesh.run_files import read_any_config
+from rollmesh.training.state import training_state
 
 # Share of the steps whose rewards count as the last ones.
 _LAST = 10
@@ -22,6 +23,18 @@ def run_outcome(run: Path) -> dict[str, Any]:
     Raises:
         DataError: it has no summary yet.
     """
+    if (training := training_state(run)) is not None:
+        held_out = [found.get("loss") for found in training.held_out]
+        return {
+            "ended": training.ended or None,
+            "steps": training.steps,
+            "training_s": training.training_s,
+            "loss, last": training.loss_last,
+            "held-out loss, first": held_out[0] if held_out else None,
+            "held-out loss, last": held_out[-1] if held_out else None,
+            "best held-out value": None if training.best is None else training.best["value"],
+            "tokens/s trained": training.tokens_per_s,
+        }
     summary = read_summary(run)
     rewards = [float(record[REWARD]) for record in run_records(run) if is_training(record)]
     tokens = sum(summary.staleness.values())
@@ -47,5 +60,5 @@ def changed_settings(runs: Sequence[Path]) -> dict[str, list[str]]:
     Raises:
         DataError: a folder is not that of a run.
     """
-    first, *others = ((run, read_config(run).model_dump(mode="json")) for run in runs)
+    first, *others = ((run, read_any_config(run).model_dump(mode="json")) for run in runs)
     return {str(run): describe_changes(first[1], values) for run, values in others}

@@ -23,7 +23,7 @@ from rollmesh.report.summary import FinalState, Summary, build_summary, read_sum
 from rollmesh.report.turns import read_phases, share_lines, swap_lines, turns_ended
 from rollmesh.run_files import config_path, read_config
 
-_FILE = "report.html"
+FILE = "report.html"
 _SAMPLES = 8
 
 
@@ -41,23 +41,35 @@ def write_report(folder: Path) -> Path:
             hint = "train a step first"
             raise DataError(f"nothing to report in {folder}: it has no metrics yet", hint=hint) from error
         summary = build_summary(folder, config, FinalState())
-    path = folder / _FILE
+    path = folder / FILE
     write_atomically(path, _page(folder, config, summary))
     return path
 
 
+def fill_page(**parts: str) -> str:
+    """The page with its parts, each HTML, by the names that the template has; the title is a text."""
+    page = resources.files("rollmesh.report").joinpath("report.template.html").read_text(encoding="utf-8")
+    for name, part in parts.items():
+        page = page.replace(f"{{{{{name}}}}}", escape(part) if name == "title" else part)
+    return page
+
+
+def figures(drawn: Sequence[tuple[str, str]]) -> str:
+    """Plots under their titles."""
+    return "\n".join(f"<figure><figcaption>{escape(title)}</figcaption>{svg}</figure>" for title, svg in drawn)
+
+
 def _page(folder: Path, config: Config, summary: Summary) -> str:
-    template = resources.files("rollmesh.report").joinpath("report.template.html").read_text(encoding="utf-8")
-    return (
-        template.replace("{{title}}", escape(f"Rollmesh: {summary.run}"))
-        .replace("{{figures}}", _plots(folder, config, summary))
-        .replace("{{summary}}", _table(_rows(summary)))
-        .replace("{{pushes}}", _grid(push_rows(summary, read_receivers(folder))))
-        .replace("{{stalls}}", _grid(stall_grid(read_stalls(folder))))
-        .replace("{{memory}}", _grid(memory_grid(summary.memory_by_phase_mb)))
-        .replace("{{evals}}", _grid(result_grid(folder) or [["no held-out data"]]))
-        .replace("{{samples}}", _samples(folder))
-        .replace("{{config}}", escape(config_path(folder).read_text(encoding="utf-8")))
+    return fill_page(
+        title=f"Rollmesh: {summary.run}",
+        figures=_plots(folder, config, summary),
+        summary=table(_rows(summary)),
+        pushes=grid(push_rows(summary, read_receivers(folder))),
+        stalls=grid(stall_grid(read_stalls(folder))),
+        memory=grid(memory_grid(summary.memory_by_phase_mb)),
+        evals=grid(result_grid(folder) or [["no held-out data"]]),
+        samples=_samples(folder),
+        config=escape(config_path(folder).read_text(encoding="utf-8")),
     )
 
 
@@ -81,7 +93,7 @@ def _plots(folder: Path, config: Config, summary: Summary) -> str:
     if memory:
         drawing = plots.memory_over_time(memory, read_phases(folder), turns_ended(records))
         sections.append(("Memory of all services", drawing))
-    return "\n".join(f"<figure><figcaption>{escape(title)}</figcaption>{svg}</figure>" for title, svg in sections)
+    return figures(sections)
 
 
 def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
@@ -121,11 +133,12 @@ def _pairs(values: dict[str, int] | dict[str, float], form: str) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value:{form}}" for name, value in values.items())
 
 
-def _table(rows: Iterator[tuple[str, str]] | Sequence[tuple[str, str]]) -> str:
+def table(rows: Iterator[tuple[str, str]] | Sequence[tuple[str, str]]) -> str:
+    """Names and texts, side by side."""
     return "\n".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
 
 
-def _grid(rows: Sequence[Sequence[str]]) -> str:
+def grid(rows: Sequence[Sequence[str]]) -> str:
     """The first row is the head."""
     head, *body = ("".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) for tag, row in _tagged(rows))
     return "\n".join(f"<tr>{line}</tr>" for line in (head, *body))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -21,6 +21,8 @@ _MOST_SPANS = 400
 _SIDE_COLOURS = {"training": _BLUE, "swap": _RED}
 # The time line shows at most this many bars: single steps would be noise.
 _MAX_BARS = 80
+# Up to so many values are marked: a curve of one value shows nothing.
+_FEW_POINTS = 60
 
 
 def reward_over_time(curves: Curves) -> str:
@@ -31,6 +33,23 @@ def reward_over_time(curves: Curves) -> str:
 def reward_over_steps(curves: Curves) -> str:
     """Training reward (smoothed) and held-out reward over steps."""
     return _draw(lambda axes: _reward(axes, curves.steps, curves.eval_steps, curves, "steps"))
+
+
+def over_steps(series: Mapping[str, tuple[Sequence[int], Sequence[float | None]]], unit: str) -> str:
+    """Metrics over steps, one curve each; single values as points.
+
+    Args:
+        series: steps and values by name.
+        unit: of the values.
+    """
+
+    def plot(axes: Axes) -> None:
+        for (name, (steps, values)), color in zip(series.items(), (_GREY, _BLUE, _ORANGE), strict=False):
+            marker = "o" if len(steps) <= _FEW_POINTS else ""
+            axes.plot(steps, smoothed(values, 1), color=color, marker=marker, markersize=3, label=name)
+        axes.set(xlabel="steps", ylabel=unit)
+
+    return _draw(plot)
 
 
 def staleness_over_steps(curves: Curves, bound: int) -> str:

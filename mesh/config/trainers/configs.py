@@ -12,7 +12,6 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from rollmesh.mesh.config.base import Section
-from rollmesh.mesh.config.evaluation import CheckpointPaceSection
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.run import RunSection, TrackingSection
 from rollmesh.mesh.config.trainers.sections import (
@@ -23,6 +22,7 @@ from rollmesh.mesh.config.trainers.sections import (
     RowsSection,
     SupervisedRowsSection,
     SupervisedSection,
+    TrainerCheckpointSection,
     TrainerSection,
 )
 
@@ -32,12 +32,20 @@ class TrainerConfig(Section):
 
     run: RunSection = Field(default_factory=RunSection, description="The run's name, folder and seed.")
     model: ModelSection = Field(description="The model to train.")
-    checkpoint: CheckpointPaceSection = Field(default_factory=CheckpointPaceSection, description="Checkpoints.")
+    checkpoint: TrainerCheckpointSection = Field(default_factory=TrainerCheckpointSection, description="Checkpoints.")
     eval: HeldOutSection = Field(default_factory=HeldOutSection, description="Loss and metrics on held-out rows.")
     logging: TrackingSection = Field(default_factory=TrackingSection, description="Metrics and logs.")
     security: RankSecuritySection = Field(default_factory=RankSecuritySection, description="Unprotected connections.")
     data: RowsSection
     learner: TrainerSection
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> Self:
+        if self.data.curriculum is not None and self.learner.steps is None:
+            raise ValueError("data.curriculum has no end of its own: set learner.steps")
+        if "best" in self.checkpoint.hf and not (self.checkpoint.best and self.data.eval):
+            raise ValueError("checkpoint.hf: best needs data.eval and checkpoint.best")
+        return self
 
     @model_validator(mode="after")
     def _has_no_generators(self) -> Self:

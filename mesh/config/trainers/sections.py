@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
+from rollmesh.mesh.config.evaluation import CheckpointPaceSection
+from rollmesh.mesh.config.inputs import Sources, SourceSampling, SourcesSection
 from rollmesh.mesh.config.learner import EngineSection, OptimizerSection
 
 
@@ -35,34 +36,46 @@ class SupervisedSection(TrainerSection):
     )
 
 
-class RowsSection(Section):
-    """Rows of files, and their order."""
+class RowsSection(SourcesSection):
+    """Rows of trainers, and their order."""
 
-    train: Path = Field(description="Parquet or JSONL file: docs/trainers.md has the rows of each command.")
-    eval: Path | None = Field(None, description="Held-out file of the same form.")
-    shuffle: bool = Field(True, description="Shuffle the rows of each epoch by `run.seed`.")
+    train: Sources = Field(
+        description="Rows to train on: a path, a source, or a list of these. docs/trainers.md has the rows of each "
+        "command, and docs/data.md the sources."
+    )
+    prompt_key: str = Field("prompt", description="Field with the prompt; `a.b` is field b of field a.")
     epochs: PositiveInt | None = Field(
-        None, description="Passes over the data; none: one, or as many as `learner.steps` take."
+        None,
+        description="Passes over the data; none: one, or as many as `learner.steps` take. With weights the training "
+        "ends once every source has had so many.",
     )
     max_tokens: PositiveInt = Field(4096, ge=2, description="Longest sequence, prompt and response, in tokens.")
     on_long: Literal["skip", "truncate", "refuse"] = Field(
         "skip",
         description="Longer rows: leave them out and count them, cut their ends off, or end with an error.",
     )
-    chat_template_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Extra arguments of the tokenizer's `apply_chat_template`."
-    )
+
+    @model_validator(mode="after")
+    def _has_no_rewards(self) -> Self:
+        for key, sources in (("train", self.train), ("eval", self.eval or ())):
+            for source in sources:
+                if source.ground_truth_key is not None:
+                    raise ValueError(
+                        f"data.{key}: {source.label} has ground_truth_key, which is for rewards: leave it out"
+                    )
+                if source.sampling != SourceSampling():
+                    raise ValueError(f"data.{key}: {source.label} has sampling, and nothing is sampled: leave it out")
+        return self
 
 
 class SupervisedRowsSection(RowsSection):
     train_on: Literal["all", "last"] = Field(
         "all", description="Turns of a conversation that are trained: all of the assistant's, or the last one."
     )
-    prompt_key: str = Field(
-        "prompt", description="Field with the prompt of rows without `messages`; `a.b` is field b of field a."
-    )
     response_key: str | None = Field(
-        None, description="Field with its response, likewise; none: `completion`, or `response`."
+        None,
+        description="Field with the response of rows without `messages`, as `prompt_key`; none: `completion`, or "
+        "`response`.",
     )
     as_chat: bool = Field(
         False, description="Prompts and responses that are texts become a user's and an assistant's message."
@@ -74,6 +87,34 @@ class HeldOutSection(Section):
         None, description="Steps between evaluations on `data.eval`; none: at the end alone."
     )
     rows: PositiveInt | None = Field(None, description="Rows of `data.eval` used; none: all.")
+    metric: str = Field(
+        "loss",
+        min_length=1,
+        description="Metric by which the best checkpoint is chosen, as `metrics.jsonl` has it after `eval/`: `loss`, "
+        "`rewards/accuracies`, and with several sources `loss/SOURCE`. Among equals the earliest stays.",
+    )
+    direction: Literal["max", "min"] | None = Field(
+        None, description="The better direction of the metric; none: `min` of a loss, `max` of all others."
+    )
+
+    @property
+    def better(self) -> Literal["max", "min"]:
+        """The better direction of the metric."""
+        return self.direction or ("min" if self.metric.partition("/")[0] == "loss" else "max")
+
+
+class TrainerCheckpointSection(CheckpointPaceSection):
+    best: bool = Field(
+        True,
+        description="Keep the checkpoint of the best evaluation (`eval.metric`), which is written as soon as there is "
+        "one.",
+    )
+    hf: tuple[Literal["last", "best"], ...] = Field(
+        ("last",),
+        min_length=1,
+        description="Checkpoints that a complete training leaves as Hugging Face folders, in `RUN/hf/last` and "
+        "`RUN/hf/best`.",
+    )
 
 
 class RankSecuritySection(Section):

@@ -106,8 +106,8 @@ def task_of(config: Config, messages: Sequence[Mapping[str, Any]], **extra: Any)
     encoder = PromptEncoder(
         TOKENIZER, max_prompt_tokens=4096, template_kwargs={}, agent=AgentPrompts.of(config.rollout.agent)
     )
-    row = Row(0, [dict(message) for message in messages], "test", "7", extra)
-    task = encoder.encode(row, TaskShape(n=1, temperature=1.0, max_tokens=400), task_id="t", ordinal=1)
+    row = Row([dict(message) for message in messages], "test", "7", extra)
+    task = encoder.encode(row, TaskShape(n=1, temperature=1.0, max_tokens=400), number=0, task_id="t", ordinal=1)
     assert isinstance(task, trajectory_pb2.PromptTask), task
     return task
 

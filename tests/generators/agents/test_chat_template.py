@@ -39,7 +39,7 @@ def test_the_pieces_are_the_whole(template: str, turns: list[tuple[str, str]], o
     encoder = PromptEncoder(
         tokenizer_with(template), max_prompt_tokens=999, template_kwargs={}, agent=AgentPrompts((), opening is not None)
     )
-    prompt, ids = encoder._tokenise(Row(0, [{"role": "user", "content": "Ask"}], "", "", {}))
+    prompt, ids = encoder._tokenise(Row([{"role": "user", "content": "Ask"}], "", "", {}))
     assert decode(ids) == prompt
     messages = [{"role": "user", "content": "Ask" + (opening or "")}]
     if opening is not None:

@@ -51,8 +51,11 @@ async def test_trajectories_of_an_agent_reach_the_learner(tmp_path: Path) -> Non
             agent=AgentPrompts.of(world.config.rollout.agent),
         )
         shape = TaskShape(n=2, temperature=1.0, max_tokens=64)
-        rows = [Row(index, [{"role": "user", "content": f"fox {index}"}], "any", "42", {}) for index in range(4)]
-        tasks = [encoder.encode(row, shape, task_id=f"t{row.index}", ordinal=row.index + 1) for row in rows]
+        rows = [Row([{"role": "user", "content": f"fox {index}"}], "any", "42", {}) for index in range(4)]
+        tasks = [
+            encoder.encode(row, shape, number=index, task_id=f"t{index}", ordinal=index + 1)
+            for index, row in enumerate(rows)
+        ]
         for task in tasks:
             assert isinstance(task, trajectory_pb2.PromptTask)
             assert task.prompt_ids == np.array([EOS], "<i4").tobytes()

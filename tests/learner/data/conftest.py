@@ -11,7 +11,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rollmesh.learner.data.dataset import open_source
-from rollmesh.learner.data.rows import RowSource
+from rollmesh.learner.data.records import RowSource
+from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.config.inputs import DataSource
 
 TEMPLATE = (
@@ -45,6 +46,6 @@ def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def open_file(path: Path, prompt_key: str = "prompt", **settings: Any) -> RowSource:
+def open_file(path: Path, prompt_key: str = "prompt", **settings: Any) -> RowSource[Row]:
     """The rows of a file, as of a source with these settings."""
     return open_source(DataSource(path=str(path), **settings), prompt_key)

@@ -40,7 +40,7 @@ def encoder(vlm: TinyVlm, longest: int = 64, *, blind: bool = False) -> PromptEn
 
 
 def encoded(vlm: TinyVlm, row: Row, **more: Any) -> Any:
-    return encoder(vlm, **more).encode(row, SHAPE, task_id="a", ordinal=1)
+    return encoder(vlm, **more).encode(row, SHAPE, number=0, task_id="a", ordinal=1)
 
 
 def user(content: Any) -> list[dict[str, Any]]:

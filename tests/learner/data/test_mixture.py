@@ -15,7 +15,8 @@ from rollmesh.learner.data.curriculum import SEGMENT, CurriculumTurns, Progress
 from rollmesh.learner.data.interleaving import Interleaving
 from rollmesh.learner.data.mixture import order_of
 from rollmesh.learner.data.order import DataOrder, Order
-from rollmesh.learner.data.rows import Blocks, Row, RowSource
+from rollmesh.learner.data.records import Blocks, RowSource
+from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.errors import DataError
 
 sizes = st.lists(st.integers(1, 30), min_size=1, max_size=4)
@@ -37,7 +38,7 @@ class Sized:
 
 
 def mixture(rows: list[int], **settings: Any) -> Order:
-    sources: list[RowSource] = [Sized(count) for count in rows]
+    sources: list[RowSource[Row]] = [Sized(count) for count in rows]
     return order_of(sources, **{"seed": 3, "shuffle": True, "epochs": None, **settings})
 
 

@@ -14,6 +14,7 @@ from rollmesh.learner.data import tables
 from rollmesh.learner.data.dataset import JoinedRows, check_first_rows, open_source
 from rollmesh.learner.data.locations import data_files
 from rollmesh.learner.data.order import DataOrder
+from rollmesh.learner.data.rows import PromptForm
 from rollmesh.learner.data.tables import ParquetPieces, TableRows
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.errors import DataError
@@ -64,14 +65,14 @@ def test_shards_are_joined_in_the_order_of_their_names(
     source = open_source(DataSource(path=path))
     assert prompts(source) == [f"{i}+1=" for i in range(7)]
     last = source.rows([6, 0])[0]
-    assert (last.index, last.origin) == (6, "shards/p1.parquet, row 2")
+    assert last.origin == "shards/p1.parquet, row 2"
 
 
 def test_lines_of_several_files_are_numbered_through(tmp_path: Path) -> None:
     for name, rows in (("a", range(3)), ("b", range(3, 5))):
         write_jsonl(tmp_path / f"{name}.jsonl", [record(i) for i in rows])
     source = open_source(DataSource(path=str(tmp_path)))
-    assert [(row.index, row.prompt) for row in source.rows([4, 1])] == [(4, "4+1="), (1, "1+1=")]
+    assert [row.prompt for row in source.rows([4, 1])] == ["4+1=", "1+1="]
 
 
 def test_sources_are_numbered_through_too(tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_sources_are_numbered_through_too(tmp_path: Path) -> None:
     second = open_file(write_parquet(tmp_path / "b.parquet", range(3, 5)))
     joined = JoinedRows([first, second])
     assert len(joined) == 4
-    assert [(row.index, row.prompt) for row in joined.rows([3, 0, 2])] == [(3, "4+1="), (0, "0+1="), (2, "3+1=")]
+    assert [row.prompt for row in joined.rows([3, 0, 2])] == ["4+1=", "0+1=", "3+1="]
     assert joined.rows([2])[0].origin == f"{tmp_path / 'b.parquet'}, row 0", "errors name the file's own number"
 
 
@@ -189,14 +190,14 @@ def test_a_large_file_is_read_group_by_group_and_each_once_per_epoch(
     group = pq.read_metadata(paths[0]).row_group(0)
     monkeypatch.setattr(tables, "HELD_BYTES", 4 * group.total_byte_size)
     pieces = Counted(paths)
-    source = TableRows(pieces, tables.RowForm())
+    source = TableRows(pieces, PromptForm())
     blocks = source.blocks
     assert blocks is not None
     assert (blocks.sizes, 2 <= blocks.window <= 5) == ((10,) * 10, True)
     assert pieces.reads == 1, "statistics tell that nothing is null; the first row tells the types"
     order = DataOrder(100, seed=1, shuffle=True, epochs=None, blocks=blocks)
-    seen = [source.rows([order.locate(ordinal)[1]])[0].index for ordinal in range(1, 101)]
-    assert sorted(seen) == list(range(100))
+    seen = [source.rows([order.locate(ordinal)[1]])[0].prompt for ordinal in range(1, 101)]
+    assert sorted(seen) == sorted(f"{number}+1=" for number in range(100))
     assert pieces.reads <= 11
     assert len(source._held) <= blocks.window
 

@@ -83,7 +83,7 @@ def test_greedy_baselines_come_on_top_of_the_group(tmp_path: Path, tokenizer: An
     source = open_file(write_jsonl(tmp_path / "d.jsonl", [record(5)]))
     encoder = PromptEncoder(tokenizer, max_prompt_tokens=16, template_kwargs={})
     shape = TaskShape(n=4, temperature=0.5, max_tokens=9, greedy=1)
-    task = encoder.encode(source.rows([0])[0], shape, task_id="t", ordinal=1)
+    task = encoder.encode(source.rows([0])[0], shape, number=0, task_id="t", ordinal=1)
     assert isinstance(task, trajectory_pb2.PromptTask)
     assert (task.n, task.greedy, task.sampling.temperature) == (5, 1, 0.5)
 
@@ -135,6 +135,6 @@ def test_a_source_may_have_template_arguments_of_its_own(tmp_path: Path, tokeniz
     path = write_jsonl(tmp_path / "d.jsonl", [record(0, prompt=[{"role": "u", "content": "1+1="}])])
     row = open_file(path, chat_template_kwargs={"think": True}).rows([0])[0]
     encoder = PromptEncoder(tokenizer, max_prompt_tokens=16, template_kwargs={"think": False})
-    task = encoder.encode(row, TaskShape(n=1, temperature=1.0, max_tokens=9), task_id="t", ordinal=1)
+    task = encoder.encode(row, TaskShape(n=1, temperature=1.0, max_tokens=9), number=0, task_id="t", ordinal=1)
     assert isinstance(task, trajectory_pb2.PromptTask)
     assert task.prompt_text == "<u>1+1=<a>t"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollmesh.learner.data.chat_turns import ChatEncoder
-from rollmesh.learner.data.examples import Example
-from rollmesh.learner.data.preference_rows import LabeledRows, PairRows, scored_at_its_end, split_prompt
-from rollmesh.learner.data.records import Record, open_records
-from rollmesh.learner.data.supervised_rows import SupervisedRows
+from rollmesh.learner.data.dataset import open_rows
+from rollmesh.learner.data.examples import Example, ExampleForm
+from rollmesh.learner.data.preference_rows import LabeledForm, PairForm, scored_at_its_end, split_prompt
+from rollmesh.learner.data.records import Record
+from rollmesh.learner.data.supervised_rows import SupervisedForm
+from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.trainers.sections import RowsSection, SupervisedRowsSection
 from rollmesh.mesh.errors import DataError
 from tests.learner.data.test_chat_turns import PLAIN, make_tokenizer
@@ -24,17 +26,21 @@ TOKENIZER = make_tokenizer(PLAIN)
 CHAT = ChatEncoder(TOKENIZER)
 
 
-class Records:
-    """Records in memory."""
+ROWS = Path("rows.jsonl")
 
-    def __init__(self, *records: Record) -> None:
-        self._records = records
 
-    def __len__(self) -> int:
-        return len(self._records)
+def read(form: ExampleForm, record: Record) -> Example | None:
+    """Checks a record, and makes its example."""
+    form.check(ROWS, 0, record, tuple(record))
+    return form.parse(ROWS, 0, record, tuple(record))
 
-    def records(self, rows: Sequence[int]) -> list[Record]:
-        return [self._records[row] for row in rows]
+
+def pairs(record: Record, **settings: Any) -> Example | None:
+    return read(PairForm(CHAT, RowsSection.model_validate({"train": "x"}), "prompt", **settings), record)
+
+
+def labeled(record: Record) -> Example | None:
+    return read(LabeledForm(CHAT, RowsSection.model_validate({"train": "x"}), "prompt"), record)
 
 
 def text(ids: Any) -> str:
@@ -52,8 +58,8 @@ def parts(example: Example | None) -> list[tuple[str, str]]:
 
 
 def supervised(record: Record, **settings: Any) -> Example | None:
-    section = SupervisedRowsSection(train=Path("x"), **settings)
-    return SupervisedRows(Records(record), CHAT, section).examples([0])[0]
+    section = SupervisedRowsSection.model_validate({"train": "x", **settings})
+    return read(SupervisedForm(CHAT, section, section.prompt_key), record)
 
 
 def message(role: str, content: str) -> dict[str, str]:
@@ -104,9 +110,9 @@ def test_rows_with_images_are_refused() -> None:
     record = {"prompt": "hi ", "completion": "a", "label": True, "chosen": "a", "rejected": "b", "images": ["a.png"]}
     with pytest.raises(DataError, match="row 0: it has images"):
         supervised(record)
-    for kind in (PairRows, LabeledRows):
+    for kind in (pairs, labeled):
         with pytest.raises(DataError, match="row 0: it has images"):
-            kind(Records(record), CHAT, RowsSection(train=Path("x"))).examples([0])
+            kind(record)
     assert supervised({**record, "images": []}) is not None
 
 
@@ -129,7 +135,7 @@ PAIR = [("[u]hi|[a]", "a|"), ("[u]hi|[a]", "b|")]
     ],
 )
 def test_pairs_with_a_prompt_or_a_common_beginning(record: Mapping[str, Any]) -> None:
-    assert parts(PairRows(Records(record), CHAT, RowsSection(train=Path("x"))).examples([0])[0]) == PAIR
+    assert parts(pairs(record)) == PAIR
 
 
 def test_texts_are_divided_before_a_word() -> None:
@@ -140,39 +146,34 @@ def test_texts_are_divided_before_a_word() -> None:
 
 def test_a_reward_model_reads_the_end_of_the_response() -> None:
     record = {"prompt": "hi ", "chosen": "a", "rejected": "bb", "margin": 2}
-    rows = PairRows(Records(record), CHAT, RowsSection(train=Path("x")), make=scored_at_its_end, margins=True)
-    (example,) = rows.examples([0])
+    example = pairs(record, make=scored_at_its_end, margins=True)
     assert example is not None
     assert [text(sequence.response_ids[:-1]) for sequence in example.sequences] == ["a|", "bb|"]
     assert [sequence.response_mask.tolist() for sequence in example.sequences] == [[0, 0, 1], [0, 0, 0, 1]]
     assert example.values == {"margin": (2.0, 2.0)}
 
 
-def test_labeled_rows_come_with_the_response_to_the_next_prompt() -> None:
-    source = Records(
-        {"prompt": "hi ", "completion": "a", "label": True}, {"prompt": "yo ", "completion": "b", "label": False}
-    )
-    first, second = LabeledRows(source, CHAT, RowsSection(train=Path("x"))).examples([0, 1])
-    assert parts(first) == [("hi ", "a|"), ("hi ", "b|")]
-    assert parts(second) == [("yo ", "b|"), ("yo ", "a|")]
-    assert first is not None
-    assert second is not None
-    assert (first.values["label"][0], second.values["label"][0]) == (1.0, 0.0)
+def test_labeled_rows_are_single_responses() -> None:
+    example = labeled({"prompt": "hi ", "completion": "a", "label": False})
+    assert parts(example) == [("hi ", "a|")]
+    assert example is not None
+    assert example.values == {"label": (0.0,)}
+    with pytest.raises(DataError, match="row 0: field `label` is not true or false"):
+        labeled({"prompt": "hi ", "completion": "a", "label": "good"})
 
 
-def test_files_are_read_by_row(tmp_path: Path) -> None:
-    rows = [{"messages": [message("user", str(index))]} for index in range(3)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in rows))
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    for name in ("rows.jsonl", "rows.parquet"):
-        source = open_records(tmp_path / name, "data.train")
-        assert len(source) == 3
-        assert source.records([2, 0]) == [rows[2], rows[0]]
-    for name, words in (("absent.jsonl", "does not exist"), ("rows.csv", "unknown form"), ("none.jsonl", "no rows")):
-        if not name.startswith("absent"):
-            (tmp_path / name).write_text("")
-        with pytest.raises(DataError, match=f"data.train: .*{words}"):
-            open_records(tmp_path / name, "data.train")
-    (tmp_path / "bad.jsonl").write_text('{"a": 1}\n[]\n')
-    with pytest.raises(DataError, match="row 1: expected an object, got list"):
-        open_records(tmp_path / "bad.jsonl", "data.train").records([1])
+def test_trainers_read_the_sources_of_runs(tmp_path: Path) -> None:
+    """The same rows from a pattern of JSONL files, a Parquet file and a saved dataset, each row checked at once."""
+    rows = [{"prompt": "hi ", "chosen": "a" * (index + 1), "rejected": "b"} for index in range(4)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in rows[:2]))
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[2:]))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=2)
+    form = PairForm(CHAT, RowsSection.model_validate({"train": "x"}), "prompt")
+    for name in ("*.jsonl", "rows.parquet"):
+        source = open_rows(DataSource(path=str(tmp_path / name)), form)
+        assert [parts(example)[0] for example in source.rows([3, 0])] == [("hi ", "aaaa|"), ("hi ", "a|")]
+    (tmp_path / "bad.jsonl").write_text(json.dumps(rows[0]) + '\n{"prompt": "hi", "chosen": "a"}\n')
+    pq.write_table(pa.Table.from_pylist([*rows, {**rows[0], "rejected": None}]), tmp_path / "null.parquet")
+    for name, row in (("bad.jsonl", 1), ("null.parquet", 4)):
+        with pytest.raises(DataError, match=rf"{name}, row {row}: field `rejected` is missing"):
+            open_rows(DataSource(path=str(tmp_path / name)), form)

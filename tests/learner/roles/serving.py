@@ -140,13 +140,13 @@ def role_on_ranks(
 
             def finish() -> dict[str, Any]:
                 end.close()
-                return running.result(_END_S)[0]
+                return running.result(8 * _END_S)[0]
 
             yield address, finish
 
 
 def _wait_for_address(path: Path, running: Future[Any]) -> str:
-    deadline = time.monotonic() + 2 * _END_S
+    deadline = time.monotonic() + 8 * _END_S
     while not path.exists():
         assert not running.done(), running.result()
         assert time.monotonic() < deadline

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from rollmesh.learner.data.chat_turns import ChatEncoder
-from rollmesh.learner.data.records import open_records
 from rollmesh.learner.trainers.example_loader import ExampleLoader
 from rollmesh.learner.trainers.loop import LoopRules, TrainingLoop
 from rollmesh.learner.trainers.objectives import build_objective
-from rollmesh.learner.trainers.rows import rows_of
+from rollmesh.learner.trainers.rows import held_out_rows, training_rows
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.tokenizer_files import load_tokenizer
 from rollmesh.testing.engine_cases import make_spec
@@ -31,8 +30,13 @@ def losses(
     objective = build_objective(config, ChatEncoder(load_tokenizer(model)))
     engine = harness.make(make_spec(model, head_bias=False, lora=config.learner.lora), objective.model_type)
     loader = ExampleLoader(engine.world)
-    source = objective.source(open_records(rows, "data.train"))
-    prepared = objective.prepare(engine, loader, source, range(len(source)), cache)
+    data = config.data.model_copy(update={"eval": config.data.train})
+    train = training_rows(data, objective.form, seed=1, epochs=None)
+    train = objective.prepare(engine, loader, train, STEPS, cache)
+    held_out = {
+        label: objective.prepare(engine, loader, own, own.steps(PER_STEP) or 0, cache.with_name(f"eval-{cache.name}"))
+        for label, own in held_out_rows(data, objective.form, None).items()
+    }
     found: list[tuple[float, float]] = []
 
     def report(_step: int, record: Any) -> None:
@@ -40,7 +44,6 @@ def losses(
         if "eval/loss" in record:
             found.append((record["eval/loss"], 0.0))
 
-    train, held_out = rows_of(prepared, seed=1, shuffle=True), rows_of(prepared, epochs=1)
     rules = LoopRules(STEPS, PER_STEP, token_budget)
     TrainingLoop(engine, objective.loss, loader, train, rules, report, held_out=held_out).run()
     loader.close()
@@ -49,11 +52,12 @@ def losses(
 
 def refusals(harness: Harness, model: Path, rows: Path) -> str:
     """The error of rows that one process alone cannot read; collective."""
-    config = read_trainer_config("rm", {"model": {"path": str(model)}, "data": {"train": str(rows)}})
+    given = {"model": {"path": str(model)}, "data": {"train": str(rows), "max_tokens": 24, "on_long": "refuse"}}
+    config = read_trainer_config("rm", given)
     objective = build_objective(config, ChatEncoder(load_tokenizer(model)))
     engine = harness.make(make_spec(model, head_bias=False), objective.model_type)
     loader = ExampleLoader(engine.world)
-    source = objective.source(open_records(rows, "data.train"))
+    source = training_rows(config.data, objective.form, seed=0, epochs=1).source
     try:
         loader.take(loader.begin(source, range(len(source))))
     except DataError as error:

@@ -59,6 +59,6 @@ def test_a_row_that_one_rank_cannot_read_ends_all(
 ) -> None:
     rows = row_files["rm"].read_text().splitlines()
     bad = tmp_path / "bad.jsonl"
-    bad.write_text("\n".join([*rows[:3], json.dumps({"chosen": "1"})]))
+    bad.write_text("\n".join([*rows[:3], json.dumps({"prompt": "1", "chosen": "2" * 40, "rejected": "3"})]))
     told = engine_worlds(DIVIDED[0]).run(layouts.refusals, chat_model, bad)
-    assert told == ["row 3: field `rejected` is missing, expected a text or a list of messages"] * 2
+    assert told == [f"{bad}, row 3: it has 42 tokens, and data.max_tokens is 24"] * 2

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from examples.chats import chat_tokenizer
 from examples.demo.model import write_model
+from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.trainers.process import train_rank
 from rollmesh.trainers import read_trainer_config
 
@@ -49,7 +50,6 @@ def train(command: str, model: Path, rows: Path, run: Path, *, stop_after: int |
         stop_after: steps after which an end is asked for.
         keys: further keys of the configuration, with `__` for points.
     """
-    steps: Iterator[int] = iter(range(1, 1 << 20))
     values = {
         "run.name": run.name,
         "run.dir": run.parent,
@@ -61,8 +61,21 @@ def train(command: str, model: Path, rows: Path, run: Path, *, stop_after: int |
         **{name.replace("__", "."): value for name, value in keys.items()},
     }
     overrides = [f"{name}={value}" for name, value in values.items()]
-    config = read_trainer_config(command, {}, overrides)
-    return train_rank(command, config, lambda: stop_after is not None and next(steps) >= stop_after)
+    return train_rank(command, read_trainer_config(command, {}, overrides), _StopAfter(stop_after))
+
+
+class _StopAfter(ControlRequests):
+    """Asks for the end at a step: the loop looks once in each."""
+
+    def __init__(self, steps: int | None) -> None:
+        super().__init__()
+        self._left = steps
+
+    @property
+    def stop_reason(self) -> str | None:
+        if self._left is not None:
+            self._left -= 1
+        return "SIGTERM" if self._left is not None and self._left <= 0 else None
 
 
 def metrics(run: Path) -> list[Mapping[str, Any]]:

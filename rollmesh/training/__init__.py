@@ -1,0 +1,1 @@
+"""Summary and report of a training on data: `rollmesh sft`, `rm` and `dpo`."""
