@@ -97,5 +97,5 @@ def write_prompts(prompts: Iterable[Prompt], folder: Path, *, chat: bool) -> Pat
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}", hint="choose another --out") from error
+        raise DataError(f"cannot write {path}: {error.strerror or error}", hint="free space, or set TMPDIR") from error
     return path
