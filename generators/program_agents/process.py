@@ -13,6 +13,7 @@ import inspect
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,7 @@ _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "
 # Bytes of a command's output that are kept of each stream.
 _OUTPUT_BYTES = 64 << 10
 _ERROR_CHARACTERS = 500
+_LINE_END = re.compile(r"[\r\n]+")
 # Seconds in which the output of a command is read once it is gone.
 _STREAMS_S = 2.0
 
@@ -228,7 +230,7 @@ class CommandProgram:
                     stream.cancel()
         if code != 0:
             raise AgentError(f"the agent ended with code {code}: {stderr.text.strip()[-_ERROR_CHARACTERS:]}")
-        return _parse_last_line(stdout.text)
+        return parse_last_line(stdout.text)
 
 
 class _Tail:
@@ -279,12 +281,14 @@ async def _write_task(stdin: asyncio.StreamWriter, data: bytes) -> None:
     stdin.close()
 
 
-def _parse_last_line(printed: str) -> Outcome:
-    lines = printed.strip().splitlines()
-    if not lines:
+def parse_last_line(printed: str) -> Outcome:
+    """The outcome that a command has printed on its last line: a JSON object, or its final answer as plain text."""
+    # `str.splitlines` would also cut an answer that holds U+2028 and the like.
+    last = _LINE_END.split(printed.strip())[-1]
+    if not last:
         return Outcome()
     try:
-        value = json.loads(lines[-1])
+        value = json.loads(last)
     except (ValueError, RecursionError):
         value = None
-    return outcome_of(value) if isinstance(value, dict) else Outcome(answer=lines[-1])
+    return outcome_of(value) if isinstance(value, dict) else Outcome(answer=last)

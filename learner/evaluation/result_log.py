@@ -11,6 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,9 @@ class ResultLog:
         path = self._folder / f"i{incarnation:04d}-v{version:08d}.jsonl"
         if not path.is_file():
             return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+        with path.open(encoding="utf-8") as file:
+            # A text's own ends of lines (U+2028 and the like) stand in it unescaped, and end none of the file's.
+            return [json.loads(line) for line in islice(file, 1, None)]
 
     def _files(self) -> Sequence[Path]:
         return list(self._folder.glob("i*-v*.jsonl"))

@@ -71,7 +71,7 @@ class Evaluation:
         self._with_log_probs = request.with_log_probs
         self._asked = _count_rows(config)
         if request.fresh:
-            set_aside(self.folder)
+            folders.set_aside(self.folder, time.strftime("%Y%m%d-%H%M%S"))
 
     def run(self, view: View, execute: Callable[[LocalEvaluation], None]) -> EvaluationSummary:
         """Asks the prompts that have no responses yet, and summarizes all.
@@ -117,16 +117,6 @@ class Evaluation:
         except OSError as error:
             raise DataError(f"cannot write the summary in {self.folder}: {error.strerror or error}") from error
         return summary
-
-
-def set_aside(folder: Path) -> None:
-    """Keeps the folder of an evaluation that starts over under another name.
-
-    Raises:
-        RunBusyError: it is in use.
-        ConfigError: it cannot be renamed.
-    """
-    folders.set_aside(folder, time.strftime("%Y%m%d-%H%M%S"))
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

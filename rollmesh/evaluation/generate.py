@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollmesh.evaluation.evaluate import Evaluation, EvaluationRequest, set_aside
+from rollmesh.evaluation.evaluate import Evaluation, EvaluationRequest
 from rollmesh.evaluation.local import LocalEvaluation
 from rollmesh.evaluation.prompts import Prompt, parse_prompts, read_prompts, write_prompts
 from rollmesh.evaluation.settings import WITHOUT_REWARDS, read_for_evaluation
@@ -61,14 +61,19 @@ def generate(
         RollmeshError: prompts or model cannot be used, or what ended the generation early.
     """
     with ExitStack() as closers:
-        folder = request.out or Path(closers.enter_context(tempfile.TemporaryDirectory(prefix="rollmesh-")), "run")
-        if request.fresh:
-            set_aside(folder)
-        path = write_prompts([*texts, *_read(file)], folder, chat=request.chat)
+        scratch = Path(closers.enter_context(tempfile.TemporaryDirectory(prefix="rollmesh-")))
+        # Outside the folder of the responses, which may be set aside once everything is checked.
+        path = write_prompts([*texts, *_read(file)], scratch / "prompts", chat=request.chat)
         given = {**WITHOUT_REWARDS, "data.eval": str(path), "data.prompt_key": _KEY}
         config = read_for_evaluation(request.config_path, request.overrides, given, request.model)
         evaluation = Evaluation(
-            EvaluationRequest(config, request.model, folder, fresh=request.fresh, with_log_probs=request.with_log_probs)
+            EvaluationRequest(
+                config,
+                request.model,
+                request.out or scratch / "run",
+                fresh=request.fresh,
+                with_log_probs=request.with_log_probs,
+            )
         )
         evaluation.run(view, execute)
         yield from map(_line, evaluation.records())

@@ -14,6 +14,8 @@ from rollmesh.mesh.files import write_atomically
 
 _JSON_LINES = (".jsonl", ".json", ".ndjson")
 _SOURCE = "prompts"
+# `str.splitlines` would also end a line where a text has U+2028 and the like.
+_END = "\n"
 
 Prompt = str | list[dict[str, Any]]
 """A text, or chat messages."""
@@ -35,7 +37,7 @@ def read_prompts(path: Path, prompt_key: str) -> list[Prompt]:
         raise DataError(f"{path} cannot be read: {error}", hint="give a text file, or JSON lines") from error
     if path.suffix in _JSON_LINES:
         return parse_prompts(text, str(path), prompt_key)
-    return [line for line in text.splitlines() if line.strip()]
+    return [line for line in text.split(_END) if line.strip()]
 
 
 def parse_prompts(text: str, origin: str, prompt_key: str) -> list[Prompt]:
@@ -50,7 +52,7 @@ def parse_prompts(text: str, origin: str, prompt_key: str) -> list[Prompt]:
         DataError: a line holds no prompt.
     """
     prompts: list[Prompt] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split(_END), 1):
         if not line.strip():
             continue
         try:
@@ -95,5 +97,5 @@ def write_prompts(prompts: Iterable[Prompt], folder: Path, *, chat: bool) -> Pat
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}", hint="choose another --out") from error
+        raise DataError(f"cannot write {path}: {error.strerror or error}", hint="free space, or set TMPDIR") from error
     return path

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from rollmesh.generators.engines.types import GenerationResult, SamplingParams
-from rollmesh.generators.program_agents.process import LaunchContext
+from rollmesh.generators.program_agents.process import LaunchContext, Outcome, parse_last_line
 from rollmesh.generators.program_agents.runner import ProgramRunner, open_runner, program_of
 from rollmesh.generators.rollout.awake_clock import AwakeClock
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
@@ -326,6 +326,19 @@ async def test_an_episode_that_is_aborted_before_it_begins_still_has_a_result(se
     assert (result.finish_reason, len(result.sampled.response_ids)) == ("aborted", 0)
     assert len(serving.endpoint.sessions) == before
     runs.close()
+
+
+@pytest.mark.parametrize(
+    ("printed", "outcome"),
+    [
+        ("\n", Outcome()),
+        ("thinking\r\n42\r\n", Outcome(answer="42")),
+        (' 10%\r 100%\r{"reward": 2, "answer": "a\u2028b"}\n', Outcome({"reward": 2.0}, "a\u2028b")),
+        ("so\nx\u2029y\x85z", Outcome(answer="x\u2029y\x85z")),
+    ],
+)
+def test_the_last_line_ends_where_lines_end_and_nowhere_else(printed: str, outcome: Outcome) -> None:
+    assert parse_last_line(printed) == outcome
 
 
 async def test_pinned_and_greedy_episodes(serving: Serving) -> None:

@@ -23,6 +23,13 @@ def test_results_come_back_by_version_and_rows_of_old_ones_go(tmp_path: Path, mo
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\r", "\n"])
+def test_ends_of_lines_within_a_response_come_back(tmp_path: Path, end: str) -> None:
+    log, rows = ResultLog(tmp_path), [{"row": 0, "text": f"a{end}b"}, {"row": 1, "text": end}]
+    log.write({"incarnation": 1, "version": 0, "reward": 0.0}, rows)
+    assert log.rows(1, 0) == rows
+
+
 def test_long_responses_keep_their_end() -> None:
     assert shorten_text("x" * MAX_TEXT) == "x" * MAX_TEXT
     kept = shorten_text("a" * MAX_TEXT + "the end")

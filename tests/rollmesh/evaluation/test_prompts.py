@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,14 @@ def test_files_are_read_by_their_form(tmp_path: Path) -> None:
     assert read_prompts(tmp_path / "p.jsonl", "prompt") == ["one", "two", [{"role": "user"}]]
     with pytest.raises(DataError, match="cannot be read"):
         read_prompts(tmp_path / "none.txt", "prompt")
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
+def test_ends_of_lines_within_a_text_end_no_line(tmp_path: Path, end: str) -> None:
+    (tmp_path / "p.txt").write_text(f"one{end}more\ntwo\n", encoding="utf-8")
+    assert read_prompts(tmp_path / "p.txt", "prompt") == [f"one{end}more", "two"]
+    escaped = json.dumps(f"one{end}more", ensure_ascii=False)
+    assert parse_prompts(f'{escaped}\n"two"\n', "stdin", "prompt") == [f"one{end}more", "two"]
 
 
 @pytest.mark.parametrize("line", ["{}", "one", "3", '{"prompt": 3}'])
