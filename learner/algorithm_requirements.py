@@ -18,11 +18,14 @@ def check_needs(config: Config, needs: Needs) -> None:
         ConfigError: names the setting that contradicts.
     """
     name = config.algorithm.name
-    if config.rollout.n < needs.group_size:
+    members, _ = config.group_sizes
+    if members < needs.group_size:
+        small = [source.label for source in config.data.train if source.sampling.n == members]
+        key = f"sampling.n of the source {small[0]}" if small else "rollout.n"
         raise ConfigError(
-            f"algorithm {name} compares the responses of a group and needs at least {needs.group_size}, but rollout.n "
-            f"is {config.rollout.n}",
-            hint=f"set rollout.n to {needs.group_size} or more",
+            f"algorithm {name} compares the responses of a group and needs at least {needs.group_size}, but {key} "
+            f"is {members}",
+            hint=f"set {key} to {needs.group_size} or more",
         )
     roles = {role.name: role for role in needs.roles}
     for section in config.learner.roles:

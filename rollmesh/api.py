@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from rollmesh.caller_callbacks import called_back, with_callbacks
-from rollmesh.data.objects import Rows, write_rows
+from rollmesh.data.objects import Rows, with_rows
 from rollmesh.evaluation.evaluate import Evaluation, EvaluationRequest
 from rollmesh.evaluation.settings import read_for_evaluation
 from rollmesh.evaluation.summary import EvaluationSummary
@@ -30,7 +30,6 @@ from rollmesh.learner.callbacks.interface import Callback
 from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.access.secret import new_token
 from rollmesh.mesh.config import Config, load_config
-from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.service import advertised_address
@@ -44,9 +43,6 @@ RewardFunction = Callable[..., Any]
 _Outcome = TypeVar("_Outcome")
 _Outcome_co = TypeVar("_Outcome_co", covariant=True)
 _START_DEADLINE_S = 30.0
-ROWS = "rows"
-"""Folder below `run.dir` of rows that were given as objects."""
-_PENDING = "pending.jsonl"
 
 
 def train(
@@ -86,7 +82,7 @@ def train(
         RollmeshError: what else ended the run early.
         KeyboardInterrupt: after an orderly end of all services.
     """
-    rows = _with_rows(config, overrides, {"train": train, "eval": eval})
+    rows = with_rows(partial(_resolve, config), overrides, {"train": train, "eval": eval})
     resolved, own_callbacks = with_callbacks(rows, callbacks)
     with _serving(resolved, _functions(reward_fn)) as served:
         check_files(served)
@@ -151,22 +147,6 @@ def _resolve(config: Config | Mapping[str, Any] | Path | str, overrides: Sequenc
     if isinstance(config, Config):
         return load_config(config.model_dump(), overrides) if overrides else config
     return load_config(Path(config) if isinstance(config, str) else config, overrides)
-
-
-def _with_rows(
-    config: Config | Mapping[str, Any] | Path | str,
-    overrides: Sequence[str],
-    given: Mapping[str, Rows | Path | str | None],
-) -> Config:
-    """The configuration with these rows as its data."""
-    data = {name: rows for name, rows in given.items() if rows is not None}
-    # `run.dir` is known once the configuration is read, and that is refused without `data.train`.
-    resolved = _resolve(config, [*overrides, *(f"data.{name}={_PENDING}" for name in data)])
-    sources = {}
-    for name, rows in data.items():
-        path = rows if isinstance(rows, str | Path) else write_rows(rows, resolved.run.dir / ROWS, name)
-        sources[name] = (DataSource(path=str(path)),)
-    return resolved.model_copy(update={"data": resolved.data.model_copy(update=sources)})
 
 
 def _functions(reward_fn: RewardFunction | str | Sequence[RewardFunction | str] | None) -> list[RewardFunction | str]:

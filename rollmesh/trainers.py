@@ -15,9 +15,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rollmesh.data.objects import Rows, with_rows
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.folder import locked, set_aside
 from rollmesh.learner.control_requests import ControlRequests
@@ -34,32 +36,56 @@ log = logging.getLogger(__name__)
 Source = TrainerConfig | Mapping[str, Any] | Path | str
 
 
-def sft(config: Source, *, overrides: Sequence[str] = (), fresh: bool = False) -> Path:
+def sft(
+    config: Source,
+    *,
+    train: Rows | Path | str | None = None,
+    eval: Rows | Path | str | None = None,  # noqa: A002 - the name of the configuration's key
+    overrides: Sequence[str] = (),
+    fresh: bool = False,
+) -> Path:
     """Fine-tunes a model on conversations or responses, as `rollmesh sft` does.
 
     Args:
         config: a configuration, the same as a mapping, or the path of a YAML file.
+        train: in place of `data.train`: a path, a `datasets.Dataset`, or rows as dicts. Rows are written once, below
+            `run.dir`, under a name that follows from their content.
+        eval: the same for `data.eval`.
         overrides: as on the command line, `"learner.steps=10"`.
         fresh: start the run over; the folder that it has is kept under another name.
 
     Returns:
-        The Hugging Face folder of the trained model.
+        The Hugging Face folder of the trained model: the first of `checkpoint.hf`.
 
     Raises:
         ConfigError: the configuration is wrong.
         ServiceExitError: the training has ended with an error, which its log names.
     """
-    return _train("sft", config, overrides, fresh=fresh)
+    return _train("sft", config, overrides, {"train": train, "eval": eval}, fresh=fresh)
 
 
-def rm(config: Source, *, overrides: Sequence[str] = (), fresh: bool = False) -> Path:
+def rm(
+    config: Source,
+    *,
+    train: Rows | Path | str | None = None,
+    eval: Rows | Path | str | None = None,  # noqa: A002 - the name of the configuration's key
+    overrides: Sequence[str] = (),
+    fresh: bool = False,
+) -> Path:
     """Trains a reward model on pairs, as `rollmesh rm` does; see `sft`."""
-    return _train("rm", config, overrides, fresh=fresh)
+    return _train("rm", config, overrides, {"train": train, "eval": eval}, fresh=fresh)
 
 
-def dpo(config: Source, *, overrides: Sequence[str] = (), fresh: bool = False) -> Path:
+def dpo(
+    config: Source,
+    *,
+    train: Rows | Path | str | None = None,
+    eval: Rows | Path | str | None = None,  # noqa: A002 - the name of the configuration's key
+    overrides: Sequence[str] = (),
+    fresh: bool = False,
+) -> Path:
     """Optimizes a model by preferences, as `rollmesh dpo` does; see `sft`."""
-    return _train("dpo", config, overrides, fresh=fresh)
+    return _train("dpo", config, overrides, {"train": train, "eval": eval}, fresh=fresh)
 
 
 def read_trainer_config(command: str, source: Source, overrides: Sequence[str] = ()) -> TrainerConfig:
@@ -131,10 +157,17 @@ def _summarized(command: str, folder: Path) -> Iterator[_End]:
                 log.info("%s", line)
 
 
-def _train(command: str, source: Source, overrides: Sequence[str], *, fresh: bool) -> Path:
+def _train(
+    command: str,
+    source: Source,
+    overrides: Sequence[str],
+    rows: Mapping[str, Rows | Path | str | None],
+    *,
+    fresh: bool,
+) -> Path:
     from rollmesh.learner.checkpoint.hf_folders import FOLDER
 
-    config = read_trainer_config(command, source, overrides)
+    config = with_rows(partial(read_trainer_config, command, source), overrides, rows)
     with tempfile.TemporaryDirectory(prefix="rollmesh-") as scratch:
         path = Path(scratch, CONFIG)
         save_config(config, path)

@@ -98,10 +98,11 @@ def rules_of(config: Config, table: str) -> TableRules:
 
 def _check_budget(config: Config) -> None:
     groups, rollout, budget = config.learner.batch.groups, config.rollout, config.buffer.max_bytes
-    needed = groups * group_bytes(rollout.n, rollout.longest_response)
+    _, members = config.group_sizes
+    needed = groups * group_bytes(members, rollout.longest_response)
     if needed > budget:
         raise ConfigError(
-            f"buffer.max_bytes ({budget}) cannot hold one batch: {groups} groups of {rollout.n} responses of "
+            f"buffer.max_bytes ({budget}) cannot hold one batch: {groups} groups of {members} responses of "
             f"{rollout.longest_response} tokens may need {needed} bytes",
             hint=f"set buffer.max_bytes to {2 * needed} or more",
         )

@@ -82,6 +82,7 @@ def row_form(source: DataSource, prompt_key: str) -> PromptForm:
         name=source.name,
         label=source.path if is_hub_id(source.path) else Path(source.path).stem,
         template_kwargs=source.chat_template_kwargs,
+        sampling=source.sampling,
     )
 
 
@@ -154,5 +155,5 @@ class _FirstRows(Generic[T_co]):
         sizes = (min(size, self._count - start) for start, size in zip(starts, blocks.sizes, strict=False))
         return Blocks(tuple(size for size in sizes if size > 0), blocks.window)
 
-    def rows(self, indices: Sequence[int]) -> list[T_co]:
+    def rows(self, indices: Sequence[int]) -> Sequence[T_co]:
         return self._source.rows(indices)

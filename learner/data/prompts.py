@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ import numpy as np
 from rollmesh.learner.data.images import MARK, load_images, split_images
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.agent_tools import agent_schemas
+from rollmesh.mesh.config.inputs import SourceSampling
 from rollmesh.mesh.errors import DataError, PayloadError
 from rollmesh.mesh.trajectory.image_files import ImageFiles
 from rollmesh.mesh.trajectory.images import ImageProcessor, digest_tokens
@@ -64,6 +65,15 @@ class TaskShape:
     top_k: int = 0
     stop: tuple[str, ...] = ()
     greedy: int = 0
+
+    def of_source(self, own: SourceSampling) -> TaskShape:
+        """The shape of a source's tasks, with the settings that it has itself."""
+        if own == SourceSampling():
+            return self
+        given = own.model_dump(exclude_none=True)
+        if "max_response_tokens" in given:
+            given["max_tokens"] = given.pop("max_response_tokens")
+        return replace(self, **given)
 
     def sampling(self) -> trajectory_pb2.SamplingParams:
         return trajectory_pb2.SamplingParams(
@@ -157,6 +167,7 @@ class PromptEncoder:
         seen = self._seen(row, ids, images)
         if len(seen) > self._max_tokens:
             return RefusedRow(row.origin, "long_prompt", len(seen))
+        shape = shape.of_source(row.sampling)
         sampling = shape.sampling()
         if self._agent is not None and self._agent.own and not isinstance(row.prompt, str):
             ids = ids[:1]

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from rollmesh.learner.data.images import MARK, ImageSource, image_source, split_images
 from rollmesh.learner.data.records import Record
+from rollmesh.mesh.config.inputs import SourceSampling
 from rollmesh.mesh.errors import DataError
 
 _FORM_HINT = (
@@ -38,6 +39,7 @@ class PromptForm:
         name: `data_source` of rows that have none; None: rows of verl's form need one.
         label: the same for rows of TRL's form where there is no name.
         template_kwargs: further arguments of the chat template.
+        sampling: of responses, where the source has settings of its own.
     """
 
     prompt_key: str = "prompt"
@@ -45,6 +47,7 @@ class PromptForm:
     name: str | None = None
     label: str = "data"
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    sampling: SourceSampling = field(default_factory=SourceSampling)
 
     def has_columns(self, names: Collection[str]) -> bool:
         """True where a row with these fields has TRL's form."""
@@ -89,7 +92,8 @@ class PromptForm:
                 prompt, images = _with_images(prompt, given or [], path.parent)
             except ValueError as error:
                 raise missing("images" if given else key, str(error)) from error
-        return Row(prompt, data_source, ground_truth, extra_info, images, self.template_kwargs, f"{path}, row {index}")
+        origin = f"{path}, row {index}"
+        return Row(prompt, data_source, ground_truth, extra_info, images, self.template_kwargs, self.sampling, origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ class Row:
         data_source, ground_truth, extra_info: for the reward.
         images: those of the prompt, in the order of their marks.
         template_kwargs: further arguments of the chat template.
+        sampling: of responses, where its source has settings of its own.
         origin: its file, and its number there.
     """
 
@@ -110,6 +115,7 @@ class Row:
     extra_info: Mapping[str, Any]
     images: tuple[ImageSource, ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    sampling: SourceSampling = field(default_factory=SourceSampling)
     origin: str = "a row"
 
 

@@ -17,7 +17,7 @@ _EVAL = {"rows", "n", "temperature", "top_p", "top_k", "right_at"}
 _ROLLOUT = {"max_prompt_tokens", "max_response_tokens", "stop"}
 _AGENT = {"tools", "environment", "program", "command", "max_turns", "turn_tokens", "observation_tokens"}
 _DATA = {"prompt_key", "chat_template_kwargs"}
-_SOURCE = {"name", "rows", "prompt_key", "ground_truth_key", "chat_template_kwargs"}
+_SOURCE = {"name", "rows", "prompt_key", "ground_truth_key", "chat_template_kwargs", "sampling"}
 
 
 def measured_by(config: Config) -> str:

@@ -347,6 +347,7 @@ TRAINERS = [
     _trl("epoch", "Passes over the data so far."),
     Metric("skipped_rows", "Rows of the step that were left out: too long, or without a token to train."),
     Metric("eval/loss", "Loss on held-out rows.", "", ("eval_loss",), "val/loss", "eval_loss"),
+    Metric("eval/loss/<source>", "The same of one source, where `data.eval` has several."),
     _trl("rewards/{chosen,rejected}", "Mean reward of these responses: scores, or beta x log-ratio to the reference."),
     _trl("rewards/margins", "Mean difference of the two."),
     _trl("rewards/accuracies", "Pairs in which the chosen response has the larger one.", "share"),
@@ -356,6 +357,8 @@ TRAINERS = [
     _trl("eval/rewards/{chosen,rejected,margins,accuracies}", "As without `eval/`, on held-out rows."),
     _trl("eval/logps/{chosen,rejected}", "As without `eval/`, on held-out rows.", "nats"),
     Metric("eval/entropy", "Entropy of the policy at their trained tokens.", "nats", trl="eval_entropy"),
+    Metric("eval/{entropy,kto_divergence}/<source>", "The same of one source.", "nats"),
+    Metric("eval/{rewards,logps}/{chosen,rejected,margins,accuracies}/<source>", "The same of one source."),
 ]
 
 CATALOGUE: dict[str, list[Metric]] = {

@@ -122,6 +122,7 @@ class SampleLog:
             "components": dict(member.components),
             "ground_truth": json.loads(group.leased.task.ground_truth_json or "null"),
             "data_source": group.leased.task.data_source,
+            "temperature": round(group.leased.task.sampling.temperature, 6),
             "versions": trajectory.versions.to_lists(),
             "finish_reason": finish.removeprefix("FINISH_REASON_").lower(),
             "generator": member.generator,

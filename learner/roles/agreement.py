@@ -29,7 +29,7 @@ def agreed_settings(config: Config, role: ModelRole) -> dict[str, str]:
         "learner.steps": learner.steps,
         "optimizer": optimizer.model_dump(mode="json"),
         "rollout.max_response_tokens": config.rollout.max_response_tokens,
-        "rollout.n": config.rollout.n,
+        "rollout.n": config.group_sizes,
         "run.seed": config.run.seed,
     }
     return {key: json.dumps(value, sort_keys=True) for key, value in values.items()}
@@ -38,5 +38,6 @@ def agreed_settings(config: Config, role: ModelRole) -> dict[str, str]:
 def most_batch_bytes(config: Config) -> int:
     """Bytes that the tensors of a batch may have at most."""
     rollout = config.rollout
-    sequences = config.learner.batch.groups * (rollout.n + 1)
+    _, members = config.group_sizes
+    sequences = config.learner.batch.groups * (members + 1)
     return sequences * (rollout.max_prompt_tokens + rollout.max_response_tokens + 1) * _TOKEN_BYTES

@@ -76,7 +76,7 @@ class Checkpoints:
             record: of it; with an evaluation that is better than all before, its checkpoint is due.
         """
         every_s, every_steps = self._pace.every_s, self._pace.every_steps
-        self._candidate = self._best and self._best.better(self._version(step), record)
+        self._candidate = None if self._best is None else self._best.better(self._version(step), record)
         self._requests += self._controls.pop_checkpoint_requests()
         by_time = every_s is not None and time.monotonic() - self._last_s >= every_s
         by_step = every_steps is not None and step % every_steps == 0

@@ -68,7 +68,7 @@ class ExampleLoader:
 
     def _load(self, source: ExampleSource, rows: Sequence[int]) -> Examples:
         if self._group is None:
-            return source.rows(rows)
+            return list(source.rows(rows))
         processes = self._world.processes
         message = _message(source, rows[self._world.process :: processes])
         answers = [msgpack.unpackb(answer) for answer in gather_bytes(message, self._group)]

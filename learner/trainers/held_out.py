@@ -32,7 +32,8 @@ def evaluate(
     Returns:
         `eval/NAME` over all rows, and with several sources `eval/NAME/SOURCE`. Without anything to measure it is empty.
     """
-    total, found = _Measured(engine), {}
+    total = _Measured(engine)
+    found: dict[str, float] = {}
     for label, held_out in sources.items():
         own = _Measured(engine)
         for step in range(held_out.steps(rows) or 0):

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
 
-from rollmesh.mesh.config.base import ModelPath, PositiveFloat, PositiveInt, Section
+from rollmesh.mesh.config.base import ModelPath, PositiveFloat, PositiveInt, Section, Temperature
 
 
 class ModelSection(Section):
@@ -19,6 +19,18 @@ class ModelSection(Section):
         description="Data type in which generators compute and in which weights travel. On GPUs set bfloat16: float32 "
         "takes twice the memory and is slower.",
     )
+
+
+class SourceSampling(Section):
+    """Sampling of one source's responses; what is left out is as for all sources."""
+
+    temperature: Temperature | None = Field(None, description="As `rollout.temperature`, or `eval.temperature`.")
+    top_p: float | None = Field(None, gt=0, le=1, description="As `eval.top_p`; for held-out sources alone.")
+    top_k: int | None = Field(None, ge=0, description="As `eval.top_k`; for held-out sources alone.")
+    max_response_tokens: PositiveInt | None = Field(
+        None, description="As `rollout.max_response_tokens`, which bounds it."
+    )
+    n: PositiveInt | None = Field(None, description="As `rollout.n`; for training sources alone.")
 
 
 class DataSource(Section):
@@ -48,9 +60,28 @@ class DataSource(Section):
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="In addition to `data.chat_template_kwargs`, for this source."
     )
+    sampling: SourceSampling = Field(
+        default_factory=SourceSampling, description="How responses to this source's prompts are sampled."
+    )
     split: str | None = Field(None, description="Split of a hub id or of a saved `DatasetDict`; none: `train`.")
     subset: str | None = Field(None, description="Configuration of a hub id, as `main` of `openai/gsm8k`.")
     revision: str | None = Field(None, description="Commit or tag of the hub id; pin it for reproducible runs.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_itself(cls, values: Any) -> Any:
+        """Has errors about sampling name the source, which has a number alone in the configuration."""
+        sampling = values.get("sampling") if isinstance(values, Mapping) else None
+        if isinstance(sampling, Mapping):
+            try:
+                SourceSampling.model_validate(sampling)
+            except ValidationError as error:
+                what = "; ".join(f"sampling.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+                known = ", ".join(SourceSampling.model_fields)
+                raise ValueError(
+                    f"the source {values.get('name') or values.get('path')}: {what}; sampling has {known}"
+                ) from error
+        return values
 
     @property
     def label(self) -> str:

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from rollmesh.mesh.config.base import Section
 from rollmesh.mesh.config.buffer import BufferSection
 from rollmesh.mesh.config.evaluation import CheckpointSection, EvalSection
-from rollmesh.mesh.config.inputs import DataSection, ModelSection
+from rollmesh.mesh.config.inputs import DataSection, ModelSection, SourceSampling
 from rollmesh.mesh.config.learner import AlgorithmSection, LearnerSection
 from rollmesh.mesh.config.network import NetworkSection, SecuritySection
 from rollmesh.mesh.config.no_secrets import refuse_secrets
@@ -132,6 +132,35 @@ class Config(Section):
                 f"buffer.min_members={self.rollout.n}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _sources_can_be_sampled(self) -> Config:
+        for key, sources in (("train", self.data.train), ("eval", self.data.eval or ())):
+            for source in sources:
+                if why := self._refuses(source.sampling, training=key == "train"):
+                    raise ValueError(f"data.{key}: the source {source.label}: sampling.{why}")
+        return self
+
+    def _refuses(self, sampling: SourceSampling, *, training: bool) -> str:
+        """The reason why a source cannot be sampled so; empty where it can."""
+        longest, least = self.rollout.max_response_tokens, self.buffer.min_members
+        if sampling.max_response_tokens is not None and sampling.max_response_tokens > longest:
+            return f"max_response_tokens exceeds rollout.max_response_tokens ({longest}), which is the largest of all"
+        if sampling.temperature is not None and sampling.temperature > 2 and self.rollout.engine == "vllm":
+            return f"temperature {sampling.temperature:g}: vLLM samples at 2 at most"
+        if training and (sampling.top_p is not None or sampling.top_k is not None):
+            return "top_p and top_k are for held-out sources: the learner could not recompute their distribution"
+        if training and sampling.n is not None and sampling.n < least:
+            return f"n is below buffer.min_members ({least})"
+        if not training and sampling.n is not None:
+            return "n is for training sources: metrics of an evaluation compare prompts with as many responses (eval.n)"
+        return ""
+
+    @property
+    def group_sizes(self) -> tuple[int, int]:
+        """Responses to a training prompt, at least and at most, over all sources."""
+        sizes = [source.sampling.n or self.rollout.n for source in self.data.train]
+        return min(sizes), max(sizes)
 
     @model_validator(mode="after")
     def _serves_adapters(self) -> Config:

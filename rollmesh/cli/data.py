@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -14,6 +14,9 @@ from pydantic import ValidationError
 from rollmesh.cli.options import OVERRIDES, ConfigPath, read_config
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from rollmesh.data.check import DataReport
 
 _FROM_HELP = (
     "Files of the dataset as published: a file, a folder, a pattern, a hub id in the local cache, or a source like "
@@ -65,6 +68,25 @@ def _prepare(
     typer.echo(f"use them with: --data.train={written[0].path}{evaluated}{scored}")
 
 
+def _found(command: str, config_path: Path, context: typer.Context, examples: int) -> DataReport:
+    """The report on the data of a command's configuration."""
+    if command == "run":
+        config = read_config(config_path, context)
+        from rollmesh.data.check import check_data
+
+        return check_data(config, examples=examples)
+    from rollmesh.mesh.config.trainers.configs import CONFIGS
+
+    if command not in CONFIGS:
+        raise ConfigError(f"--for {command}: no such command", hint=f"known: run, {', '.join(CONFIGS)}")
+    from rollmesh.trainers import read_trainer_config
+
+    trainer = read_trainer_config(command, config_path, context.args)
+    from rollmesh.data.check_rows import check_rows
+
+    return check_rows(trainer, examples=examples)
+
+
 def _silent(_file: str, _rows: int) -> None:
     """Shows nothing: no one watches."""
 
@@ -89,23 +111,24 @@ def _source(text: str) -> DataSource:
 def _check(
     context: typer.Context,
     config_path: ConfigPath,
+    command: Annotated[
+        str, typer.Option("--for", metavar="COMMAND", help="Whose configuration it is: run, sft, rm or dpo.")
+    ] = "run",
     examples: Annotated[int, typer.Option("--examples", min=0, help="Rows that are named for each finding.")] = 3,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 3 for duplicates, leaks and skipped rows too.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as one JSON object.")] = False,
 ) -> None:
-    """Read all data of a configuration, as a run would, and say what would be skipped or go wrong.
+    """Read all data of a configuration, as a run or a trainer would, and say what would be skipped or go wrong.
 
     It shows rows by source and by data_source, and the lengths of prompts in tokens. It finds duplicates, held-out
-    prompts that are trained on, images that cannot be read, and rows that no reward function scores. Exits with 3
-    where a run would fail.
+    prompts that are trained on, images that cannot be read, and rows that no reward function scores. With --for it
+    reads the rows of a trainer: pairs that contradict each other are found too. Exits with 3 where a run would fail.
     """
-    config = read_config(config_path, context)
-    from rollmesh.data.check import check_data
+    found = _found(command, config_path, context, examples)
     from rollmesh.data.check_report import lines, to_json
 
-    found = check_data(config, examples=examples)
     if as_json:
         typer.echo(json.dumps(to_json(found), indent=2))
     else:

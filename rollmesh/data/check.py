@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rollmesh.data.prompt_keys import exact_key, normalized_key
 from rollmesh.learner.coordinator.prompt_sources import evaluation_encoder, training_encoder
@@ -19,7 +19,7 @@ from rollmesh.learner.data.prompts import PromptEncoder
 from rollmesh.learner.data.records import RowSource
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.config import Config
-from rollmesh.mesh.config.inputs import DataSource
+from rollmesh.mesh.config.inputs import DataSource, ModelSection
 from rollmesh.mesh.errors import DataError, RollmeshError
 from rollmesh.mesh.tokenizer_files import load_tokenizer
 from rollmesh.reward_service.scorers.auto import scorer_of
@@ -57,7 +57,7 @@ class SourceReport:
         key: `data.train` or `data.eval`.
         label: of the source.
         rows: that it has.
-        lengths: number of prompts by their tokens, without empty ones.
+        lengths: number of prompts, or of rows, by their tokens, without empty ones.
         data_sources: number of rows by data_source.
         findings: by kind.
     """
@@ -82,11 +82,13 @@ class DataReport:
     """All that was found.
 
     Attributes:
-        max_prompt_tokens: longer prompts are skipped, or refused.
+        measured: whose tokens are counted.
+        max_tokens: longer ones are skipped, or refused.
         sources: in the order of the configuration.
     """
 
-    max_prompt_tokens: int
+    measured: Literal["prompt", "row"]
+    max_tokens: int
     sources: list[SourceReport]
 
     @property
@@ -110,7 +112,7 @@ def check_data(config: Config, *, examples: int) -> DataReport:
     Raises:
         DataError: the tokenizer cannot be loaded. Everything about the data is a finding.
     """
-    tokenizer = _tokenizer(config)
+    tokenizer = load_check_tokenizer(config.model)
     known = _Known()
     reports = []
     encoder = training_encoder(config, tokenizer)
@@ -122,23 +124,27 @@ def check_data(config: Config, *, examples: int) -> DataReport:
         for source in config.data.eval:
             check = _SourceCheck(config, "data.eval", source, encoder, known, examples)
             reports.append(check.run(trained=False))
-    return DataReport(config.rollout.max_prompt_tokens, reports)
+    return DataReport("prompt", config.rollout.max_prompt_tokens, reports)
 
 
-def _tokenizer(config: Config) -> PreTrainedTokenizerBase:
-    """That of the model; of a hub id nothing else is fetched."""
-    folder = Path(config.model.path)
+def load_check_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model; of a hub id nothing else is fetched.
+
+    Raises:
+        DataError: it cannot be loaded.
+    """
+    folder = Path(model.path)
     if folder.is_dir():
         return load_tokenizer(folder)
     from transformers import AutoTokenizer
 
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            config.model.path, revision=config.model.revision or "main", trust_remote_code=False
+            model.path, revision=model.revision or "main", trust_remote_code=False
         )
     except (OSError, ValueError) as error:
         raise DataError(
-            f"model.path: the tokenizer of {config.model.path} cannot be had: {error}",
+            f"model.path: the tokenizer of {model.path} cannot be had: {error}",
             hint="give a Hugging Face model folder, or a hub id",
         ) from error
     return tokenizer

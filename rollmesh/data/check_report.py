@@ -41,7 +41,7 @@ def lines(report: DataReport) -> Iterator[str]:
         yield f"{source.key}: {source.label}: {source.rows} rows"
         for name, count in source.data_sources.most_common():
             yield f"  data_source {name}: {count}"
-        yield from _lengths(source, report.max_prompt_tokens)
+        yield from _lengths(source, report)
         for finding in source.findings.values():
             yield f"  {'ERROR' if finding.fails else 'warning'}: {finding.count} x {finding.what}"
             for example in finding.examples:
@@ -50,11 +50,11 @@ def lines(report: DataReport) -> Iterator[str]:
     yield f"errors: {errors}, warnings: {warnings}" if errors or warnings else "nothing is wrong"
 
 
-def _lengths(source: SourceReport, limit: int) -> Iterator[str]:
+def _lengths(source: SourceReport, report: DataReport) -> Iterator[str]:
     if not source.lengths:
         return
     marks = ", ".join(f"{name} {quantile(source.lengths, share)}" for name, share in _QUANTILES)
-    yield f"  tokens of a prompt (at most {limit}): {marks}"
+    yield f"  tokens of a {report.measured} (at most {report.max_tokens}): {marks}"
     buckets = histogram(source.lengths)
     longest = max(count for _, count in buckets)
     for bound, count in buckets:
@@ -64,14 +64,14 @@ def _lengths(source: SourceReport, limit: int) -> Iterator[str]:
 def to_json(report: DataReport) -> dict[str, Any]:
     """The report for programs."""
     return {
-        "max_prompt_tokens": report.max_prompt_tokens,
+        f"max_{'prompt_' if report.measured == 'prompt' else ''}tokens": report.max_tokens,
         "errors": len(report.errors),
         "warnings": len(report.warnings),
-        "sources": [_source(source) for source in report.sources],
+        "sources": [_source(source, report.measured) for source in report.sources],
     }
 
 
-def _source(source: SourceReport) -> dict[str, Any]:
+def _source(source: SourceReport, measured: str) -> dict[str, Any]:
     findings: list[Finding] = list(source.findings.values())
     lengths = {name: quantile(source.lengths, share) for name, share in _QUANTILES} if source.lengths else {}
     return {
@@ -79,7 +79,7 @@ def _source(source: SourceReport) -> dict[str, Any]:
         "source": source.label,
         "rows": source.rows,
         "data_sources": dict(source.data_sources),
-        "prompt_tokens": lengths,
+        f"{measured}_tokens": lengths,
         "histogram": [list(bucket) for bucket in histogram(source.lengths)] if source.lengths else [],
         "findings": [asdict(finding) for finding in findings],
     }

@@ -9,11 +9,14 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from rollmesh.learner.recovery.run_identity import fingerprint
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.config.inputs import DataSource
+from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.private_files import private_folder
 
@@ -29,6 +32,34 @@ class Dataset(Protocol):
 
 Rows = Dataset | Iterable[Mapping[str, Any]]
 """Rows of a dataset: the library's object, or mappings."""
+ROWS = "rows"
+"""Folder below `run.dir` with rows that were objects."""
+AnyConfig = TypeVar("AnyConfig", Config, TrainerConfig)
+_PENDING = "pending.jsonl"
+
+
+def with_rows(
+    read: Callable[[Sequence[str]], AnyConfig], overrides: Sequence[str], given: Mapping[str, Rows | Path | str | None]
+) -> AnyConfig:
+    """A configuration with these rows as its data.
+
+    Args:
+        read: reads it with some overrides.
+        overrides: as on the command line.
+        given: `train` and `eval`: a path, or rows, which are written below `run.dir`; None: as configured.
+
+    Raises:
+        ConfigError: the configuration is wrong, or an object holds no rows.
+        DataError: the disk refuses.
+    """
+    data = {name: rows for name, rows in given.items() if rows is not None}
+    # `run.dir` is known once the configuration is read, and that is refused without `data.train`.
+    config = read([*overrides, *(f"data.{name}={_PENDING}" for name in data)])
+    sources = {}
+    for name, rows in data.items():
+        path = rows if isinstance(rows, str | Path) else write_rows(rows, config.run.dir / ROWS, name)
+        sources[name] = (DataSource(path=str(path)),)
+    return config.model_copy(update={"data": config.data.model_copy(update=sources)})
 
 
 def write_rows(rows: Rows, folder: Path, name: str) -> Path:

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from rollmesh.evaluation.runs import run_outcome
 from rollmesh.launcher.folder import locked
 from rollmesh.mesh.config.trainers.configs import CONFIGS
-from rollmesh.mesh.errors import ConfigError, RunBusyError
+from rollmesh.mesh.errors import ConfigError, DataError, RunBusyError
+from rollmesh.run_files import read_any_config
+from rollmesh.run_handle import Run
 from rollmesh.trainers import read_trainer_config, run_here, sft
 from tests.command import Command
 from tests.learner.trainers.tiny import write_chat_model, write_rows
 
+HEARD = """
+import rollmesh
+
+class Heard(rollmesh.Callback):
+    def _write(self, run, event):
+        name = type(event).__name__ + (f":{event.reason}" if hasattr(event, "reason") else "")
+        with (run.folder / "heard").open("a") as file:
+            file.write(name + "\\n")
+        if getattr(event, "step", 0) == 2:
+            run.stop()
+
+    on_run_start = on_step_end = on_evaluation_end = on_checkpoint_committed = on_run_end = _write
+"""
 GIVEN = {"model": {"path": "m"}, "data": {"train": "d.jsonl"}}
 
 
@@ -62,13 +79,67 @@ def test_one_training_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
         assert run_here("sft", config) == RunBusyError.exit_code
 
 
-def test_the_api_trains_in_a_process_of_its_own(tmp_path: Path) -> None:
-    rows = write_rows(tmp_path)
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    several = "data.train=[{path: a.jsonl, weight: 1}, {path: b.jsonl}]"
+    for overrides, words in (
+        ([several], "give every source a weight, or none of them"),
+        (["data.train=[a.jsonl, b.jsonl]", "data.curriculum=plan.py:f"], "data.curriculum has no end of its own"),
+        (["checkpoint.hf=[best]"], "checkpoint.hf: best needs data.eval and checkpoint.best"),
+        (["data.train={path: a.jsonl, sampling: {n: 2}}"], "a.jsonl has sampling, and nothing is sampled"),
+        (["data.train={path: a.jsonl, ground_truth_key: x}"], "a.jsonl has ground_truth_key"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            read_trainer_config("sft", GIVEN, overrides)
+
+
+def test_a_loss_is_better_where_it_is_less() -> None:
+    for given, expected in (
+        ([], "min"),
+        (["eval.metric=loss/chats"], "min"),
+        (["eval.metric=rewards/accuracies"], "max"),
+        (["eval.metric=entropy", "eval.direction=min"], "min"),
+    ):
+        assert read_trainer_config("dpo", GIVEN, given).eval.better == expected
+
+
+def test_the_commands_of_a_run_read_a_training(tmp_path: Path, rollmesh: Command) -> None:
+    """One training in a process of its own, from rows in memory, and what each command says of its folder."""
+    rows = [json.loads(line) for line in write_rows(tmp_path)["sft"].read_text().splitlines()]
+    (tmp_path / "heard.py").write_text(HEARD)
     given = {
         "run": {"dir": str(tmp_path / "runs")},
         "model": {"path": str(write_chat_model(tmp_path / "model"))},
-        "data": {"train": str(rows["sft"])},
+        "data": {"train": "replaced"},
+        "eval": {"every_steps": 1},
+        "logging": {"callbacks": [f"{tmp_path / 'heard.py'}:Heard"]},
     }
-    folder = sft(given, overrides=["learner.steps=2"])
-    assert folder == tmp_path / "runs" / "run" / "hf" / "last"
+    folder = sft(given, train=rows[:20], eval=rows[20:], overrides=["learner.steps=1000"])
+    run = tmp_path / "runs" / "run"
+    assert folder == run / "hf" / "last"
     assert (folder / "model.safetensors").is_file()
+    heard = (run / "heard").read_text().split()
+    assert heard[:4] == ["RunStart", "StepEnd", "EvaluationEnd", "CommittedCheckpoint"]
+    assert heard[-1] == "RunEnd:request", "the callback has asked for the end after two steps"
+    steps = heard.count("StepEnd")
+    assert 2 <= steps < 1000
+    assert sorted(path.name for path in (tmp_path / "runs" / "rows").iterdir()) == sorted(
+        Path(source.path).name for source in (*read_any_config(run).data.train, *(read_any_config(run).data.eval or ()))
+    )
+    for command, words in (
+        ("status", f"sft: finished\nstep {steps} of 1000"),
+        ("report", "report.html"),
+        ("evals", "best by loss"),
+    ):
+        assert words in rollmesh(command, str(run)).stdout, command
+    page = (run / "report.html").read_text()
+    assert "Loss over steps" in page
+    assert "weight pushes: a training on data has none" in page
+    refused = rollmesh("samples", str(run))
+    assert refused.returncode == DataError.exit_code
+    assert "is of `rollmesh sft`, which trains on data and samples nothing" in refused.stderr
+    handle = Run(run)
+    assert [record["step"] for record in handle.metrics()] == list(range(1, steps + 1))
+    assert handle.summary().steps == steps
+    assert [checkpoint.is_best for checkpoint in handle.checkpoints()][-1]
+    assert (handle.export(tmp_path / "exported", "best") / "model.safetensors").is_file()
+    assert run_outcome(run)["held-out loss, last"] == handle.metrics()[-1]["eval/loss"]

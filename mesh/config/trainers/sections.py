@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
 from rollmesh.mesh.config.evaluation import CheckpointPaceSection
-from rollmesh.mesh.config.inputs import Sources, SourcesSection
+from rollmesh.mesh.config.inputs import Sources, SourceSampling, SourcesSection
 from rollmesh.mesh.config.learner import EngineSection, OptimizerSection
 
 
@@ -63,6 +63,8 @@ class RowsSection(SourcesSection):
                     raise ValueError(
                         f"data.{key}: {source.label} has ground_truth_key, which is for rewards: leave it out"
                     )
+                if source.sampling != SourceSampling():
+                    raise ValueError(f"data.{key}: {source.label} has sampling, and nothing is sampled: leave it out")
         return self
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from rollmesh.learner.coordinator.prompt_sources import open_held_out, open_prompts, open_training_prompts
 from rollmesh.mesh.config import load_config
+from rollmesh.mesh.errors import ConfigError
 from tests.learner.data.conftest import record, tokenizer, write_jsonl  # noqa: F401 - a fixture
 
 CURRICULUM = """
@@ -39,6 +40,52 @@ def test_each_side_has_its_own_sampling(tmp_path: Path, tokenizer: Any) -> None:
     for task in (trained, tasks[0]):
         assert (task.sampling.max_tokens, list(task.sampling.stop)) == (7, ["x"])
     assert len(open_held_out(config, tokenizer).source) == 3
+
+
+def test_sources_have_sampling_of_their_own(tmp_path: Path, tokenizer: Any) -> None:  # noqa: F811 - the fixture
+    paths = [
+        write_jsonl(tmp_path / f"{name}.jsonl", [record(index) for index in range(2)]) for name in ("own", "shared")
+    ]
+    own = {"temperature": 0.25, "max_response_tokens": 3}
+    config = load_config(
+        {
+            "model": {"path": str(tmp_path)},
+            "data": {
+                "train": [{"path": str(paths[0]), "sampling": {**own, "n": 4}}, {"path": str(paths[1])}],
+                "eval": [{"path": str(paths[0]), "sampling": {**own, "top_p": 0.5}}, {"path": str(paths[1])}],
+                "epochs": 1,
+            },
+            "rollout": {"n": 2, "temperature": 1.0, "max_response_tokens": 7},
+        }
+    )
+    prompts, held_out = open_prompts(config, tokenizer, greedy=0)
+    trained = sorted(prompts.after(0, 4).tasks, key=lambda task: task.row)
+    assert [(task.n, task.sampling.temperature, task.sampling.max_tokens) for task in trained] == [
+        *[(4, 0.25, 3)] * 2,
+        *[(2, 1.0, 7)] * 2,
+    ]
+    assert held_out is not None
+    assert [(task.n, task.sampling.temperature, task.sampling.top_p) for task in held_out] == [
+        *[(1, 0.25, 0.5)] * 2,
+        *[(1, 0.0, 1.0)] * 2,
+    ]
+    assert config.group_sizes == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("key", "sampling", "words"),
+    [
+        ("train", {"temprature": 1}, r"the source easy: sampling\.temprature: .*sampling has temperature, top_p"),
+        ("train", {"n": 0}, r"the source easy: sampling\.n: "),
+        ("train", {"top_p": 0.5}, r"the source easy: sampling\.top_p and top_k are for held-out sources"),
+        ("train", {"max_response_tokens": 9999}, r"the source easy: sampling\.max_response_tokens exceeds"),
+        ("eval", {"n": 2}, r"data\.eval: the source easy: sampling\.n is for training sources"),
+    ],
+)
+def test_sampling_that_cannot_be_names_its_source(key: str, sampling: dict[str, Any], words: str) -> None:
+    data = {"train": "d.jsonl", key: [{"path": "e.jsonl", "name": "easy", "sampling": sampling}]}
+    with pytest.raises(ConfigError, match=words):
+        load_config({"model": {"path": "m"}, "data": data})
 
 
 @pytest.mark.parametrize("kind", ["plain", "weighted", "taught"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from rollmesh.export import export_checkpoint
+from rollmesh.learner.checkpoint.best import best_checkpoint
+from rollmesh.learner.data.examples import Example, sequence_from
 from rollmesh.learner.metrics.catalogue import describe
 from rollmesh.learner.metrics.writer import with_aliases
+from rollmesh.learner.trainers.kto import mismatched
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.reward_service.loading import load_function
 from rollmesh.reward_service.outcomes import RewardItem, Scored
+from rollmesh.run_files import read_any_config
 from tests.learner.trainers.tiny import metrics, train
 
 COMMANDS: list[tuple[str, str, dict[str, Any]]] = [
@@ -50,6 +56,59 @@ def test_a_run_that_was_stopped_continues_to_the_same_bits(
     for record in whole:
         described = {name: value for name, value in record.items() if describe(name) is not None}
         assert record.keys() == with_aliases(described).keys()
+
+
+def test_several_sources_are_trained_in_their_shares_and_evaluated_each(
+    chat_model: Path, row_files: dict[str, Path], tmp_path: Path
+) -> None:
+    """One source of two is weighted three times the other; a run that was stopped continues to the same bits."""
+    rows = row_files["sft"].read_text().splitlines(keepends=True)
+    paths = {}
+    for name, part in (("first", rows[:6]), ("second", rows[6:])):
+        paths[name] = tmp_path / f"{name}.jsonl"
+        paths[name].write_text("".join(part))
+    weights_of = {"first": 3, "second": 1}
+    named = [{"path": str(path), "name": name} for name, path in paths.items()]
+    weighted = [{**source, "weight": weights_of[source["name"]]} for source in named]
+    given: dict[str, Any] = {"data__train": json.dumps(weighted), "data__eval": json.dumps(named), "eval__rows": 10}
+    assert train("sft", chat_model, tmp_path, tmp_path / "whole", **given)
+    assert not train("sft", chat_model, tmp_path, tmp_path / "parts", stop_after=2, **given)
+    assert train("sft", chat_model, tmp_path, tmp_path / "parts", **given)
+    left, right = weights(tmp_path / "parts"), weights(tmp_path / "whole")
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    last = metrics(tmp_path / "whole")[-1]
+    first, second = (last[f"eval/loss/{name}"] for name in paths)
+    assert min(first, second) < last["eval/loss"] < max(first, second)
+    with pytest.raises(ConfigError, match=r"begun with something else: data\.train "):
+        train("sft", chat_model, tmp_path, tmp_path / "parts", **given | {"data__train": json.dumps(named)})
+
+
+def test_the_best_checkpoint_stays_and_is_left_as_a_folder(
+    chat_model: Path, row_files: dict[str, Path], tmp_path: Path
+) -> None:
+    """A rate at which the loss grows again makes an earlier step the best one."""
+    keys = {"data__eval": row_files["sft"], "eval__every_steps": 1, "checkpoint__keep": 1}
+    run = tmp_path / "run"
+    keys |= {"checkpoint__hf": "[best]", "learner__steps": 8, "learner__optimizer__lr": 0.3}
+    assert train("sft", chat_model, row_files["sft"], run, **keys)
+    found = [record["eval/loss"] for record in metrics(run)]
+    best = best_checkpoint(run / "checkpoints")
+    assert best is not None
+    assert (best.version, best.value, best.metric) == (found.index(min(found)) + 1, min(found), "loss")
+    assert best.version < 8
+    assert [path.name for path in (run / "hf").iterdir()] == ["best"]
+    model = load_file(run / "hf" / "best" / "model.safetensors")
+    export_checkpoint(read_any_config(run), run / "checkpoints" / best.checkpoint, tmp_path / "exported")
+    exported = load_file(tmp_path / "exported" / "model.safetensors")
+    assert all(torch.equal(model[name], exported[name]) for name in model)
+
+
+def test_kto_estimates_with_the_responses_of_the_same_step() -> None:
+    """(x1, y3), (x2, y1), (x3, y2); a pair that the model cannot take loses the end of its response."""
+    examples = [Example((sequence_from([10 * place] * place, [place] * place, [1] * place),)) for place in (1, 2, 3)]
+    found = [pair.sequences[0] for pair in mismatched(examples, longest=4)]
+    assert [sequence.prompt_ids.tolist() for sequence in found] == [[10], [20, 20], [30, 30, 30]]
+    assert [sequence.response_ids.tolist() for sequence in found] == [[3, 3, 3], [1], [2]]
 
 
 def test_preferences_begin_where_the_reference_is(chat_model: Path, row_files: dict[str, Path], tmp_path: Path) -> None:

@@ -1,0 +1,128 @@
+"""The data of a trainer, read as its ranks would read them, with everything that is found on the way.
+
+Rows are compared by their tokens. Nothing is started, and memory holds a digest of each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from rollmesh.data.check import DataReport, SourceReport, load_check_tokenizer
+from rollmesh.learner.data.chat_turns import ChatEncoder
+from rollmesh.learner.data.dataset import open_rows
+from rollmesh.learner.data.examples import Example, ExampleSource
+from rollmesh.learner.model_files.location import context_length
+from rollmesh.learner.trainers.objective import Objective
+from rollmesh.learner.trainers.objectives import build_objective
+from rollmesh.mesh.config.inputs import DataSource
+from rollmesh.mesh.config.trainers.configs import TrainerConfig
+from rollmesh.mesh.errors import DataError
+
+_CHUNK = 256
+
+
+def check_rows(config: TrainerConfig, *, examples: int) -> DataReport:
+    """Reads all rows of a trainer's configuration.
+
+    Args:
+        config: of `rollmesh sft`, `rm` or `dpo`.
+        examples: rows that are named for each finding.
+
+    Raises:
+        DataError: the tokenizer cannot be loaded. Everything about the data is a finding.
+    """
+    tokenizer = load_check_tokenizer(config.model)
+    folder = Path(config.model.path)
+    if folder.is_dir() and (known := context_length(folder)) is not None:
+        longest = {"max_tokens": min(config.data.max_tokens, known)}
+        config = config.model_copy(update={"data": config.data.model_copy(update=longest)})
+    objective = build_objective(config, ChatEncoder(tokenizer, config.data.chat_template_kwargs))
+    trained: dict[bytes, str] = {}
+    held_out: dict[bytes, str] = {}
+    reports = [_Source("data.train", source, objective, examples).run(trained, {}) for source in config.data.train]
+    for source in config.data.eval or ():
+        reports += [_Source("data.eval", source, objective, examples).run(held_out, trained)]
+    return DataReport("row", config.data.max_tokens, reports)
+
+
+class _Source:
+    """Reads one source."""
+
+    def __init__(self, key: str, source: DataSource, objective: Objective, most: int) -> None:
+        self._source, self._objective, self._most = source, objective, most
+        self._report = SourceReport(key, source.label)
+
+    def run(self, own: dict[bytes, str], trained: dict[bytes, str]) -> SourceReport:
+        """The report of the source.
+
+        Args:
+            own: rows of this side so far, by their tokens; grows.
+            trained: rows that are trained on, for a held-out source.
+        """
+        try:
+            rows = open_rows(self._source, self._objective.form(self._source))
+        except DataError as error:
+            self._add("the source cannot be used", str(error), fails=True)
+            return self._report
+        self._report.rows = len(rows)
+        for index, example in self._read(rows):
+            origin = f"{self._source.label}, row {index}"
+            if example is None:
+                self._add("the row is left out: it is too long, or nothing of it is trained", origin)
+                continue
+            self._report.lengths[max(map(len, example.sequences))] += 1
+            self._compare(origin, example, own, trained)
+        if not self._report.lengths:
+            self._add("no row of the source can be used", self._source.label, fails=True)
+        return self._report
+
+    def _read(self, rows: ExampleSource) -> Iterator[tuple[int, Example | None]]:
+        for start in range(0, len(rows), _CHUNK):
+            chosen = range(start, min(start + _CHUNK, len(rows)))
+            try:
+                yield from zip(chosen, rows.rows(chosen), strict=True)
+            except DataError:
+                yield from self._read_singly(rows, chosen)
+
+    def _read_singly(self, rows: ExampleSource, chosen: range) -> Iterator[tuple[int, Example | None]]:
+        """Rows of which some cannot be used."""
+        for index in chosen:
+            try:
+                (example,) = rows.rows([index])
+            except DataError as error:
+                self._add("the row cannot be used", str(error), fails=True)
+            else:
+                yield index, example
+
+    def _compare(self, origin: str, example: Example, own: dict[bytes, str], trained: dict[bytes, str]) -> None:
+        digests = [
+            _digest(np.asarray(sequence.prompt_ids), np.asarray(sequence.response_ids))
+            for sequence in example.sequences
+        ]
+        key = b"".join(digests)
+        if key in trained:
+            self._add("the row is held out, and trained on", f"{origin} is {trained[key]}")
+        if key in own:
+            self._add("the row is there twice", f"{origin} is {own[key]}")
+        elif (turned := b"".join(reversed(digests))) in own and turned != key:
+            self._add("the pair is there the other way round", f"{origin} is {own[turned]}")
+        if len(digests) > 1 and digests[0] == digests[1]:
+            self._add("chosen and rejected are the same", origin)
+        own.setdefault(key, origin)
+
+    def _add(self, what: str, example: str, *, fails: bool = False) -> None:
+        self._report.add(what, example, fails=fails, most=self._most)
+
+
+def _digest(*arrays: NDArray[Any]) -> bytes:
+    digest = xxhash.xxh3_128()
+    for array in arrays:
+        digest.update(array.tobytes())
+        digest.update(b"|")
+    return digest.digest()
