@@ -16,7 +16,7 @@ from rollmesh.learner.data.preference_rows import ScoredPairForm
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.engines.registry import ModelType
 from rollmesh.learner.engines.tensors.hf_folder import write_weights
-from rollmesh.learner.trainers.objective import Objective
+from rollmesh.learner.trainers.objectives.interface import Objective
 from rollmesh.learner.trainers.step_loss import StepLoss
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.trainers.configs import RewardModelConfig
