@@ -47,7 +47,7 @@ from rollmesh.learner.trainers.identity import (
     measured_by,
 )
 from rollmesh.learner.trainers.loop import LoopRules, TrainingLoop
-from rollmesh.learner.trainers.objectives import build_objective
+from rollmesh.learner.trainers.objectives.registry import build_objective
 from rollmesh.learner.trainers.records import Records
 from rollmesh.learner.trainers.rows import held_out_rows, training_rows
 from rollmesh.mesh.config import save_config

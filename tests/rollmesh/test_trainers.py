@@ -49,6 +49,13 @@ def test_settings_of_other_losses_are_refused() -> None:
 
 
 @pytest.mark.parametrize("command", CONFIGS)
+def test_logins_are_refused_as_in_a_run(command: str) -> None:
+    with pytest.raises(ConfigError, match=r"logging\.mlflow_uri holds a URL with a login") as caught:
+        read_trainer_config(command, GIVEN, ["logging.mlflow_uri=https://user:pw@host"])
+    assert "pw" not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", CONFIGS)
 def test_experts_are_replayed_by_no_trainer(command: str) -> None:
     with pytest.raises(ConfigError, match="needs generators"):
         read_trainer_config(command, GIVEN, ["learner.router.replay=true"])

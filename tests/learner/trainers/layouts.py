@@ -10,7 +10,7 @@ import torch
 from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.trainers.example_loader import ExampleLoader
 from rollmesh.learner.trainers.loop import LoopRules, TrainingLoop
-from rollmesh.learner.trainers.objectives import build_objective
+from rollmesh.learner.trainers.objectives.registry import build_objective
 from rollmesh.learner.trainers.rows import held_out_rows, training_rows
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.tokenizer_files import load_tokenizer

@@ -18,7 +18,7 @@ from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.data.examples import Example, sequence_from
 from rollmesh.learner.metrics.catalogue import describe
 from rollmesh.learner.metrics.writer import with_aliases
-from rollmesh.learner.trainers.kto import mismatched
+from rollmesh.learner.trainers.objectives.kto import mismatched
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.reward_service.loading import load_function
 from rollmesh.reward_service.outcomes import RewardItem, Scored

@@ -24,9 +24,9 @@ from rollmesh.learner.data.examples import ExampleForm
 from rollmesh.learner.data.preference_rows import LabeledForm, PairForm
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.trainers.example_loader import ExampleLoader
-from rollmesh.learner.trainers.kto import MISMATCHED, KtoLoss, mismatched
-from rollmesh.learner.trainers.objective import Objective
-from rollmesh.learner.trainers.reference import NAME, ReferencePolicy
+from rollmesh.learner.trainers.objectives.interface import Objective
+from rollmesh.learner.trainers.objectives.kto import MISMATCHED, KtoLoss, mismatched
+from rollmesh.learner.trainers.objectives.reference import NAME, ReferencePolicy
 from rollmesh.learner.trainers.rows import Rows
 from rollmesh.learner.trainers.step_loss import StepLoss
 from rollmesh.mesh.config.inputs import DataSource
