@@ -10,6 +10,7 @@ import xxhash
 
 from rollmesh.learner.recovery.run_identity import fingerprint, model_files, rows_content
 from rollmesh.mesh.config.inputs import DataSource
+from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import ConfigError
 
@@ -17,6 +18,7 @@ KEY = "trainer"
 """Its name in a checkpoint's state."""
 COMMAND = "command"
 """File of a run folder with the command that trains there: `sft`, `rm` or `dpo`."""
+_ADAPTER = "learner.lora"
 
 
 def identity_of(command: str, config: TrainerConfig) -> dict[str, str]:
@@ -34,6 +36,7 @@ def identity_of(command: str, config: TrainerConfig) -> dict[str, str]:
         "run.seed": str(config.run.seed),
         "learner.batch.rows": str(config.learner.batch.rows),
         **{f"data.{name}": str(value) for name, value in data.items()},
+        **_adapter(config.learner.lora),
     }
 
 
@@ -75,10 +78,20 @@ def check_identity(folder: Path, before: object, now: Mapping[str, str]) -> None
     """
     known = before if isinstance(before, Mapping) else {}
     if changed := [key for key, value in now.items() if known.get(key) != value]:
+        # A section that is new says enough.
+        named = [key for key in changed if key.rpartition(".")[0] not in changed]
         raise ConfigError(
-            f"run {folder} was begun with something else: {', '.join(changed)}",
+            f"run {folder} was begun with something else: {', '.join(named)}",
             hint="choose a --run.name of its own, or start over with --fresh",
         )
+
+
+def _adapter(lora: LoraSection | None) -> dict[str, str]:
+    """Settings on which the shapes and the meaning of an adapter's weights depend."""
+    if lora is None:
+        return {_ADAPTER: "none"}
+    settings = lora.model_dump(mode="json", exclude={"start_from", "push"})
+    return {_ADAPTER: "trained", **{f"{_ADAPTER}.{name}": str(value) for name, value in settings.items()}}
 
 
 def _templates(sources: Sequence[DataSource]) -> str:
