@@ -52,11 +52,23 @@ class ConsoleTracker(Tracker):
                 1e3 * record["timing_s/step"],
             )
         elif "steps" in record and (step % self._every == 0 or step in (1, record["steps"])):
-            loss, rate = record.get("actor/loss", math.nan), record.get("actor/lr", math.nan)
-            speed = record["perf/throughput"]
-            log.info("step %d of %d: loss %.4f, lr %.2e, %.0f tokens/s", step, record["steps"], loss, rate, speed)
+            log.info(
+                "step %d of %d: loss %.4f%s, lr %.2e, %.0f tokens/s",
+                step,
+                record["steps"],
+                record.get("actor/loss", math.nan),
+                _accuracy(record),
+                record.get("actor/lr", math.nan),
+                record["perf/throughput"],
+            )
         if "eval/loss" in record:
-            log.info("step %d: held-out loss %.4f", step, record["eval/loss"])
+            log.info("step %d: held-out loss %.4f%s", step, record["eval/loss"], _accuracy(record, "eval/"))
+
+
+def _accuracy(record: Record, prefix: str = "") -> str:
+    """The share of pairs whose chosen response has the greater reward; empty where a command has no pairs."""
+    found = record.get(f"{prefix}rewards/accuracies")
+    return "" if found is None else f", accuracy {found:.3f}"
 
 
 def _finite(record: Record) -> dict[str, Any]:

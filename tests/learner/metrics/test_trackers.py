@@ -76,3 +76,16 @@ def test_the_console_speaks_every_so_many_steps(caplog: pytest.LogCaptureFixture
     spoken = [record.message.split(":")[0] for record in caplog.records]
     assert spoken == ["step 1", "step 10", "step 20", "step 20"]
     assert "held-out reward 0.750" in caplog.text
+
+
+def test_the_console_has_the_accuracy_of_preferences(caplog: pytest.LogCaptureFixture) -> None:
+    tracker = ConsoleTracker(every_steps=10)
+    step = {"steps": 2, "actor/loss": 0.5, "actor/lr": 1e-3, "perf/throughput": 90.0}
+    with caplog.at_level(logging.INFO):
+        tracker.log(1, step)
+        tracker.log(2, {**step, "rewards/accuracies": 0.625, "eval/loss": 0.25, "eval/rewards/accuracies": 1.0})
+    assert [record.message for record in caplog.records] == [
+        "step 1 of 2: loss 0.5000, lr 1.00e-03, 90 tokens/s",
+        "step 2 of 2: loss 0.5000, accuracy 0.625, lr 1.00e-03, 90 tokens/s",
+        "step 2: held-out loss 0.2500, accuracy 1.000",
+    ]
