@@ -29,6 +29,7 @@ from rollmesh.mesh.config.trainers.configs import CONFIGS, TrainerConfig
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
+from rollmesh.mesh.runtime.threads import available_cores, plan_rank_threads, thread_environment
 from rollmesh.run_files import trained_by
 from rollmesh.training.summary import write_training_summary
 
@@ -102,18 +103,25 @@ def read_trainer_config(command: str, source: Source, overrides: Sequence[str] =
 def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int:
     """Trains in this process, which is one rank or the only one; returns its exit status.
 
+    It comes before the numerical libraries are loaded, which read their threads from the environment.
+
     Args:
         command: `sft`, `rm` or `dpo`.
         config: of the run.
         fresh: see `sft`.
     """
+    rank = int(os.environ.get("RANK", "0"))
+    setup_logging(command if rank == 0 else f"{command}-{rank}", config.logging.level)
+    plan = plan_rank_threads(available_cores(), os.environ)
+    for name, value in thread_environment(plan.learner).items():
+        os.environ.setdefault(name, value)
+    if rank == 0:
+        log.info("%s", plan.describe(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), replicas=0))
+    keep_freed_memory(TENSOR_BYTES)
     from rollmesh.learner.liveness.rank_exit import run_rank
     from rollmesh.learner.stop_signals import StopSignals
     from rollmesh.learner.trainers.process import train_rank
 
-    keep_freed_memory(TENSOR_BYTES)
-    rank = int(os.environ.get("RANK", "0"))
-    setup_logging(command if rank == 0 else f"{command}-{rank}", config.logging.level)
     controls = ControlRequests()
 
     def work() -> None:

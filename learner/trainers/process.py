@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from rollmesh.learner.builders import watch_ranks
 from rollmesh.learner.callbacks.interface import NO_CALLBACKS, EventSink
@@ -57,7 +54,6 @@ from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.files import write_atomically
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.ranks import check_ranks, choose_interface
-from rollmesh.mesh.runtime.threads import available_cores
 from rollmesh.mesh.tokenizer_files import load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -83,8 +79,6 @@ def train_rank(command: str, config: TrainerConfig, controls: ControlRequests) -
     """
     check_ranks(SecuritySection(allow_insecure=config.security.allow_insecure))
     choose_interface(config.learner.distributed.interface)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     if config.learner.deterministic:
         compute_deterministically()
     if config.learner.engine == "megatron":

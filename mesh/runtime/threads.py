@@ -7,6 +7,7 @@ thread and waits passively: two spinning OpenMP teams on the same cores slow eac
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 # A waiting worker costs memory alone.
@@ -31,11 +32,12 @@ class ThreadPlan:
 
     def describe(self, ranks: int, replicas: int, shared: int = 0) -> str:
         """The description of the threads, one line for the start of a run."""
-        further = f", those on the learner's cores {shared} x {self.shared} thread(s)" if shared else ""
-        return (
-            f"{self.cores} cores: learner {ranks} x {self.learner} thread(s), "
-            f"generators {replicas} x {self.generator} thread(s){further}"
-        )
+        parts = [f"learner {ranks} x {self.learner} thread(s)"]
+        if replicas:
+            parts.append(f"generators {replicas} x {self.generator} thread(s)")
+        if shared:
+            parts.append(f"those on the learner's cores {shared} x {self.shared} thread(s)")
+        return f"{self.cores} cores: {', '.join(parts)}"
 
 
 def available_cores() -> int:
@@ -73,6 +75,18 @@ def plan_threads(
         generator=generator or max(1, for_generators // max(1, replicas)),
         shared=generator or max(1, for_learner // max(1, shared)),
     )
+
+
+def plan_rank_threads(cores: int, environment: Mapping[str, str]) -> ThreadPlan:
+    """The threads of a rank where no generators compute.
+
+    Args:
+        cores: cores available.
+        environment: of the rank: says how many there are on this machine, and threads set by the user.
+    """
+    given = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    ranks = int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    return plan_threads(cores, ranks=ranks, replicas=0, learner=int(given) if given.isdecimal() else None)
 
 
 def reward_workers(setting: int | None) -> tuple[int, int]:

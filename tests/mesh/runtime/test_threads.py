@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.mesh.runtime.threads import plan_threads, thread_environment
+from rollmesh.mesh.runtime.threads import plan_rank_threads, plan_threads, thread_environment
 
 
 @given(st.integers(1, 128), st.integers(1, 8), st.integers(0, 8))
@@ -38,3 +38,11 @@ def test_generators_in_addition_have_the_learners_cores() -> None:
 def test_figures_of_the_user_stand() -> None:
     assert plan_threads(2, ranks=1, replicas=1, learner=2, generator=3).generator == 3
     assert thread_environment(3)["OMP_NUM_THREADS"] == "3"
+
+
+def test_ranks_without_generators_have_all_cores() -> None:
+    plan = plan_rank_threads(8, {"LOCAL_WORLD_SIZE": "4"})
+    assert plan.describe(4, 0) == "8 cores: learner 4 x 2 thread(s)"
+    assert plan_rank_threads(8, {}).learner == 8
+    assert plan_rank_threads(8, {"OMP_NUM_THREADS": "3"}).learner == 3
+    assert plan_rank_threads(8, {"OMP_NUM_THREADS": "3,2"}).learner == 3, "one for each level of nesting"
