@@ -27,17 +27,18 @@ _LOOKED_AT = 1000
 T = TypeVar("T")
 
 
-def open_rows(source: DataSource, form: RowForm[T]) -> RowSource[T]:
+def open_rows(source: DataSource, form: RowForm[T], *, checked: bool = True) -> RowSource[T]:
     """Opens and checks a source.
 
     Args:
         source: as configured.
         form: of its rows.
+        checked: False: rows that cannot be used are errors when they are read.
 
     Raises:
         DataError: missing or unreadable file, no rows, or a row without a needed field (row and field named).
     """
-    rows = _open(data_files(source), form)
+    rows = _open(data_files(source), form, checked=checked)
     if len(rows) == 0:
         raise DataError(f"dataset {source.path} has no rows")
     return rows if source.rows is None else first_rows(rows, source.rows)
@@ -86,13 +87,13 @@ def row_form(source: DataSource, prompt_key: str) -> PromptForm:
     )
 
 
-def _open(files: Sequence[Path], form: RowForm[T]) -> RowSource[T]:
+def _open(files: Sequence[Path], form: RowForm[T], *, checked: bool = True) -> RowSource[T]:
     suffix = files[0].suffix.lower()
     if suffix == PARQUET:
-        return TableRows(ParquetPieces(files), form)
+        return TableRows(ParquetPieces(files), form, checked=checked)
     if suffix == ARROW:
-        return TableRows(ArrowPieces(files), form)
-    parts = [JsonLines(file, form) for file in files]
+        return TableRows(ArrowPieces(files), form, checked=checked)
+    parts = [JsonLines(file, form, checked=checked) for file in files]
     return parts[0] if len(parts) == 1 else JoinedRows(parts)
 
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -38,9 +39,11 @@ class ExampleForm(ABC):
 
     Attributes:
         needed: fields that no row may lack.
+        nulls_alone: see there; a conversation of the right type may have nothing to train.
     """
 
     needed: tuple[str, ...] = ()
+    nulls_alone: ClassVar[bool] = False
 
     def columns(self, names: Collection[str]) -> list[str]:
         return list(names)
@@ -55,7 +58,7 @@ class ExampleForm(ABC):
             refuse_images(record)
             self.read(record)
         except DataError as error:
-            raise _named(path, index, error) from error
+            raise self._named(path, index, record, error) from error
 
     def parse(self, path: Path, index: int, record: Record, names: Collection[str]) -> Example | None:
         """The example of a record; None where it is left out: it is too long, or nothing of it is trained."""
@@ -64,7 +67,7 @@ class ExampleForm(ABC):
             refuse_images(record)
             return self.encode(record)
         except DataError as error:
-            raise _named(path, index, error) from error
+            raise self._named(path, index, record, error) from error
 
     @abstractmethod
     def read(self, record: Record) -> object:
@@ -81,6 +84,14 @@ class ExampleForm(ABC):
         Raises:
             DataError: as `read`; it does not fit the chat template, or is too long where such rows are refused.
         """
+
+    def advice(self, record: Record) -> str:
+        """The form in words, for a record that lacks a field of it, and where such a record belongs; else empty."""
+        del record
+        return ""
+
+    def _named(self, path: Path, index: int, record: Record, error: DataError) -> DataError:
+        return DataError(f"{path}, row {index}: {error.message}", hint=error.hint or self.advice(record))
 
 
 def sequence_of(tokens: MaskedTokens) -> TrainSequence | None:
@@ -100,7 +111,3 @@ def sequence_from(
     return TrainSequence(
         np.asarray(prompt, dtype=np.int32), ids, np.asarray(mask, dtype=np.uint8), np.zeros(len(ids), dtype=np.float32)
     )
-
-
-def _named(path: Path, index: int, error: DataError) -> DataError:
-    return DataError(f"{path}, row {index}: {error.message}", hint=error.hint)

@@ -19,22 +19,29 @@ class JsonLines(Generic[T_co]):
     Args:
         path: the file.
         form: of its rows.
+        checked: False: rows are looked at when they are read.
 
     Raises:
         DataError: a row that is no object, or without a needed field (row and field named).
     """
 
-    def __init__(self, path: Path, form: RowForm[T_co]) -> None:
+    def __init__(self, path: Path, form: RowForm[T_co], *, checked: bool = True) -> None:
         self._path = path
         self._form = form
         self._offsets = array("q")
         self._names: Collection[str] = ()
-        for offset, line in _lines(path):
-            record = _record(path, len(self._offsets), line)
-            if not self._offsets:
-                self._names = tuple(record)
-            form.check(path, len(self._offsets), record, self._names)
+        for index, (offset, line) in enumerate(_lines(path)):
             self._offsets.append(offset)
+            if not checked and self._names:
+                continue
+            try:
+                record = _record(path, index, line)
+                self._names = self._names or tuple(record)
+                if checked:
+                    form.check(path, index, record, self._names)
+            except DataError:
+                if checked:
+                    raise
 
     def __len__(self) -> int:
         return len(self._offsets)

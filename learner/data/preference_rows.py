@@ -61,6 +61,14 @@ class PairForm(_ResponseForm):
     """The form of a source's pairs; see `_ResponseForm`."""
 
     needed = ("chosen", "rejected")
+    _labels_belong = "single responses with labels are trained with loss.name: kto"
+
+    def advice(self, record: Record) -> str:
+        if all(record.get(name) is not None for name in self.needed):
+            return ""
+        if not any(name in record for name in self.needed) and "completion" in record and "label" in record:
+            return self._labels_belong
+        return "a pair has `chosen` and `rejected`, and `prompt` or a common beginning: see docs/trainers.md"
 
     def read(self, record: Record) -> tuple[Text, Text, Text]:
         """Prompt, chosen and rejected response."""
@@ -80,6 +88,8 @@ class ScoredPairForm(PairForm):
 
     A response has the tokens that the reward model will be served with (`mesh.scored_text`).
     """
+
+    _labels_belong = "a reward model needs pairs; `rollmesh dpo` with loss.name: kto takes single responses with labels"
 
     def encode(self, record: Record) -> Example | None:
         margin, example = _margin(record), super().encode(record)
@@ -115,11 +125,19 @@ class LabeledForm(_ResponseForm):
 
     needed = ("completion", "label")
 
+    def advice(self, record: Record) -> str:
+        if all(record.get(name) is not None for name in self.needed):
+            return ""
+        if "chosen" in record and "rejected" in record:
+            return "pairs are trained with loss.name: sigmoid, or ipo"
+        return "a labeled response has `prompt`, `completion` and `label`: see docs/trainers.md"
+
     def read(self, record: Record) -> tuple[Text, Text, bool]:
         """Prompt, response, and whether that is good."""
         prompt = text_or_messages(record, self._prompt_key)
         if not isinstance(label := record.get("label"), bool | int):
-            raise DataError("field `label` is not true or false", hint="see docs/trainers.md")
+            found = "is missing" if label is None else "is not true or false"
+            raise DataError(f"field `label` {found}", hint="" if label is None else "see docs/trainers.md")
         return prompt, text_or_messages(record, "completion"), bool(label)
 
     def encode(self, record: Record) -> Example | None:

@@ -49,6 +49,10 @@ class PromptForm:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     sampling: SourceSampling = field(default_factory=SourceSampling)
 
+    @property
+    def nulls_alone(self) -> bool:
+        return True
+
     def has_columns(self, names: Collection[str]) -> bool:
         """True where a row with these fields has TRL's form."""
         truth = self.ground_truth_key is not None or any(name in names for name in _TRUTHS)

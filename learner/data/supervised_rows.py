@@ -6,7 +6,7 @@ messages; `text`. Responses and texts end with the tokenizer's end token, conver
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,8 @@ from rollmesh.mesh.masked_text import MaskedTokens, continuation
 
 _RESPONSES = ("completion", "response")
 _FORMS = "rows need `messages`, a prompt with `completion` or `response`, or `text`: see docs/trainers.md"
+
+_PAIRS = "pairs are for `rollmesh dpo` and `rollmesh rm`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,15 @@ class SupervisedForm(ExampleForm):
         self._section = section
         self._prompt_key = prompt_key
 
+    def required(self, names: Collection[str]) -> list[str]:
+        if "messages" in names:
+            return ["messages"]
+        response = self._section.response_key or next((key for key in _RESPONSES if key in names), None)
+        if response is not None:
+            # Statistics know of no deeper ones.
+            return [".".join(key.split(".")[:2]) for key in (self._prompt_key, response)]
+        return ["text"] if "text" in names else []
+
     def read(self, record: Record) -> Continuation | Conversation:
         if record.get("messages") is not None:
             messages = as_messages(text_or_messages(record, "messages"), "user")
@@ -77,7 +88,8 @@ class SupervisedForm(ExampleForm):
             return self._conversation([*before, *as_messages(response, "assistant")], len(before), record)
         if isinstance(text := record.get("text"), str):
             return Continuation("", text)
-        raise DataError(f"its fields are {', '.join(record) or 'none'}", hint=_FORMS)
+        pairs = "chosen" in record and "rejected" in record
+        raise DataError(f"its fields are {', '.join(record) or 'none'}", hint=_PAIRS if pairs else _FORMS)
 
     def encode(self, record: Record) -> Example | None:
         found = self.read(record)

@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Generic, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -23,6 +24,8 @@ from rollmesh.mesh.errors import DataError
 
 # The order of a large file's rows depends on it: another value is another order.
 HELD_BYTES = 256 << 20
+# Rows that are objects of Python at a time.
+_LOOKED_AT = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,11 @@ class Pieces(Protocol):
     @property
     def held(self) -> int | None:
         """Pieces that memory may hold; None: all of them."""
+        ...
+
+    @property
+    def small(self) -> bool:
+        """True where the selected columns are small enough to look at every row."""
         ...
 
     def select(self, columns: Sequence[str]) -> None:
@@ -98,6 +106,10 @@ class ParquetPieces:
                 rows = metadata.row_group(number).num_rows
                 self.pieces.append(Piece(path, number, first, rows))
                 first += rows
+
+    @property
+    def small(self) -> bool:
+        return self.held is None
 
     def select(self, columns: Sequence[str]) -> None:
         self._columns = columns
@@ -159,6 +171,10 @@ class ArrowPieces:
                     first += batch.num_rows
         self.names = self._batches[0].schema.names if self._batches else []
 
+    @property
+    def small(self) -> bool:
+        return sum(batch.select(self._columns).nbytes for batch in self._batches) <= HELD_BYTES
+
     def select(self, columns: Sequence[str]) -> None:
         self._columns = list(columns)
 
@@ -176,19 +192,20 @@ class TableRows(Generic[T_co]):
     Args:
         pieces: of the files.
         form: of the rows.
+        checked: False: rows are looked at when they are read.
 
     Raises:
         DataError: a needed field is missing, or null in some row (row and field named).
     """
 
-    def __init__(self, pieces: Pieces, form: RowForm[T_co]) -> None:
+    def __init__(self, pieces: Pieces, form: RowForm[T_co], *, checked: bool = True) -> None:
         self._pieces = pieces
         self._form = form
         self._names = tuple(pieces.names)
         self._starts = list(accumulate((piece.rows for piece in pieces.pieces), initial=0))
         self._held: OrderedDict[int, pa.Table] = OrderedDict()
         pieces.select(form.columns(self._names))
-        if len(self):
+        if checked and len(self):
             self._check()
 
     def __len__(self) -> int:
@@ -224,21 +241,27 @@ class TableRows(Generic[T_co]):
         return self._held[piece]
 
     def _check(self) -> None:
-        """Every row that could fail in `rows` for lack of a field fails here; types are those of row 0."""
+        """Looks at every row; where types say enough, or files are large, at those that lack a required field."""
+        if self._pieces.small and not self._form.nulls_alone:
+            for number, piece in enumerate(self._pieces.pieces):
+                self._look_at(number, range(piece.rows))
+            return
         required = self._form.required(self._names)
-        self._look_at(0)
+        self._look_at(bisect.bisect_right(self._starts, 0) - 1, [0])
         for number in self._pieces.doubtful(required):
             table = self._table(number)
-            for name in required:
-                column = _field(table, name)
-                if column.null_count:
-                    self._look_at(self._starts[number] + column.is_null().index(True).as_py())
+            lacking = {
+                row for name in required for row in np.flatnonzero(_field(table, name).is_null().to_numpy()).tolist()
+            }
+            self._look_at(number, sorted(lacking))
 
-    def _look_at(self, row: int) -> None:
-        number = bisect.bisect_right(self._starts, row) - 1
-        piece, offset = self._pieces.pieces[number], row - self._starts[number]
-        (record,) = self._table(number).slice(offset, 1).to_pylist()
-        self._form.check(piece.path, piece.first + offset, record, self._names)
+    def _look_at(self, number: int, offsets: Sequence[int]) -> None:
+        """Checks rows of a piece."""
+        piece, table = self._pieces.pieces[number], self._table(number)
+        for start in range(0, len(offsets), _LOOKED_AT):
+            chosen = offsets[start : start + _LOOKED_AT]
+            for offset, record in zip(chosen, table.take(pa.array(chosen, type=pa.int64())).to_pylist(), strict=True):
+                self._form.check(piece.path, piece.first + offset, record, self._names)
 
 
 def _field(table: pa.Table, name: str) -> pa.ChunkedArray:

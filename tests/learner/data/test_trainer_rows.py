@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +209,80 @@ def test_trainers_read_the_sources_of_runs(tmp_path: Path) -> None:
     for name, row in (("bad.jsonl", 1), ("null.parquet", 4)):
         with pytest.raises(DataError, match=rf"{name}, row {row}: field `rejected` is missing"):
             open_rows(DataSource(path=str(tmp_path / name)), form)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"messages": None}, "row 7: its fields are messages"),
+        ({"messages": []}, "row 7: field `messages` is empty"),
+        (
+            {"messages": [{"role": "user", "content": None}, TURNS[1]]},
+            r"row 7: field `messages\[0\].content` is missing",
+        ),
+        ({"messages": TURNS[:1]}, "row 7: no message of the assistant"),
+    ],
+)
+def test_conversations_of_tables_are_looked_at_before_the_first_step(
+    tmp_path: Path, row: dict[str, Any], words: str
+) -> None:
+    """Columns have types, but a conversation of the right type may have nothing to train."""
+    rows = [*({"messages": TURNS} for _ in range(7)), row, *({"messages": TURNS} for _ in range(2))]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=4)
+    section = SupervisedRowsSection.model_validate({"train": "x"})
+    with pytest.raises(DataError, match=words):
+        open_rows(DataSource(path=str(tmp_path / "rows.parquet")), SupervisedForm(CHAT, section, "prompt"))
+
+
+def test_large_tables_are_checked_by_their_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row that lacks a field is looked at, not the first one alone: that may have another form."""
+    monkeypatch.setattr("rollmesh.learner.data.tables.HELD_BYTES", 1)
+    rows: list[dict[str, Any]] = [{"messages": TURNS, "text": None} for _ in range(6)]
+    section = SupervisedRowsSection.model_validate({"train": "x"})
+    form = SupervisedForm(CHAT, section, "prompt")
+    path = tmp_path / "rows.parquet"
+    rows[2] = {"messages": None, "text": "hi"}
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
+    assert len(open_rows(DataSource(path=str(path)), form)) == 6
+    rows[4] = {"messages": None, "text": None}
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=6)
+    with pytest.raises(DataError, match="row 4: its fields are messages, text"):
+        open_rows(DataSource(path=str(path)), form)
+
+
+@pytest.mark.parametrize(
+    ("read_as", "record", "advice"),
+    [
+        (pairs, {"prompt": "hi", "chosen": "a"}, "a pair has `chosen` and `rejected`"),
+        (pairs, {"prompt": "hi", "completion": "a", "label": True}, "loss.name: kto"),
+        (scored, {"prompt": "hi", "completion": "a", "label": True}, "`rollmesh dpo` with loss.name: kto"),
+        (labeled, {"prompt": "hi", "chosen": "a", "rejected": "b"}, "loss.name: sigmoid"),
+        (labeled, {"prompt": "hi", "completion": "a"}, "`prompt`, `completion` and `label`"),
+        (supervised, {"prompt": "hi", "chosen": "a", "rejected": "b"}, "`rollmesh dpo` and `rollmesh rm`"),
+    ],
+)
+def test_rows_of_another_command_are_told_where_they_belong(
+    read_as: Callable[[Record], object], record: Record, advice: str
+) -> None:
+    with pytest.raises(DataError, match="row 0: ") as caught:
+        read_as(record)
+    assert advice in caught.value.hint
+
+
+def test_a_value_of_another_kind_is_told_alone() -> None:
+    with pytest.raises(DataError, match="row 0: field `chosen` is int") as caught:
+        pairs({"prompt": "hi", "chosen": 3, "rejected": "b"})
+    assert caught.value.hint == ""
+
+
+def test_a_source_that_is_not_checked_has_errors_in_its_rows(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": "hi ", "chosen": "a", "rejected": "b"} for _ in range(4)]
+    rows[1]["rejected"] = None
+    (tmp_path / "a.jsonl").write_text("not JSON\n" + "".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b.parquet")
+    form = PairForm(CHAT, RowsSection.model_validate({"train": "x"}), "prompt")
+    for name, row in (("a.jsonl", 0), ("a.jsonl", 2), ("b.parquet", 1)):
+        source = open_rows(DataSource(path=str(tmp_path / name)), form, checked=False)
+        assert parts(source.rows([3])[0]) == [("hi ", "a|"), ("hi ", "b|")]
+        with pytest.raises(DataError, match=f"{name}, row {row}: "):
+            source.rows([row])
