@@ -44,17 +44,18 @@ def open_rows(source: DataSource, form: RowForm[T], *, checked: bool = True) -> 
     return rows if source.rows is None else first_rows(rows, source.rows)
 
 
-def open_source(source: DataSource, prompt_key: str = "prompt") -> RowSource[Row]:
+def open_source(source: DataSource, prompt_key: str = "prompt", *, checked: bool = True) -> RowSource[Row]:
     """Opens and checks a source of prompts.
 
     Args:
         source: as configured.
         prompt_key: field that holds the prompt, unless the source names its own.
+        checked: see `open_rows`.
 
     Raises:
         DataError: see `open_rows`.
     """
-    return open_rows(source, row_form(source, prompt_key))
+    return open_rows(source, row_form(source, prompt_key), checked=checked)
 
 
 def check_first_rows(source: DataSource, prompt_key: str = "prompt") -> None:

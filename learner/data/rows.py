@@ -74,8 +74,9 @@ class PromptForm:
     def parse(self, path: Path, index: int, record: Record, names: Collection[str]) -> Row:
         """See `records.RowForm`; `names` say whether the file has TRL's form."""
 
-        def missing(field: str, found: str = "is missing") -> DataError:
-            return DataError(f"{path}, row {index}: field `{field}` {found}", hint=_FORM_HINT)
+        def missing(field: str, found: str = "") -> DataError:
+            hint = "" if found else _FORM_HINT
+            return DataError(f"{path}, row {index}: field `{field}` {found or 'is missing'}", hint=hint)
 
         key = self.prompt_key
         for name in self.required(names):

@@ -7,16 +7,15 @@ hundred bytes for each.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rollmesh.data.prompt_keys import exact_key, normalized_key
+from rollmesh.data.reading import read_all
 from rollmesh.learner.coordinator.prompt_sources import evaluation_encoder, training_encoder
 from rollmesh.learner.data.dataset import open_source
 from rollmesh.learner.data.prompts import PromptEncoder
-from rollmesh.learner.data.records import RowSource
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.inputs import DataSource, ModelSection
@@ -27,7 +26,6 @@ from rollmesh.reward_service.scorers.auto import scorer_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_CHUNK = 256
 # Fewer row groups in memory mix too few rows.
 _FEW_GROUPS = 4
 
@@ -75,6 +73,11 @@ class SourceReport:
         finding.count += 1
         if len(finding.examples) < most:
             finding.examples.append(example)
+
+    def add_unusable(self, error: DataError, *, most: int) -> None:
+        """Counts a row that cannot be used; rows with the same advice are one finding."""
+        what = f"the row cannot be used: {error.hint}" if error.hint else "the row cannot be used"
+        self.add(what, error.message, fails=True, most=most)
 
 
 @dataclass(slots=True)
@@ -180,7 +183,7 @@ class _SourceCheck:
             trained: it is of the training data; otherwise held-out prompts are looked for among these.
         """
         try:
-            rows = open_source(self._source, self._config.data.prompt_key)
+            rows = open_source(self._source, self._config.data.prompt_key, checked=False)
         except DataError as error:
             self._add("the source cannot be used", str(error), fails=True)
             return self._report
@@ -188,7 +191,10 @@ class _SourceCheck:
         if rows.blocks is not None and rows.blocks.window < _FEW_GROUPS:
             what = f"only {rows.blocks.window} row groups fit into memory at a time, so that rows are hardly shuffled"
             self._add(f"{what}: write the file with row groups of 1,000 rows", self._source.label)
-        for row in _read(rows):
+        for _, row in read_all(rows):
+            if isinstance(row, DataError):
+                self._report.add_unusable(row, most=self._most)
+                continue
             self._report.data_sources[row.data_source] += 1
             self._measure(row)
             self._compare(row, trained=trained)
@@ -244,9 +250,3 @@ class _SourceCheck:
         if row.data_source in reward.by_data_source or reward.endpoints or agent.kind in ("environment", "program"):
             return True
         return any(name != "auto" for name in reward.functions) or scorer_of(row.data_source) is not None
-
-
-def _read(rows: RowSource[Row]) -> Iterator[Row]:
-    for start in range(0, len(rows), _CHUNK):
-        chunk: Sequence[int] = range(start, min(start + _CHUNK, len(rows)))
-        yield from rows.rows(chunk)

@@ -5,7 +5,6 @@ Rows are compared by their tokens. Nothing is started, and memory holds a digest
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,16 @@ import xxhash
 from numpy.typing import NDArray
 
 from rollmesh.data.check import DataReport, SourceReport, load_check_tokenizer
+from rollmesh.data.reading import read_all
 from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.data.dataset import open_rows
-from rollmesh.learner.data.examples import Example, ExampleSource
+from rollmesh.learner.data.examples import Example
 from rollmesh.learner.model_files.location import context_length
 from rollmesh.learner.trainers.objectives.interface import Objective
 from rollmesh.learner.trainers.objectives.registry import build_objective
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import DataError
-
-_CHUNK = 256
 
 
 def check_rows(config: TrainerConfig, *, examples: int) -> DataReport:
@@ -66,12 +64,15 @@ class _Source:
             trained: rows that are trained on, for a held-out source.
         """
         try:
-            rows = open_rows(self._source, self._objective.form(self._source))
+            rows = open_rows(self._source, self._objective.form(self._source), checked=False)
         except DataError as error:
             self._add("the source cannot be used", str(error), fails=True)
             return self._report
         self._report.rows = len(rows)
-        for index, example in self._read(rows):
+        for index, example in read_all(rows):
+            if isinstance(example, DataError):
+                self._report.add_unusable(example, most=self._most)
+                continue
             origin = f"{self._source.label}, row {index}"
             if example is None:
                 self._add("the row is left out: it is too long, or nothing of it is trained", origin)
@@ -81,24 +82,6 @@ class _Source:
         if not self._report.lengths:
             self._add("no row of the source can be used", self._source.label, fails=True)
         return self._report
-
-    def _read(self, rows: ExampleSource) -> Iterator[tuple[int, Example | None]]:
-        for start in range(0, len(rows), _CHUNK):
-            chosen = range(start, min(start + _CHUNK, len(rows)))
-            try:
-                yield from zip(chosen, rows.rows(chosen), strict=True)
-            except DataError:
-                yield from self._read_singly(rows, chosen)
-
-    def _read_singly(self, rows: ExampleSource, chosen: range) -> Iterator[tuple[int, Example | None]]:
-        """Rows of which some cannot be used."""
-        for index in chosen:
-            try:
-                (example,) = rows.rows([index])
-            except DataError as error:
-                self._add("the row cannot be used", str(error), fails=True)
-            else:
-                yield index, example
 
     def _compare(self, origin: str, example: Example, own: dict[bytes, str], trained: dict[bytes, str]) -> None:
         digests = [

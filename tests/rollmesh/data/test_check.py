@@ -111,14 +111,39 @@ def test_what_would_end_a_run_is_a_finding_of_its_source(config: dict[str, Any],
     pictures = write_jsonl(tmp_path / "p.jsonl", [record(0, prompt="<image>1", images=["absent.png"])])
     config["data"]["train"] = [str(bad), str(long), str(pictures), str(tmp_path / "absent.jsonl")]
     report = check_data(load_config(config), examples=2)
-    assert [error.what for error in report.errors] == [
-        "the source cannot be used",
+    assert [error.what.partition(":")[0] for error in report.errors] == [
+        "the row cannot be used",
+        "no prompt of the source can be used",
         "no prompt of the source can be used",
         "the prompt cannot be made",
         "no prompt of the source can be used",
         "the source cannot be used",
     ]
     assert "row 0: field `reward_model`" in report.errors[0].examples[0]
+
+
+def test_all_rows_of_another_form_are_found_and_the_others_read(config: dict[str, Any], tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [record(i) for i in range(300)]
+    rows[3], rows[270] = record(3, reward_model=...), record(270, reward_model=...)
+    rows[299] = record(299, prompt=7)
+    write_jsonl(tmp_path / "a.jsonl", rows)
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write("not JSON\n")
+    pq.write_table(pa.Table.from_pylist([record(1), record(2, data_source=None)]), tmp_path / "b.parquet")
+    config["data"]["train"] = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.parquet")]
+    lines_and_table = check_data(load_config(config), examples=2).sources
+    assert [(source.rows, sum(source.data_sources.values())) for source in lines_and_table] == [(301, 297), (2, 1)]
+    malformed, others = (
+        finding for finding in lines_and_table[0].findings.values() if finding.what.startswith("the row cannot be used")
+    )
+    assert malformed.what.startswith("the row cannot be used: rows need `prompt`")
+    assert [example.split(", ")[-1] for example in malformed.examples] == [
+        f"row {row}: field `reward_model` is missing" for row in (3, 270)
+    ]
+    assert others.what == "the row cannot be used", "the forms are not recited where a value is of another kind"
+    assert "row 299: field `prompt` is int" in others.examples[0]
+    assert "row 300: not valid JSON" in others.examples[1]
+    assert "row 1: field `data_source` is missing" in lines_and_table[1].findings.popitem()[1].examples[0]
 
 
 def test_the_command_exits_by_what_it_found(
