@@ -132,7 +132,7 @@ def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int
 
 @dataclass(slots=True)
 class _End:
-    """How a training has ended, in words."""
+    """The end of a training, in words."""
 
     text: str = "interrupted"
 

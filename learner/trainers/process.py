@@ -249,8 +249,9 @@ class _Training:
         lora, model = self._config.learner.lora, self._config.model
         for which in sorted(self._config.checkpoint.hf, reverse=True):
             if which == BEST:
-                (found,) = filter(None, engine.world.gather_bytes(checkpoints.best_name().encode()))
-                if not (name := found.decode()):
+                name = b"".join(engine.world.gather_bytes(checkpoints.best_name().encode())).decode()
+                if not name:
+                    log.warning("no checkpoint is the best, so %s is not written: see eval.metric", which)
                     continue
                 load_checkpoint({ACTOR: engine}, self._folder / CHECKPOINTS_NAME / name)
             self._leave(engine, which, self._objective.export)
