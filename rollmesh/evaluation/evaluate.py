@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ class EvaluationRequest:
         out: folder of the results; None: `eval-MODEL` below `run.dir`.
         fresh: start it over; the folder that it has is kept under another name.
         with_log_probs: store token ids and log-probs of the responses too.
+        rewards: what the responses are judged by (`reward_measurement`), where the calling process serves functions;
+            None: what the configuration says.
     """
 
     config: Config
@@ -45,6 +47,7 @@ class EvaluationRequest:
     out: Path | None = None
     fresh: bool = False
     with_log_probs: bool = False
+    rewards: Mapping[str, Any] | None = None
 
 
 class Evaluation:
@@ -69,6 +72,7 @@ class Evaluation:
         check_files(config)
         self._choice = choice
         self._with_log_probs = request.with_log_probs
+        self._rewards = request.rewards or {}
         self._asked = _count_rows(config)
         if request.fresh:
             folders.set_aside(self.folder, time.strftime("%Y%m%d-%H%M%S"))
@@ -83,7 +87,7 @@ class Evaluation:
         Raises:
             RollmeshError: what ended it early; the responses so far stay.
         """
-        identity = identity_of(self.config, self._choice, with_log_probs=self._with_log_probs)
+        identity = identity_of(self.config, self._choice, with_log_probs=self._with_log_probs, rewards=self._rewards)
         claim_folder(self.folder, identity)
         if len(self.records()) < self._asked:
             prepared = check_rewards(self.config)
