@@ -43,7 +43,14 @@ def open_prompts(
     data = config.data
     source, order = open_training_rows(config)
     encoder = training_encoder(config, tokenizer)
-    prompts = PromptStream(source, order, encoder, _shape(config, greedy), on_refused=data.on_long_prompt)
+    prompts = PromptStream(
+        source,
+        order,
+        encoder,
+        _shape(config, greedy),
+        on_refused=data.on_long_prompt,
+        images=ImageFiles(image_folder(config)),
+    )
     prompts.check()
     if data.eval is None:
         return prompts, None
@@ -110,7 +117,7 @@ def training_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> Prom
     images = _images(config)
     if images is not None and family_of(read_config(Path(config.model.path))) is None:
         images = None
-    return _encoder(config, tokenizer, images, ImageFiles(image_folder(config)))
+    return _encoder(config, tokenizer, images)
 
 
 def evaluation_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> PromptEncoder:
@@ -123,19 +130,13 @@ def _images(config: Config) -> ImageProcessor | None:
     return None if config.rollout.engine == "sglang" else ImageProcessor.load(Path(config.model.path))
 
 
-def _encoder(
-    config: Config,
-    tokenizer: PreTrainedTokenizerBase,
-    images: ImageProcessor | None,
-    files: ImageFiles | None = None,
-) -> PromptEncoder:
+def _encoder(config: Config, tokenizer: PreTrainedTokenizerBase, images: ImageProcessor | None) -> PromptEncoder:
     return PromptEncoder(
         tokenizer,
         max_prompt_tokens=config.rollout.max_prompt_tokens,
         template_kwargs=config.data.chat_template_kwargs,
         agent=AgentPrompts.of(config.rollout.agent),
         images=images,
-        files=files,
     )
 
 
