@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from rollmesh.learner.data.order import Order
 from rollmesh.learner.data.prompts import AgentPrompts, PromptEncoder, TaskShape
 from rollmesh.learner.data.rows import RowSource
 from rollmesh.learner.data.stream import PromptStream
+from rollmesh.learner.evaluation.asked_rows import asked_rows
 from rollmesh.learner.evaluation.evaluator import evaluation_tasks
 from rollmesh.learner.vision.families import family_of
 from rollmesh.mesh.config import Config
@@ -55,7 +57,7 @@ def open_prompts(
     if data.eval is None:
         return prompts, None
     held_out = open_held_out(config, tokenizer)
-    return prompts, evaluation_tasks(held_out.source, held_out.encoder, held_out.shape, rows=config.eval.rows)
+    return prompts, evaluation_tasks(held_out.source, held_out.encoder, held_out.shape, rows=held_out.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,14 @@ class HeldOutPrompts:
     """Prompts of an evaluation.
 
     Attributes:
-        source: their rows.
+        source: the rows of all sources.
+        rows: numbers of those that are asked.
         encoder: makes tasks of them.
         shape: of the tasks.
     """
 
     source: RowSource
+    rows: Sequence[int]
     encoder: PromptEncoder
     shape: TaskShape
 
@@ -86,8 +90,10 @@ def open_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> HeldOut
     data, evaluation = config.data, config.eval
     if data.eval is None:
         raise DataError("data.eval is not set", hint="give Parquet or JSONL files")
+    parts = [open_source(each, data.prompt_key) for each in data.eval]
     return HeldOutPrompts(
-        JoinedRows([open_source(each, data.prompt_key) for each in data.eval]),
+        JoinedRows(parts),
+        asked_rows(list(map(len, parts)), evaluation.rows),
         evaluation_encoder(config, tokenizer),
         dataclasses.replace(
             _shape(config),

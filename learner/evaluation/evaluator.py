@@ -42,17 +42,20 @@ class _NotServedError(Exception):
 
 
 def evaluation_tasks(
-    source: RowSource, encoder: PromptEncoder, shape: TaskShape, *, rows: int | None
+    source: RowSource, encoder: PromptEncoder, shape: TaskShape, *, rows: Sequence[int]
 ) -> list[trajectory_pb2.PromptTask]:
-    """The tasks of a round without ordinals and version: the first `rows` usable rows.
+    """The tasks of a round without ordinals and version: those of all rows that can be used.
+
+    Args:
+        source: of the rows.
+        encoder: makes tasks of them.
+        shape: of the tasks.
+        rows: numbers of the rows that are asked.
 
     Raises:
         DataError: no row can be used.
     """
-    encoded = [
-        encoder.encode(row, shape, task_id=str(row.index), ordinal=0)
-        for row in source.rows(range(min(len(source), rows or len(source))))
-    ]
+    encoded = [encoder.encode(row, shape, task_id=str(row.index), ordinal=0) for row in source.rows(rows)]
     tasks = [task for task in encoded if not isinstance(task, RefusedRow)]
     if len(tasks) < len(encoded):
         log.warning("%d held-out prompts are left out: empty or too long", len(encoded) - len(tasks))

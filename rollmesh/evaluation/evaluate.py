@@ -18,6 +18,7 @@ from rollmesh.evaluation.summary import EvaluationSummary, Record, summarize_rec
 from rollmesh.launcher import folder as folders
 from rollmesh.launcher.console.view import View
 from rollmesh.launcher.preflight.checks import check_files, check_rewards
+from rollmesh.learner.evaluation.asked_rows import asked_rows
 from rollmesh.learner.standalone.response_file import RESPONSES, read_responses
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import DataError
@@ -73,7 +74,7 @@ class Evaluation:
         self._choice = choice
         self._with_log_probs = request.with_log_probs
         self._rewards = request.rewards or {}
-        self._asked = _count_rows(config)
+        self._asked = frozenset(_asked_rows(config))
         if request.fresh:
             folders.set_aside(self.folder, time.strftime("%Y%m%d-%H%M%S"))
 
@@ -89,14 +90,14 @@ class Evaluation:
         """
         identity = identity_of(self.config, self._choice, with_log_probs=self._with_log_probs, rewards=self._rewards)
         claim_folder(self.folder, identity)
-        if len(self.records()) < self._asked:
+        if len(self.records()) < len(self._asked):
             prepared = check_rewards(self.config)
             launch = LocalEvaluation(
                 self.config,
                 self._choice,
                 view,
                 prepared,
-                asked=self._asked,
+                asked=len(self._asked),
                 with_log_probs=self._with_log_probs,
             )
             execute(launch)
@@ -104,7 +105,7 @@ class Evaluation:
 
     def records(self) -> list[Record]:
         """The prompts that have responses, in the order of the file."""
-        found = (record for record in read_responses(self.folder / RESPONSES) if record["row"] < self._asked)
+        found = (record for record in read_responses(self.folder / RESPONSES) if record["row"] in self._asked)
         return sorted(found, key=lambda record: int(record["row"]))
 
     def _summarize(self) -> EvaluationSummary:
@@ -112,7 +113,7 @@ class Evaluation:
             self.records(),
             name=self._choice.name,
             folder=str(self.folder),
-            asked=self._asked,
+            asked=len(self._asked),
             n=self.config.eval.n,
             right_at=self.config.eval.right_at,
         )
@@ -146,9 +147,9 @@ def _with_local_base(choice: ModelChoice) -> ModelChoice:
     return replace(choice, base=resolve_model(choice.base))
 
 
-def _count_rows(config: Config) -> int:
+def _asked_rows(config: Config) -> list[int]:
     from rollmesh.learner.data.dataset import open_source
 
     assert config.data.eval is not None, "it was checked when the configuration was read"
-    count = sum(len(open_source(source, config.data.prompt_key)) for source in config.data.eval)
-    return min(count, config.eval.rows or count)
+    sizes = [len(open_source(source, config.data.prompt_key)) for source in config.data.eval]
+    return asked_rows(sizes, config.eval.rows)
