@@ -157,3 +157,21 @@ def test_runs_and_evaluations_are_compared_over_the_same_rows(run: Path, tmp_pat
         compare_all([str(run), str(tmp_path)])
     with pytest.raises(ConfigError, match="nothing to compare with"):
         compare_all([str(run)])
+
+
+@pytest.mark.parametrize(
+    ("given", "prompt", "response"),
+    [
+        ({}, 128, 128),
+        ({"max_response_tokens": 56}, 200, 56),
+        ({"max_prompt_tokens": 100}, 100, 1024),
+        ({"max_response_tokens": 300}, 1024, 300),
+    ],
+)
+def test_defaults_of_lengths_leave_room_in_a_short_context(
+    tmp_path: Path, given: dict[str, int], prompt: int, response: int
+) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 256}')
+    config = read(*(f"rollout.{key}={value}" for key, value in given.items()), f"model.path={tmp_path}")
+    made = evaluation_config(config, ModelChoice("x", config.model), tmp_path / "out").rollout
+    assert (made.max_prompt_tokens, made.max_response_tokens) == (prompt, response)
