@@ -29,9 +29,7 @@ ANOTHER = "the token of another mesh, which is long enough"
 def test_a_teacher_on_another_host_serves_its_learner_and_no_stranger_joins(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     grant = write_secret(tmp_path / "grant", MeshKey(TOKEN).grant_file(Role.MODEL))
-    foreign = write_secret(
-        tmp_path / "foreign", MeshKey("the token of another mesh, which is long enough").grant_file(Role.MODEL)
-    )
+    foreign = write_secret(tmp_path / "foreign", MeshKey(ANOTHER).grant_file(Role.MODEL))
     with ExitStack() as closers:
         host = closers.enter_context(far_host(1e9))
         near, far = authority.certify("near", host.near, "127.0.0.1"), authority.certify("far", host.far)
