@@ -1,4 +1,4 @@
-"""Experts on different ranks: what they change of the contract of engines, on models that are all mixtures of experts."""
+"""Experts on different ranks: what they change of the contract of engines, on models that are all mixtures."""
 
 from __future__ import annotations
 
