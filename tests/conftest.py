@@ -58,10 +58,20 @@ _SHARED = (
         "learner/trainers/test_layouts",
     ),
     (
+        "learner/engines/experts/test_",
+        "learner/engines/output/test_vocabulary_shard",
+        "learner/engines/tensors/test_",
+        "learner/engines/test_exact_attention_limits",
+        "learner/engines/test_piecewise_step",
+        "learner/roles/test_contract",
+        "rollmesh/test_export",
+    ),
+    (
         "learner/engines/megatron/computing/test_",
         "learner/engines/megatron/test_checkpoint_matrix",
         "learner/engines/megatron/test_equivalence",
         "learner/engines/megatron/test_traps",
+        "learner/engines/megatron/training/test_",
     ),
 )
 
