@@ -44,10 +44,11 @@ def pytest_configure(config: pytest.Config) -> None:
         no_processes.forbid()
 
 
-# Parts of the names of files that share an engine, or the processes of a learner's.
+# Parts of the names of files that share an engine, the processes of a learner's, or what a plan has counted once.
 _SHARED = (
     ("/engines/vllm/",),
     ("/test_sglang_",),
+    ("rollmesh/planning/", "docs/test_megatron", "docs/test_placement", "docs/test_planning"),
     (
         "learner/checkpoint/test_killed_writes",
         "learner/distributed/test_roles_memory",
