@@ -10,7 +10,8 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from benchmarks.learner.tiny_models import save_model
 from rollmesh.mesh.config.parallel import ParallelSection
-from rollmesh.testing.contract import EngineContract
+from rollmesh.testing.contract_state import StateContract
+from rollmesh.testing.contract_training import TrainingContract
 from rollmesh.testing.fixtures import GetWorld
 from rollmesh.testing.worlds import EngineLayout
 from tests.learner.engines.four_ranks import (
@@ -70,7 +71,7 @@ def test_what_is_divided_gives_the_results_of_one_process(models: Path, engine_w
             assert kept == pytest.approx({n: expected[n] for n in expected.keys() - loads}, rel=1e-5, abs=1e-5)
 
 
-class TestCopies(EngineContract):
+class TestCopies(TrainingContract, StateContract):
     """A model's copies train as one, and leave as one; two processes of each divide a micro-batch's sequences."""
 
     layouts = (COPIES,)
