@@ -73,6 +73,11 @@ def check_seen(ids: Sequence[int], digest: str) -> None:
         )
 
 
+def has_processor(folder: Path) -> bool:
+    """A model folder has the files of a processor; without them it takes text alone."""
+    return any((folder / name).is_file() for name in _CONFIGS)
+
+
 class ImageProcessor:
     """The image part of a model's processor. For any thread.
 
@@ -98,7 +103,7 @@ class ImageProcessor:
         Raises:
             DataError: its files are there but cannot be read.
         """
-        if not any((folder / name).is_file() for name in _CONFIGS):
+        if not has_processor(folder):
             return None
         from transformers import AutoProcessor
 
