@@ -7,7 +7,7 @@ The reference is transformers' eager forward pass of one sequence at a time, aut
 surrogate, weight decay and clipping are written here again, and so is the adapter: W + s B A in each linear layer.
 Models are tiny and random, and all is float32. Behaviour log-probs are the model's own with noise, so that ratios are
 near 1 and some are clipped. In batches with images every second prompt has none. In rows with router replay tokens
-bring random experts; the reference has routers of its own for these rows, and for those with a loss of balance.
+bring random experts. For these rows, and for those with a loss of balance, the reference has routers of its own.
 
 Each of `ROWS` trains on three batches, of which the last has less than one micro-batch for every rank. A cell has four
 largest differences: of the losses, and of the gradient norms before clipping (as a part of the norm). The others are of
@@ -116,7 +116,7 @@ class Row:
 
     @property
     def router(self) -> RouterSection | None:
-        """What routers of experts do beside their choice; None: nothing."""
+        """Further work of the routers of experts; None: they choose alone."""
         found: RouterSection | None = self.changes.get("router")
         return found
 
@@ -133,7 +133,7 @@ class Setting:
     Attributes:
         shared: responses share their prompts, else each has its own.
         lora: the adapter that is trained; None: all weights are.
-        router: what routers of experts do beside their choice.
+        router: further work of the routers of experts.
     """
 
     shared: bool = True
@@ -386,7 +386,7 @@ class _Plain:
         return found
 
     def start_step(self) -> None:
-        """What was computed before is no part of the step."""
+        """Begins a step, of which the passes so far are no part."""
         if self._routers is not None:
             self._routers.forget()
 

@@ -71,7 +71,7 @@ class Case:
     Attributes:
         shared: responses share their prompts, else each has its own.
         lora: the adapter of the policy that is trained; None: all weights are.
-        router: what routers of experts do beside their choice.
+        router: further work of the routers of experts.
     """
 
     shared: bool = True
@@ -90,7 +90,7 @@ class Row:
         changes: further fields of `EngineSpec`.
         shared: responses share their prompts, else each has its own.
         lora: an adapter of the policy is trained.
-        router: what routers of experts do beside their choice.
+        router: further work of the routers of experts.
     """
 
     name: str

@@ -76,8 +76,8 @@ class RouterSection(Section):
     )
     load_balance_coeff: PositiveFloat | None = Field(
         None,
-        description="Weight of a loss that gives all experts tokens (Switch Transformers), over all tokens of a step, "
-        "by the loads of the last one; none: there is none.",
+        description="Weight of a loss that gives all experts tokens (Switch Transformers). It is over all tokens of a "
+        "step, by the loads of the last one. None: there is none.",
     )
     z_loss_coeff: PositiveFloat | None = Field(
         None,

@@ -54,7 +54,7 @@ def z_losses(logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class RouterSums:
-    """What all routers of a model have done in a step, summed over tokens of all processes.
+    """The work of all routers of a model in a step, summed over tokens of all processes.
 
     Attributes:
         values: float64 [layers, 4]: tokens, losses of logits, tokens with given experts, those that would have had
@@ -86,7 +86,7 @@ class RouterSums:
 
     @property
     def shares(self) -> Tensor:
-        """Of the choices of each layer, float32 [layers, E]."""
+        """Shares of the experts in the choices of each layer, float32 [layers, E]."""
         return (self.loads / self.loads.sum(-1, keepdim=True)).float()
 
     def metrics(self, section: RouterSection) -> dict[str, float]:

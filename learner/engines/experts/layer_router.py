@@ -2,8 +2,8 @@
 
 Losses of routers are means over the tokens of a step, each token counted once for each response that it belongs to.
 They are sums over tokens, of which each process adds those that it computes. So neither micro-batches nor layouts
-change them. The loads in the loss of balance are those of the last step, since those of the present one are known only
-after all its forward passes.
+change them. The loads in the loss of balance are those of the last step. Those of the present one are known only after
+all its forward passes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHARES = "expert_shares"
 
 
 class LayerRouter:
-    """What the router of one layer does in passes of micro-batches.
+    """The router of one layer, in passes of micro-batches.
 
     Args:
         experts: of the layer.

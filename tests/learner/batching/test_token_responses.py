@@ -19,7 +19,7 @@ GROUPS = st.lists(st.tuples(st.integers(1, 5), _RESPONSES), min_size=1, max_size
 
 
 def _sequences(groups: Lengths) -> list[TrainSequence]:
-    """Of each group the length of its prompt, and those of its responses."""
+    """Sequences of groups, each given by the length of its prompt and those of its responses."""
     found = []
     for number, (length, responses) in enumerate(groups):
         prompt = np.full(length, number, dtype=np.int32)

@@ -58,7 +58,7 @@ class Routers:
         return bool(self._section.load_balance_coeff or self._section.z_loss_coeff)
 
     def saved(self) -> dict[str, object]:
-        """What a checkpoint has to hold, as JSON: shares of the experts in the last step."""
+        """The part of a checkpoint that has the shares of the experts in the last step, as JSON."""
         shares = [router.shares.tolist() for router in self._routers if router.shares is not None]
         return {SHARES: shares} if shares and self._section.load_balance_coeff else {}
 

@@ -1,6 +1,6 @@
 """Routers in Megatron's model: what they choose is recorded, replaced by a generator's choice, and evened out.
 
-Megatron-Core has replay and losses of its own. Its replay is set layer by layer for all tokens; here a token may lack
+Megatron-Core has replay and losses of its own. Its replay is set layer by layer for all tokens. Here a token may lack
 recorded experts, and the router's own choice is compared with the recorded one. Its losses are means over each
 micro-batch, or over those of a step so far (`global_aux_loss`), and depend on the division. Here they are those of
 `learner.engines.experts.layer_router`.
@@ -63,7 +63,7 @@ class Routers:
             _attach(module, self._own[row])
 
     def saved(self) -> dict[str, object]:
-        """What a checkpoint has to hold, as JSON: shares of the experts in the last step."""
+        """The part of a checkpoint that has the shares of the experts in the last step, as JSON."""
         return {} if self._shares is None else {SHARES: self._shares.tolist()}
 
     def restore(self, saved: dict[str, object]) -> None:
