@@ -34,7 +34,6 @@ from torch.optim import AdamW
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from benchmarks.learner.generated_tables import fill_page
-from benchmarks.learner.plain_routers import PlainRouters, with_experts
 from benchmarks.learner.tiny_models import WITH_IMAGES, save_model
 from rollmesh.learner.algorithms.aggregation import aggregate
 from rollmesh.learner.algorithms.docs_reference import markdown_table
@@ -55,6 +54,7 @@ from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.config.parallel import ParallelSection, RouterSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.testing.engine_cases import MEMBERS, make_batches, make_sequences, make_spec, weights
+from rollmesh.testing.plain_routers import PlainRouters, with_experts
 from rollmesh.testing.worlds import EngineLayout, EngineWorld, Harness, Processes
 
 REFUSED = "refused"

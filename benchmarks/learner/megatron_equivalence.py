@@ -25,7 +25,6 @@ from transformers import AutoConfig
 
 from benchmarks.learner.equivalence import OPTIMIZER, REFUSED, surrogate
 from benchmarks.learner.generated_tables import fill_page
-from benchmarks.learner.plain_routers import with_experts
 from benchmarks.learner.tiny_models import ARCHITECTURES
 from rollmesh.learner.algorithms.docs_reference import markdown_table
 from rollmesh.learner.batching.types import TrainSequence
@@ -43,6 +42,7 @@ from rollmesh.testing.engine_cases import (
     save_random,
     weights,
 )
+from rollmesh.testing.plain_routers import with_experts
 from rollmesh.testing.worlds import EngineLayout, EngineWorld, Harness, Processes
 
 REFERENCE = EngineLayout("fsdp2")

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from benchmarks.learner.plain_routers import PlainRouters, with_experts
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.engines.interface import Engine, StepResult
@@ -27,6 +26,7 @@ from rollmesh.testing.engine_cases import (
     truth,
     weights,
 )
+from rollmesh.testing.plain_routers import PlainRouters, with_experts
 from rollmesh.testing.worlds import Harness
 
 LAYERS, EXPERTS, CHOSEN = 2, 4, 2
