@@ -178,11 +178,8 @@ class _Router(LayerRouter):
         def forward(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             with self.choosing() as replayed:
                 logits, weights, chosen = original(hidden)
-            return (
-                logits,
-                self.watch(logits, weights, lambda counts: loads_of(chosen, self.experts, counts), replayed),
-                chosen,
-            )
+            weights = self.watch(logits, weights, lambda counts: loads_of(chosen, self.experts, counts), replayed)
+            return logits, weights, chosen
 
         self.module.forward = forward
 
