@@ -74,6 +74,11 @@ def check_seen(ids: Sequence[int], digest: str) -> None:
         )
 
 
+def has_processor(folder: Path) -> bool:
+    """A model folder has the files of a processor; without them it takes text alone."""
+    return any((folder / name).is_file() for name in _CONFIGS)
+
+
 _Processed: TypeAlias = "tuple[list[tuple[int, ...]], Mapping[str, torch.Tensor]]"
 """Of each image its tokens; of all together the inputs of the model's vision part."""
 
@@ -103,7 +108,7 @@ class ImageProcessor:
         Raises:
             DataError: its files are there but cannot be read.
         """
-        if not any((folder / name).is_file() for name in _CONFIGS):
+        if not has_processor(folder):
             return None
         from transformers import AutoProcessor
 
