@@ -94,7 +94,10 @@ class TrainingLoop:
 
         A request of the user's code ends it too, but the training is complete then.
         """
-        rules, ahead = self._rules, self._load(self._train, start)
+        rules = self._rules
+        if start >= rules.steps:
+            return True
+        ahead = self._load(self._train, start)
         for step in range(start, rules.steps):
             began, examples = time.perf_counter(), self._take(self._train, step, ahead)
             if step + 1 < rules.steps:
