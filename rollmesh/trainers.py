@@ -158,7 +158,7 @@ def _report_changes(command: str, config: TrainerConfig) -> None:
 
 @dataclass(slots=True)
 class _End:
-    """The end of a training in words."""
+    """The end of a training, in words."""
 
     text: str = "interrupted"
 

@@ -76,5 +76,5 @@ class RowForm(Protocol[T_co]):
         ...
 
     def parse(self, path: Path, index: int, record: Record, names: Collection[str]) -> T_co:
-        """What a record is used as; arguments and errors as those of `check`."""
+        """Makes a row of a record; arguments and errors as those of `check`."""
         ...

@@ -64,7 +64,7 @@ class Checkpoints:
 
     @property
     def incarnation(self) -> int:
-        """Of this process's start."""
+        """The number of this process's start."""
         return self._incarnation
 
     @property

@@ -52,7 +52,7 @@ def with_rows(
         ConfigError: the configuration is wrong, or an object holds no rows.
         DataError: the disk refuses.
     """
-    data = {name: rows for name, rows in given.items() if rows is not None}
+    data: dict[str, Rows | Path | str] = {name: rows for name, rows in given.items() if rows is not None}
     # `run.dir` is known once the configuration is read, and that is refused without `data.train`.
     config = read([*overrides, *(f"data.{name}={_PENDING}" for name in data)])
     sources = {}

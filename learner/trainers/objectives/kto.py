@@ -1,9 +1,9 @@
 """KTO: single responses, good or bad, arXiv:2402.01306.
 
-The loss compares each log-ratio with z0, an estimate of KL(pi || pi_ref). It is the mean log-ratio of responses to
-the wrong prompts, and at least 0 (section 4.1 of the paper). The wrong pairs of a step are made of its own rows: each
-prompt with the response of the row before it, and the first one with the last. So the same responses are rewarded and
-estimated with, which TRL and the paper's own code do too, but by micro-batch.
+The loss compares each log-ratio with z0, an estimate of KL(pi || pi_ref). It is the mean log-ratio of mismatched pairs,
+and at least 0 (eq. 7 and 8 of the paper). These pairs are made of the step's own rows. Each prompt gets the response of
+the row before it, and the first one that of the last. So the same responses are rewarded and estimated with. TRL and
+the paper's own code do the same by micro-batch.
 """
 
 from __future__ import annotations

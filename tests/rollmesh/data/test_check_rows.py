@@ -1,0 +1,89 @@
+"""What `rollmesh data check --for` finds in the rows of a trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollmesh.data.check import Finding
+from rollmesh.data.check_report import lines, to_json
+from rollmesh.data.check_rows import check_rows
+from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.trainers import read_trainer_config
+from tests.command import Command
+from tests.learner.data.test_chat_turns import PLAIN, make_tokenizer
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with a tokenizer alone: nothing else is read."""
+    make_tokenizer(PLAIN).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def write(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def pair(chosen: str, rejected: str) -> dict[str, str]:
+    return {"prompt": "hi ", "chosen": chosen, "rejected": rejected}
+
+
+def found(findings: dict[str, Finding]) -> dict[str, int]:
+    return {name: finding.count for name, finding in findings.items()}
+
+
+def test_pairs_are_compared_by_their_tokens(tmp_path: Path, model: Path) -> None:
+    rows = [pair("a", "b"), pair("b", "a"), pair("a", "b"), pair("a", "a"), pair("a" * 9, "b")]
+    given = {
+        "model": {"path": str(model)},
+        "data": {
+            "train": write(tmp_path / "train.jsonl", *rows),
+            "eval": write(tmp_path / "eval.jsonl", rows[0], pair("b", "hi")),
+            "max_tokens": 8,
+        },
+    }
+    report = check_rows(read_trainer_config("dpo", given), examples=1)
+    train, held_out = report.sources
+    assert found(train.findings) == {
+        "the pair is there the other way round": 1,
+        "the row is there twice": 1,
+        "chosen and rejected are the same": 1,
+        "the row is left out: it is too long, or nothing of it is trained": 1,
+    }
+    assert found(held_out.findings) == {"the row is held out, and trained on": 1}
+    assert (train.rows, train.lengths.total(), report.errors) == (5, 4, [])
+    assert "  tokens of a row (at most 8): least 5, median 5, 95% 5, 99% 5, most 5" in list(lines(report))
+    assert to_json(report)["sources"][0]["row_tokens"]["most"] == 5
+
+
+def test_rows_that_cannot_be_used_are_named(tmp_path: Path, model: Path) -> None:
+    long = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a" * 40}]}
+    fine = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a"}]}
+    given: dict[str, Any] = {
+        "model": {"path": str(model)},
+        "data": {"train": write(tmp_path / "d.jsonl", fine, long), "max_tokens": 24, "on_long": "refuse"},
+    }
+    (source,) = check_rows(read_trainer_config("sft", given), examples=3).sources
+    assert found(source.findings) == {"the row cannot be used": 1}
+    assert "d.jsonl, row 1: it has" in source.findings["the row cannot be used"].examples[0]
+    given["data"]["train"] = write(tmp_path / "other.jsonl", {"question": "hi"})
+    (source,) = check_rows(read_trainer_config("sft", given), examples=3).sources
+    assert "other.jsonl, row 0: its fields are question" in source.findings["the source cannot be used"].examples[0]
+
+
+def test_the_command_reads_the_configuration_of_a_trainer(tmp_path: Path, model: Path, rollmesh: Command) -> None:
+    data = write(tmp_path / "d.jsonl", {"prompt": "hi ", "completion": "a", "label": True})
+    config = tmp_path / "kto.yaml"
+    config.write_text(f"model: {{path: {model}}}\ndata: {{train: {data}}}\nloss: {{name: kto}}\n")
+    assert "nothing is wrong" in rollmesh("data", "check", str(config), "--for", "dpo").stdout
+    wrong = rollmesh("data", "check", str(config), "--for", "dpo", "--loss.name=sigmoid")
+    assert wrong.returncode == DataError.exit_code
+    assert "field `chosen` is missing" in wrong.stdout
+    unknown = rollmesh("data", "check", str(config), "--for", "ppo")
+    assert unknown.returncode == ConfigError.exit_code
+    assert "known: run, sft, rm, dpo" in unknown.stderr
