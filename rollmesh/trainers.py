@@ -114,8 +114,8 @@ def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int
         fresh: see `sft`.
 
     Returns:
-        The exit status. `INTERRUPTED` comes from one rank of each machine: a program ends as soon as a rank has a
-        status of this kind, and with that status.
+        The exit status. `INTERRUPTED` comes from one rank of each machine, as its program ends with the first rank
+        that has such a status.
     """
     from rollmesh.learner.liveness.rank_watch import log_lost
     from rollmesh.learner.stop_signals import StopSignals

@@ -36,7 +36,7 @@ class ReferenceFile:
         """The sums so far, the same in every process; collective.
 
         Args:
-            shape: of all; a file of another one is as good as none.
+            shape: of all. A file of another shape counts for nothing.
 
         Raises:
             DataError: rank 0 cannot read the file.

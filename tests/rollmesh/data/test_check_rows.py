@@ -1,4 +1,4 @@
-"""What `rollmesh data check --for` finds in the rows of a trainer."""
+"""`rollmesh data check --for` names what it finds in the rows of a trainer."""
 
 from __future__ import annotations
 
