@@ -13,7 +13,7 @@ from rollmesh.learner.data.examples import ExampleForm
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.engines.registry import ModelType
 from rollmesh.learner.trainers.example_loader import ExampleLoader
-from rollmesh.learner.trainers.rows import Rows
+from rollmesh.learner.trainers.rows import OrderedRows
 from rollmesh.learner.trainers.step_loss import StepLoss
 from rollmesh.mesh.config.inputs import DataSource
 
@@ -65,7 +65,7 @@ class Objective(ABC):
     def loss(self) -> StepLoss:
         """The loss that is trained."""
 
-    def prepare(self, parts: Preparation, rows: Rows, steps: int, cache: Path) -> Rows:
+    def prepare(self, parts: Preparation, rows: OrderedRows, steps: int, cache: Path) -> OrderedRows:
         """Does what the objective needs before the first step, with the initial weights; collective.
 
         Args:

@@ -24,7 +24,7 @@ from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.trainers.example_loader import Examples
 from rollmesh.learner.trainers.objectives.interface import Preparation, PreparationInterrupted
 from rollmesh.learner.trainers.objectives.reference_file import ReferenceFile
-from rollmesh.learner.trainers.rows import Rows
+from rollmesh.learner.trainers.rows import OrderedRows
 from rollmesh.learner.trainers.step_batch import StepBatch, build_batch
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class ReferencePolicy:
         self._fill(sums, file, source, [_Piece(chunk, chunk) for chunk in chunks])
         return ReferencedRows(source, sums)
 
-    def sums_by_step(self, rows: Rows, steps: int, change: Change, cache: Path) -> NDArray[np.float64]:
+    def sums_by_step(self, rows: OrderedRows, steps: int, change: Change, cache: Path) -> NDArray[np.float64]:
         """Reference log-probs of what a function makes of each step's examples; collective.
 
         Args:
@@ -124,7 +124,7 @@ class ReferencePolicy:
             cache: file, good for these rows in this order, this function and these weights alone.
 
         Returns:
-            float64 [places]: see `Rows.values`. Places of rows that are left out have 0.
+            float64 [places]: see `OrderedRows.values`. Places of rows that are left out have 0.
 
         Raises:
             DataError, PreparationInterrupted: as `with_sums`.
