@@ -29,7 +29,7 @@ def losses(
     torch.set_num_threads(1)
     config = read_trainer_config(command, {"model": {"path": str(model)}, "data": {"train": str(rows)}, **keys})
     objective = build_objective(config, ChatEncoder(load_tokenizer(model)))
-    engine = harness.make(make_spec(model, head_bias=False), objective.model_type)
+    engine = harness.make(make_spec(model, head_bias=False, lora=config.learner.lora), objective.model_type)
     loader = ExampleLoader(engine.world)
     data = config.data.model_copy(update={"eval": config.data.train})
     train = training_rows(data, objective.form, seed=1, epochs=None)
