@@ -36,7 +36,7 @@ class ReferenceFile:
         """The sums so far, the same in every process; collective.
 
         Args:
-            shape: of all. A file of another shape counts for nothing.
+            shape: of all. A file may have fewer, the first ones; one of another shape counts for nothing.
 
         Raises:
             DataError: rank 0 cannot read the file.
@@ -49,8 +49,8 @@ class ReferenceFile:
                 raise DataError(
                     f"{self._path} cannot be read: {error}", hint="remove it: it is computed again"
                 ) from error
-            if found.shape == shape:
-                sums = found
+            if found.shape[1:] == shape[1:] and len(found) <= len(sums):
+                sums[: len(found)] = found
         return np.array(self._world.broadcast(torch.from_numpy(sums)).cpu().numpy(), dtype=np.float64)
 
     def keep(self, sums: NDArray[np.float64], done: int, rows: int) -> None:

@@ -93,7 +93,11 @@ def test_a_file_is_written_while_its_values_are_computed(tmp_path: Path, monkeyp
     monkeypatch.setattr(reference_file, "_EVERY_S", 0.0)
     file.keep(sums, 1, 3)
     np.testing.assert_array_equal(ReferenceFile(path, world).read((3, 2)), sums)
-    assert np.isnan(ReferenceFile(path, world).read((3, 1))).all()
+    more = ReferenceFile(path, world).read((4, 2))
+    np.testing.assert_array_equal(more[:3], sums)
+    assert np.isnan(more[3]).all()
+    for other in ((3, 1), (2, 2), (3,)):
+        assert np.isnan(ReferenceFile(path, world).read(other)).all()
 
 
 def test_a_file_is_good_for_one_way_of_computing_alone() -> None:
