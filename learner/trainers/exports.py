@@ -52,7 +52,7 @@ def _due(config: TrainerConfig, checkpoints: Checkpoints) -> dict[str, str]:
     for which in sorted(config.checkpoint.hf, reverse=True):
         name = checkpoints.best_name() if which == BEST else checkpoints.last_name
         if not name:
-            log.warning("no evaluation was the best one, so %s is not written", config.run.folder / FOLDER / which)
+            log.warning("no checkpoint is the best, so hf/%s is not written: see eval.metric", which)
         elif not _is_there(config, which, name):
             due[which] = name
     return due

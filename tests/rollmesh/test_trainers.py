@@ -168,7 +168,8 @@ def test_the_commands_of_a_run_read_a_training(tmp_path: Path, rollmesh: Command
     assert folder == run / "hf" / "last"
     assert (folder / "model.safetensors").is_file()
     heard = (run / "heard").read_text().split()
-    assert heard[:4] == ["RunStart", "StepEnd", "EvaluationEnd", "CommittedCheckpoint"]
+    assert heard[:3] == ["RunStart", "StepEnd", "EvaluationEnd"]
+    assert "CommittedCheckpoint" in heard, "it may come after later steps, which do not wait for the disk"
     assert heard[-1] == "RunEnd:request", "the callback has asked for the end after two steps"
     steps = heard.count("StepEnd")
     assert 2 <= steps < 1000

@@ -1,4 +1,4 @@
-"""`rollmesh data check --for` names what it finds in the rows of a trainer."""
+"""`rollmesh data check --for`: everything that a trainer would leave out, or end by, is found before."""
 
 from __future__ import annotations
 
