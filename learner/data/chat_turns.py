@@ -1,10 +1,8 @@
 """Conversations become token ids and a mask of what the model itself says, exact to the token.
 
 A template that marks the model's words with `{% generation %}` says which characters they are. Other templates are
-rendered twice. A turn is then what the conversation with it has beyond its prompt, generation prompt included. The text
-is tokenized once, as a whole. Where a token would reach across the border of a turn, the parts are tokenized one by
-one. So generators see them too, for they tokenize a prompt alone. Nothing is trained that a template adds after the
-end token: no model ever samples it.
+rendered twice. A turn is then what the conversation with it has beyond its prompt, generation prompt included. Nothing
+is trained that a template adds after the token that ends a turn: no model ever samples it.
 """
 
 from __future__ import annotations
@@ -14,30 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.masked_text import MaskedTokens, Span, tokenize_spans
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Messages = Sequence[Mapping[str, Any]]
-Span = tuple[int, int]
 _MARKS_TURNS = re.compile(r"\{%-?\s*generation\s*-?%\}")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MaskedTokens:
-    """A text as tokens.
-
-    Attributes:
-        ids: int32 [T].
-        trained: bool [T], the model's own tokens.
-    """
-
-    ids: NDArray[np.int32]
-    trained: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +45,20 @@ class ChatEncoder:
         Raises:
             DataError: there is no template, it fails, or it changes earlier messages when later ones come.
         """
-        text, spans = self._render(messages, turns, tools)
-        end_token = self.tokenizer.eos_token
-        spans = [_without_what_follows(text, span, end_token) for span in spans]
+        text, spans = self.render(messages, turns, tools)
         return tokenize_spans(self.tokenizer, text, spans, special_tokens=False)
 
-    def _render(self, messages: Messages, turns: Sequence[int], tools: Sequence[Any] | None) -> tuple[str, list[Span]]:
+    def render(
+        self, messages: Messages, turns: Sequence[int], tools: Sequence[Any] | None = None
+    ) -> tuple[str, list[Span]]:
+        """A conversation as text, with the characters of some turns, each up to the token that ends it.
+
+        Args, Raises: see `encode`.
+        """
+        text, spans = self._spans(messages, turns, tools)
+        return text, [_without_what_follows(self.tokenizer, text, span) for span in spans]
+
+    def _spans(self, messages: Messages, turns: Sequence[int], tools: Sequence[Any] | None) -> tuple[str, list[Span]]:
         template = self._template(tools)
         own = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         if _MARKS_TURNS.search(template):
@@ -142,48 +132,15 @@ class ChatEncoder:
         return texts[0], spans[0]
 
 
-def tokenize_spans(
-    tokenizer: PreTrainedTokenizerBase, text: str, spans: Sequence[Span], *, special_tokens: bool
-) -> MaskedTokens:
-    """Tokenizes a text; tokens within spans of its characters are trained.
+def _without_what_follows(tokenizer: PreTrainedTokenizerBase, text: str, span: Span) -> Span:
+    """A turn without what stands after the token that ends it.
 
-    Args:
-        tokenizer: of the model.
-        text: all of it.
-        spans: ascending, not overlapping.
-        special_tokens: those that the tokenizer adds at the beginning; never at the end.
+    That is the tokenizer's end token. A template that never writes it may end turns with another special token.
     """
-    cuts = sorted({border for span in spans for border in span} - {0, len(text)})
-    ids, places = _whole(tokenizer, text, special_tokens=special_tokens)
-    if places is None or any(start < cut < end for start, end in places for cut in cuts):
-        ids, places = [], []
-        for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-            piece, _ = _whole(tokenizer, text[start:end], special_tokens=special_tokens and not start)
-            ids += piece
-            places += [(start, end)] * len(piece)
-    inside = [any(first <= start and end <= last and start < end for first, last in spans) for start, end in places]
-    return MaskedTokens(np.array(ids, dtype=np.int32), np.array(inside, dtype=bool))
-
-
-def _whole(
-    tokenizer: PreTrainedTokenizerBase, text: str, *, special_tokens: bool
-) -> tuple[list[int], list[Span] | None]:
-    """Token ids with their places in the text; no places where the tokenizer does not know them."""
-    if not text:
-        return [], []
-    fast = bool(tokenizer.is_fast)
-    encoded = tokenizer(text, add_special_tokens=special_tokens, return_offsets_mapping=fast)
-    ids: list[int] = list(encoded["input_ids"])
-    places = [(int(start), int(end)) for start, end in encoded["offset_mapping"]] if fast else None
-    while special_tokens and ids and ids[-1] == tokenizer.eos_token_id and (places is None or places[-1] == (0, 0)):
-        ids.pop()
-        if places is not None:
-            places.pop()
-    return ids, places
-
-
-def _without_what_follows(text: str, span: Span, end_token: str | None) -> Span:
-    """A turn without what stands after its end token."""
     start, end = span
-    found = text.rfind(end_token, start, end) if end_token else -1
-    return (start, found + len(end_token)) if found >= 0 and end_token else span
+    end_token = tokenizer.eos_token
+    if isinstance(end_token, str) and (found := text.rfind(end_token, start, end)) >= 0:
+        return start, found + len(end_token)
+    kept = text[start:end].rstrip()
+    special = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
+    return (start, start + len(kept)) if any(map(kept.endswith, special)) else span

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from rollmesh.learner.batching.types import TrainSequence
-from rollmesh.learner.data.chat_turns import MaskedTokens
 from rollmesh.learner.data.records import Record, RowSource
 from rollmesh.learner.data.row_fields import refuse_images
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.masked_text import MaskedTokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,36 +6,22 @@ Forms (TRL's): `chosen` and `rejected`, each a text or messages, with `prompt` o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from rollmesh.learner.batching.types import TrainSequence
-from rollmesh.learner.data.chat_turns import ChatEncoder, MaskedTokens, Messages
+from rollmesh.learner.data.chat_turns import ChatEncoder, Messages
 from rollmesh.learner.data.examples import Example, ExampleForm, sequence_from, sequence_of
 from rollmesh.learner.data.records import Record
 from rollmesh.learner.data.row_fields import as_messages, text_or_messages, value_at
-from rollmesh.learner.data.supervised_rows import continuation, fit
+from rollmesh.learner.data.supervised_rows import fit
 from rollmesh.mesh.config.trainers.sections import RowsSection
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.masked_text import MaskedTokens, continuation, tokenize_spans
+from rollmesh.mesh.scored_text import response_text, scored_tokens
 
 Text = str | Messages
-MakeSequence = Callable[[MaskedTokens], TrainSequence | None]
-
-
-def scored_at_its_end(tokens: MaskedTokens) -> TrainSequence | None:
-    """A sequence with one result, at the last token of its response; None without one.
-
-    The result that stands for a token is read one place before it. So it is that of a further token, which no model
-    sees.
-    """
-    places = np.flatnonzero(tokens.trained[1:]) + 1
-    if not len(places):
-        return None
-    response = np.append(tokens.ids[places[0] : places[-1] + 1], np.int32(0))
-    mask = np.zeros(len(response), dtype=np.uint8)
-    mask[-1] = 1
-    return sequence_from(tokens.ids[: places[0]], response, mask)
 
 
 class _ResponseForm(ExampleForm):
@@ -52,48 +38,29 @@ class _ResponseForm(ExampleForm):
         self._section = section
         self._prompt_key = prompt_key
 
-    def _sequences(self, prompt: Text, responses: Sequence[Text], make: MakeSequence) -> tuple[TrainSequence, ...]:
+    def _sequences(self, prompt: Text, responses: Sequence[Text]) -> tuple[TrainSequence, ...]:
         """A sequence of each response; none at all where one is too long, or has nothing to train."""
-        encoded = [self._encode(prompt, response) for response in responses]
-        made = [None if tokens is None else make(tokens) for tokens in encoded]
+        made = [self._sequence(prompt, response) for response in responses]
         there = tuple(sequence for sequence in made if sequence is not None)
         return there if len(there) == len(made) else ()
 
-    def _encode(self, prompt: Text, response: Text) -> MaskedTokens | None:
-        """A prompt with a response, which is trained; None where it is too long."""
+    def _sequence(self, prompt: Text, response: Text) -> TrainSequence | None:
+        """A prompt with a response, which is trained; None where it is too long, or has nothing to train."""
         if isinstance(prompt, str) and isinstance(response, str):
             tokens = continuation(self._chat.tokenizer, prompt, response)
         else:
-            before = as_messages(prompt, "user") if prompt else []
-            messages = [*before, *as_messages(response, "assistant")]
-            turns = [i for i, message in enumerate(messages) if i >= len(before) and message["role"] == "assistant"]
-            tokens = self._chat.encode(messages, turns)
+            tokens = self._chat.encode(*_conversation(prompt, response))
+        fitting = self._fit(tokens)
+        return None if fitting is None else sequence_of(fitting)
+
+    def _fit(self, tokens: MaskedTokens) -> MaskedTokens | None:
         return fit(tokens, self._section.max_tokens, self._section.on_long)
 
 
 class PairForm(_ResponseForm):
-    """The form of a source's pairs.
-
-    Args:
-        chat, section, prompt_key: see `_ResponseForm`.
-        make: a sequence of each response's tokens.
-        margins: read the pairs' margins.
-    """
+    """The form of a source's pairs; see `_ResponseForm`."""
 
     needed = ("chosen", "rejected")
-
-    def __init__(
-        self,
-        chat: ChatEncoder,
-        section: RowsSection,
-        prompt_key: str,
-        *,
-        make: MakeSequence = sequence_of,
-        margins: bool = False,
-    ) -> None:
-        super().__init__(chat, section, prompt_key)
-        self._make = make
-        self._margins = margins
 
     def read(self, record: Record) -> tuple[Text, Text, Text]:
         """Prompt, chosen and rejected response."""
@@ -104,10 +71,43 @@ class PairForm(_ResponseForm):
 
     def encode(self, record: Record) -> Example | None:
         prompt, *responses = self.read(record)
-        margin = _margin(record) if self._margins else None
-        if not (sequences := self._sequences(prompt, responses, self._make)):
+        sequences = self._sequences(prompt, responses)
+        return Example(sequences) if sequences else None
+
+
+class ScoredPairForm(PairForm):
+    """The form of a source's pairs whose responses a reward model scores, with their margins.
+
+    A response has the tokens that the reward model will be served with (`mesh.scored_text`).
+    """
+
+    def encode(self, record: Record) -> Example | None:
+        margin, example = _margin(record), super().encode(record)
+        return None if example is None else Example(example.sequences, {"margin": (margin, margin)})
+
+    def _sequence(self, prompt: Text, response: Text) -> TrainSequence | None:
+        tokenizer = self._chat.tokenizer
+        if isinstance(prompt, str) and isinstance(response, str):
+            before = prompt
+            said = tokenize_spans(
+                tokenizer, prompt + response, [(len(prompt), len(prompt + response))], special_tokens=True
+            )
+        else:
+            messages, turns = _conversation(prompt, response)
+            text, spans = self._chat.render(messages, turns[-1:])
+            if not spans:
+                return None
+            (first, last) = spans[0]
+            before = text[:first]
+            said = tokenize_spans(tokenizer, text[:last], [(first, last)], special_tokens=False)
+        tokens = scored_tokens(tokenizer, before, response_text(tokenizer, said.ids[said.trained].tolist()))
+        fitting = self._fit(tokens)
+        if fitting is None:
             return None
-        return Example(sequences, {} if margin is None else {"margin": (margin, margin)})
+        if tokenizer.eos_token_id is not None:
+            # A response that was cut off is scored there too.
+            fitting.ids[-1] = tokenizer.eos_token_id
+        return scored_at_its_end(fitting)
 
 
 class LabeledForm(_ResponseForm):
@@ -124,8 +124,23 @@ class LabeledForm(_ResponseForm):
 
     def encode(self, record: Record) -> Example | None:
         prompt, response, label = self.read(record)
-        sequences = self._sequences(prompt, [response], sequence_of)
+        sequences = self._sequences(prompt, [response])
         return Example(sequences, {"label": (float(label),)}) if sequences else None
+
+
+def scored_at_its_end(tokens: MaskedTokens) -> TrainSequence | None:
+    """A sequence with one result, at the last token of its response; None without a response.
+
+    The result that stands for a token is read one place before it. So it is that of a further token, which no model
+    sees.
+    """
+    places = np.flatnonzero(tokens.trained[1:]) + 1
+    if not len(places):
+        return None
+    response = np.append(tokens.ids[places[0] : places[-1] + 1], np.int32(0))
+    mask = np.zeros(len(response), dtype=np.uint8)
+    mask[-1] = 1
+    return sequence_from(tokens.ids[: places[0]], response, mask)
 
 
 def split_prompt(chosen: Text, rejected: Text) -> tuple[Text, Text, Text]:
@@ -145,6 +160,14 @@ def split_prompt(chosen: Text, rejected: Text) -> tuple[Text, Text, Text]:
     while same < min(len(first), len(second)) - 1 and first[same] == second[same]:
         same += 1
     return first[:same], first[same:], second[same:]
+
+
+def _conversation(prompt: Text, response: Text) -> tuple[Messages, list[int]]:
+    """A prompt and a response as messages, and the places of the assistant's messages in the response."""
+    before = as_messages(prompt, "user") if prompt else []
+    messages = [*before, *as_messages(response, "assistant")]
+    turns = [i for i, message in enumerate(messages) if i >= len(before) and message["role"] == "assistant"]
+    return messages, turns
 
 
 def _margin(record: Record) -> float:

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-import numpy as np
-
-from rollmesh.learner.data.chat_turns import ChatEncoder, MaskedTokens, Messages, tokenize_spans
+from rollmesh.learner.data.chat_turns import ChatEncoder, Messages
 from rollmesh.learner.data.examples import Example, ExampleForm, sequence_of
 from rollmesh.learner.data.records import Record
 from rollmesh.learner.data.row_fields import as_messages, text_or_messages, value_at
 from rollmesh.mesh.config.trainers.sections import SupervisedRowsSection
 from rollmesh.mesh.errors import DataError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from rollmesh.mesh.masked_text import MaskedTokens, continuation
 
 _RESPONSES = ("completion", "response")
 _FORMS = "rows need `messages`, a prompt with `completion` or `response`, or `text`: see docs/trainers.md"
@@ -104,22 +100,6 @@ class SupervisedForm(ExampleForm):
             raise DataError("no message of the assistant is to be trained", hint=_FORMS)
         chosen = turns[-1:] if self._section.train_on == "last" else turns
         return Conversation(messages, chosen, record.get("tools"))
-
-
-def continuation(tokenizer: PreTrainedTokenizerBase, prompt: str, response: str) -> MaskedTokens:
-    """A prompt and the response after it, both texts, with the end token; the response is trained.
-
-    Args:
-        tokenizer: of the model.
-        prompt: empty: all of the response is trained but its first token, which nothing predicts.
-        response: without an end token.
-    """
-    text = prompt + response
-    tokens = tokenize_spans(tokenizer, text, [(len(prompt), len(text))], special_tokens=True)
-    end = tokenizer.eos_token_id
-    if end is None or (len(tokens.ids) and tokens.ids[-1] == end):
-        return tokens
-    return MaskedTokens(np.append(tokens.ids, np.int32(end)), np.append(tokens.trained, True))
 
 
 def fit(tokens: MaskedTokens, most: int, on_long: Literal["skip", "truncate", "refuse"]) -> MaskedTokens | None:

@@ -1,7 +1,8 @@
 """A reward model's folder as a reward function: `model:FOLDER`, a sequence classifier with one label.
 
 A group is scored at once, in micro-batches of similar lengths. The score is read at the end token, which every response
-gets. Each worker process that runs it loads the model once: `reward.workers` says how many there are at most.
+gets (`mesh.scored_text`). Each worker process that runs it loads the model once: `reward.workers` says how many there
+are at most.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollmesh.mesh.errors import RewardError
+from rollmesh.mesh.scored_text import scored_tokens
 from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored
 
 if TYPE_CHECKING:
@@ -75,30 +77,26 @@ class RewardModel:
         return outcomes
 
     def _tokens(self, item: RewardItem) -> list[int]:
-        """Prompt, response and end token. A beginning that the prompt's template has written stands there once."""
-        tokenizer = self._tokenizer
-        ids: list[int] = list(tokenizer(item.prompt + item.response)["input_ids"])
-        begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
-        if begin is not None and ids[:2] == [begin, begin]:
-            del ids[0]
-        return ids if end is None or ids[-1:] == [end] else [*ids, end]
+        ids: list[int] = scored_tokens(self._tokenizer, item.prompt, item.response).ids.tolist()
+        return ids
 
     def _scores(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         """Scores of sequences in one pass, padded on the right."""
+        padding = self._model.config.get_text_config().pad_token_id
+        if padding is None:
+            # transformers takes no more than one sequence then.
+            return [score for ids in sequences for score in self._pass([ids], 0)]
+        return self._pass(sequences, padding)
+
+    def _pass(self, sequences: Sequence[Sequence[int]], padding: int) -> list[float]:
         import torch
 
         longest = max(map(len, sequences))
-        padding = self._model.config.pad_token_id
-        if padding is None:
-            return [score for ids in sequences for score in self._pass(torch.tensor([list(ids)]))]
-        return self._pass(torch.tensor([[*ids, *[padding] * (longest - len(ids))] for ids in sequences]), padding)
-
-    def _pass(self, ids: Any, padding: int | None = None) -> list[float]:
-        import torch
-
+        ids = torch.tensor([[*ids, *[padding] * (longest - len(ids))] for ids in sequences], device=self._device)
+        # The padding token may stand in a text too, so the mask follows from the lengths.
+        lengths = torch.tensor([[len(ids)] for ids in sequences], device=self._device)
+        mask = (torch.arange(longest, device=self._device) < lengths).long()
         with torch.inference_mode():
-            ids = ids.to(self._device)
-            mask = torch.ones_like(ids) if padding is None else (ids != padding).long()
             scores: list[float] = self._model(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
         return scores
 

@@ -18,8 +18,8 @@ from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.data.dataset import open_rows
 from rollmesh.learner.data.examples import Example, ExampleSource
 from rollmesh.learner.model_files.location import context_length
-from rollmesh.learner.trainers.objective import Objective
-from rollmesh.learner.trainers.objectives import build_objective
+from rollmesh.learner.trainers.objectives.interface import Objective
+from rollmesh.learner.trainers.objectives.registry import build_objective
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import DataError

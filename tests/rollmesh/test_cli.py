@@ -275,7 +275,7 @@ def test_folder_of_no_run(rollmesh: Command, tmp_path: Path) -> None:
 
 def test_run_folder_in_use(rollmesh: Command, config_file: Path, tmp_path: Path) -> None:
     with folder.locked(tmp_path / "runs" / "run"):
-        assert_error(rollmesh("run", str(config_file)), 42, "in use by another `rollmesh run`")
+        assert_error(rollmesh("run", str(config_file)), 42, "is in use: another command works there")
 
 
 def test_unreachable_reward_service(rollmesh: Command) -> None:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from rollmesh import trainers
 from rollmesh.evaluation.runs import run_outcome
 from rollmesh.launcher.folder import locked
+from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.mesh.config.trainers.configs import CONFIGS
 from rollmesh.mesh.errors import ConfigError, DataError, RunBusyError
 from rollmesh.run_files import read_any_config
 from rollmesh.run_handle import Run
-from rollmesh.trainers import read_trainer_config, run_here, sft
+from rollmesh.trainers import INTERRUPTED, read_trainer_config, run_here, sft
 from tests.command import Command
-from tests.learner.trainers.tiny import write_chat_model, write_rows
+from tests.learner.trainers.tiny import Stops, write_chat_model, write_rows
 
 HEARD = """
 import rollmesh
@@ -46,6 +52,13 @@ def test_settings_of_other_losses_are_refused() -> None:
         read_trainer_config("dpo", GIVEN, ["loss.desirable_weight=2"])
     with pytest.raises(ConfigError, match="needs pairs"):
         read_trainer_config("dpo", GIVEN, ["loss.name=kto", "loss.sft_weight=1"])
+
+
+@pytest.mark.parametrize("command", CONFIGS)
+def test_logins_are_refused_as_in_a_run(command: str) -> None:
+    with pytest.raises(ConfigError, match=r"logging\.mlflow_uri holds a URL with a login") as caught:
+        read_trainer_config(command, GIVEN, ["logging.mlflow_uri=https://user:pw@host"])
+    assert "pw" not in str(caught.value)
 
 
 @pytest.mark.parametrize("command", CONFIGS)
@@ -98,6 +111,43 @@ def test_a_loss_is_better_where_it_is_less() -> None:
         (["eval.metric=entropy", "eval.direction=min"], "min"),
     ):
         assert read_trainer_config("dpo", GIVEN, given).eval.better == expected
+
+
+def test_a_training_that_is_asked_to_end_is_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {
+        "run": {"dir": str(tmp_path)},
+        "model": {"path": str(write_chat_model(tmp_path / "model"))},
+        "data": {"train": str(write_rows(tmp_path)["rm"])},
+        "learner": {"steps": 3},
+    }
+    monkeypatch.setattr(trainers, "ControlRequests", lambda: Stops(2))
+    assert run_here("dpo", read_trainer_config("dpo", given)) == INTERRUPTED
+    # A rank next to it must not end the program with that.
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert run_here("dpo", read_trainer_config("dpo", given), fresh=True) == 0
+    monkeypatch.delenv("LOCAL_RANK")
+    monkeypatch.setattr(trainers, "ControlRequests", ControlRequests)
+    assert run_here("dpo", read_trainer_config("dpo", given, ["loss.beta=0.5"])) == 0
+    assert "changed since the last launch: loss.beta 0.1 -> 0.5" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_the_command_in_order(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    code = "import signal, sys; signal.signal(signal.SIGINT, lambda *_: sys.exit(130)); "
+    code += f"open({str(ready)!r}, 'w').close(); signal.pause()"
+
+    def interrupt() -> None:
+        ready.read_text()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        trainers._status_of([sys.executable, "-c", code])
+    thread.join()
 
 
 def test_the_commands_of_a_run_read_a_training(tmp_path: Path, rollmesh: Command) -> None:

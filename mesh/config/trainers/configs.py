@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from rollmesh.mesh.config.base import Section
 from rollmesh.mesh.config.inputs import ModelSection
+from rollmesh.mesh.config.no_secrets import refuse_secrets
 from rollmesh.mesh.config.run import RunSection, TrackingSection
 from rollmesh.mesh.config.trainers.sections import (
     BradleyTerrySection,
@@ -51,6 +52,11 @@ class TrainerConfig(Section):
     def _has_no_generators(self) -> Self:
         if self.learner.router.replay:
             raise ValueError("learner.router.replay needs generators, which record experts: leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _no_secrets(self) -> Self:
+        refuse_secrets(self.model_dump())
         return self
 
 

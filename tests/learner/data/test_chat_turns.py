@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from rollmesh.learner.data.chat_turns import ChatEncoder, tokenize_spans
+from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.mesh.errors import DataError
 
 _PROMPT = "{% if add_generation_prompt %}[a]{% endif %}"
 PLAIN = "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}|{% endfor %}" + _PROMPT
 LINES = PLAIN.replace("|", "|\n")
+# As Qwen2.5 without instructions: turns end with another special token than texts.
+ANOTHER_END = PLAIN.replace("|", "<e>\n")
 MARKED = (
     "{% for m in messages %}[{{ m.role[0] }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}|"
     "{% endgeneration %}{% else %}{{ m.content }}|{% endif %}{% endfor %}"
@@ -32,14 +34,32 @@ CHAT = [
 ]
 
 
-def make_tokenizer(template: str | None = None, pieces: Sequence[str] = ()) -> PreTrainedTokenizerFast:
-    """Tokens of single characters, but for the given pieces."""
+def make_tokenizer(
+    template: str | None = None, pieces: Sequence[str] = (), *, begins: bool = False
+) -> PreTrainedTokenizerFast:
+    """Tokens of single characters, but for the given pieces and the special tokens `<s>` and `<e>`.
+
+    Args:
+        template: for chats.
+        pieces: longer texts with a token of their own.
+        begins: texts get a begin token, `<s>`.
+    """
     characters = "?|[]\n: " + "abcdefghijklmnopqrstuvwxyz"
-    vocabulary = {token: index for index, token in enumerate([*characters, *pieces])}
+    vocabulary = {token: index for index, token in enumerate([*characters, *pieces, "<s>", "<e>"])}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     pattern = "|".join([*pieces, r"[\s\S]"])
     core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
-    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="?", eos_token="|", chat_template=template)
+    core.decoder = decoders.Fuse()
+    if begins:
+        core.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", vocabulary["<s>"])])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        unk_token="?",
+        eos_token="|",
+        bos_token="<s>" if begins else None,
+        additional_special_tokens=["<e>"],
+        chat_template=template,
+    )
 
 
 def trained_text(template: str, turns: Sequence[int], messages: Sequence[dict[str, Any]] = CHAT) -> str:
@@ -53,6 +73,10 @@ def trained_text(template: str, turns: Sequence[int], messages: Sequence[dict[st
 def test_turns_are_trained_with_their_end_token_and_nothing_after_it(template: str) -> None:
     assert trained_text(template, [1, 3]) == "one|two|"
     assert trained_text(template, [3]) == "two|"
+
+
+def test_a_turn_that_another_special_token_ends_is_trained_up_to_it() -> None:
+    assert trained_text(ANOTHER_END, [1, 3]) == "one<e>two<e>"
 
 
 def test_whole_text_is_what_the_template_writes() -> None:
@@ -78,16 +102,6 @@ def test_templates_are_needed_and_their_errors_are_named() -> None:
         ChatEncoder(make_tokenizer()).encode(CHAT, [1])
     with pytest.raises(DataError, match="template failed: only two"):
         ChatEncoder(make_tokenizer("{{ raise_exception('only two') }}")).encode(CHAT, [1])
-
-
-def test_a_token_across_a_border_is_cut_as_generators_see_the_prompt() -> None:
-    tokenizer = make_tokenizer(pieces=["ab", "cd"])
-    whole = tokenize_spans(tokenizer, "abcd", [(2, 4)], special_tokens=False)
-    assert tokenizer.convert_ids_to_tokens(whole.ids.tolist()) == ["ab", "cd"]
-    assert whole.trained.tolist() == [False, True]
-    cut = tokenize_spans(tokenizer, "abcd", [(1, 4)], special_tokens=False)
-    assert tokenizer.convert_ids_to_tokens(cut.ids.tolist()) == ["a", "b", "cd"]
-    assert cut.trained.tolist() == [False, True, True]
 
 
 def test_tools_and_further_arguments_reach_the_template() -> None:

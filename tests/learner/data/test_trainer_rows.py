@@ -10,21 +10,24 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.data.dataset import open_rows
 from rollmesh.learner.data.examples import Example, ExampleForm
-from rollmesh.learner.data.preference_rows import LabeledForm, PairForm, scored_at_its_end, split_prompt
+from rollmesh.learner.data.preference_rows import LabeledForm, PairForm, ScoredPairForm, split_prompt
 from rollmesh.learner.data.records import Record
 from rollmesh.learner.data.supervised_rows import SupervisedForm
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.trainers.sections import RowsSection, SupervisedRowsSection
 from rollmesh.mesh.errors import DataError
-from tests.learner.data.test_chat_turns import PLAIN, make_tokenizer
+from rollmesh.mesh.scored_text import scored_tokens
+from tests.learner.data.test_chat_turns import ANOTHER_END, LINES, MARKED, PLAIN, make_tokenizer
 
 TOKENIZER = make_tokenizer(PLAIN)
 CHAT = ChatEncoder(TOKENIZER)
-
+# The beginning of an answer, which a marked template has for none of its own.
+_A = "{% if add_generation_prompt %}[a]{% endif %}"
 
 ROWS = Path("rows.jsonl")
 
@@ -35,8 +38,13 @@ def read(form: ExampleForm, record: Record) -> Example | None:
     return form.parse(ROWS, 0, record, tuple(record))
 
 
-def pairs(record: Record, **settings: Any) -> Example | None:
-    return read(PairForm(CHAT, RowsSection.model_validate({"train": "x"}), "prompt", **settings), record)
+def pairs(record: Record) -> Example | None:
+    return read(PairForm(CHAT, RowsSection.model_validate({"train": "x"}), "prompt"), record)
+
+
+def scored(record: Record, tokenizer: PreTrainedTokenizerFast = TOKENIZER, **settings: Any) -> Example | None:
+    section = RowsSection.model_validate({"train": "x", **settings})
+    return read(ScoredPairForm(ChatEncoder(tokenizer), section, "prompt"), record)
 
 
 def labeled(record: Record) -> Example | None:
@@ -116,6 +124,16 @@ def test_rows_with_images_are_refused() -> None:
     assert supervised({**record, "images": []}) is not None
 
 
+@pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "a.png"}}, {"type": "image"}])
+def test_parts_of_messages_that_are_no_texts_are_refused(part: dict[str, Any]) -> None:
+    """A template would write their marks as text."""
+    shown = {"role": "user", "content": [{"type": "text", "text": "hi"}, part]}
+    chats = {"prompt": [shown], "completion": TURNS[1:2], "label": True, "chosen": TURNS[1:2], "rejected": TURNS[3:]}
+    for kind, record in ((supervised, {"messages": [shown, TURNS[1]]}), (pairs, chats), (labeled, chats)):
+        with pytest.raises(DataError, match=rf"row 0: field `\w+\[0\].content` has a part of type '{part['type']}'"):
+            kind(record)
+
+
 def test_long_rows_are_left_out_or_refused() -> None:
     row = {"prompt": "hi ", "completion": "yoyo"}
     assert supervised(row, max_tokens=5) is None
@@ -146,11 +164,35 @@ def test_texts_are_divided_before_a_word() -> None:
 
 def test_a_reward_model_reads_the_end_of_the_response() -> None:
     record = {"prompt": "hi ", "chosen": "a", "rejected": "bb", "margin": 2}
-    example = pairs(record, make=scored_at_its_end, margins=True)
+    example = scored(record)
     assert example is not None
     assert [text(sequence.response_ids[:-1]) for sequence in example.sequences] == ["a|", "bb|"]
     assert [sequence.response_mask.tolist() for sequence in example.sequences] == [[0, 0, 1], [0, 0, 0, 1]]
     assert example.values == {"margin": (2.0, 2.0)}
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("template", [PLAIN, LINES, MARKED, ANOTHER_END, "<s>" + PLAIN])
+def test_a_reward_model_is_trained_on_the_tokens_that_it_is_served_with(template: str, begins: bool) -> None:
+    """Generators give it the text of the prompt, and that of the response without special tokens."""
+    tokenizer = make_tokenizer(template, begins=begins)
+    example = scored({"prompt": TURNS[:3], "chosen": TURNS[3:], "rejected": [message("assistant", "cc")]}, tokenizer)
+    assert example is not None
+    prompt = tokenizer.apply_chat_template(
+        TURNS[:3], add_generation_prompt=True, tokenize=False, chat_template=template.replace(MARKED, MARKED + _A)
+    )
+    for sequence, response in zip(example.sequences, ("b", "cc"), strict=True):
+        served = scored_tokens(tokenizer, prompt, response).ids.tolist()
+        assert [*sequence.prompt_ids, *sequence.response_ids[:-1]] == served
+        assert served[-1] == tokenizer.eos_token_id
+        assert served.count(tokenizer.bos_token_id) == int(begins)
+
+
+def test_a_scored_response_that_is_cut_off_ends_as_all_do() -> None:
+    record = {"prompt": "hi ", "chosen": "abcd", "rejected": "b"}
+    example = scored(record, max_tokens=6, on_long="truncate")
+    assert example is not None
+    assert [text(sequence.response_ids[:-1]) for sequence in example.sequences] == ["ab|", "b|"]
 
 
 def test_labeled_rows_are_single_responses() -> None:

@@ -18,7 +18,7 @@ from rollmesh.reward_service.outcomes import Failed, RewardItem, Scored
 _CONTEXT = 12
 
 
-def write_model(folder: Path, labels: int = 1) -> Path:
+def write_model(folder: Path, labels: int = 1, padding: str | None = "<pad>") -> Path:
     tokenizer = build_tokenizer()
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -30,7 +30,7 @@ def write_model(folder: Path, labels: int = 1) -> Path:
         head_dim=8,
         max_position_embeddings=_CONTEXT,
         num_labels=labels,
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=None if padding is None else tokenizer.convert_tokens_to_ids(padding),
         initializer_range=1.0,
     )
     torch.manual_seed(0)
@@ -50,6 +50,21 @@ def test_a_group_is_scored_at_once_as_each_alone(tmp_path: Path) -> None:
     assert len(set(scores)) == 3
     assert isinstance(together[3], Failed)
     assert (together[3].code, together[3].retryable) == ("too_long", False)
+
+
+@pytest.mark.parametrize("padding", [None, "1", "<end>"])
+def test_a_model_sees_all_tokens_whatever_pads(padding: str | None, tmp_path: Path) -> None:
+    """A tokenizer without a padding token pads with one that prompts may hold."""
+    folder = write_model(tmp_path / "model", padding=padding)
+    scorer = load_function(f"model:{folder}")
+    found = scorer.score([RewardItem(str(n), "g", "s", "1+1=", "2" * n) for n in (1, 3)])
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), build_tokenizer()
+    # A classifier reads its score before an end that is padding to it.
+    for response, outcome in zip(("2", "222"), found, strict=True):
+        with torch.inference_mode():
+            score = model(torch.tensor([tokenizer.encode(f"1+1={response}<end>")])).logits.item()
+        assert isinstance(outcome, Scored)
+        assert outcome.total == pytest.approx(score, abs=1e-5)
 
 
 def test_folders_that_are_no_reward_model_are_refused(tmp_path: Path) -> None:

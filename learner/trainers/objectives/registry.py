@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rollmesh.learner.data.chat_turns import ChatEncoder
-from rollmesh.learner.trainers.objective import Objective
-from rollmesh.learner.trainers.preference import PreferenceObjective
-from rollmesh.learner.trainers.reward_model import RewardModelObjective
-from rollmesh.learner.trainers.supervised import SupervisedObjective
+from rollmesh.learner.trainers.objectives.interface import Objective
+from rollmesh.learner.trainers.objectives.preference import PreferenceObjective
+from rollmesh.learner.trainers.objectives.reward_model import RewardModelObjective
+from rollmesh.learner.trainers.objectives.supervised import SupervisedObjective
 from rollmesh.mesh.config.trainers.configs import DpoConfig, RewardModelConfig, SftConfig, TrainerConfig
 
 

@@ -6,7 +6,7 @@ from rollmesh.learner.algorithms.losses.supervised import cross_entropy
 from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.data.examples import ExampleForm
 from rollmesh.learner.data.supervised_rows import SupervisedForm
-from rollmesh.learner.trainers.objective import Objective
+from rollmesh.learner.trainers.objectives.interface import Objective
 from rollmesh.learner.trainers.step_loss import StepLoss
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.trainers.sections import SupervisedRowsSection

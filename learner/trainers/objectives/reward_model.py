@@ -1,4 +1,4 @@
-"""Reward models: a score at the last token, by which the chosen response of a pair is better than the rejected one."""
+"""Reward models: a score at the end token, by which the chosen response of a pair is better than the rejected one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rollmesh.learner.algorithms.metrics import Metrics, average_of
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
 from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.data.examples import ExampleForm
-from rollmesh.learner.data.preference_rows import PairForm, scored_at_its_end
+from rollmesh.learner.data.preference_rows import ScoredPairForm
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.engines.registry import ModelType
 from rollmesh.learner.engines.tensors.hf_folder import write_weights
-from rollmesh.learner.trainers.objective import Objective
+from rollmesh.learner.trainers.objectives.interface import Objective
 from rollmesh.learner.trainers.step_loss import StepLoss
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.trainers.configs import RewardModelConfig
@@ -40,8 +40,7 @@ class RewardModelObjective(Objective):
 
     def form(self, source: DataSource) -> ExampleForm:
         data = self._config.data
-        key = source.prompt_key or data.prompt_key
-        return PairForm(self.chat_for(source), data, key, make=scored_at_its_end, margins=True)
+        return ScoredPairForm(self.chat_for(source), data, source.prompt_key or data.prompt_key)
 
     @property
     def loss(self) -> StepLoss:

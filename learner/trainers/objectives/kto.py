@@ -20,7 +20,7 @@ from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOut
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.data.examples import Example, sequence_from
 from rollmesh.learner.engines.interface import Engine
-from rollmesh.learner.trainers.reference import NAME, sequence_log_probs
+from rollmesh.learner.trainers.objectives.reference import NAME, sequence_log_probs
 from rollmesh.learner.trainers.step_batch import build_batch
 from rollmesh.learner.trainers.step_loss import StepLoss
 from rollmesh.mesh.config.trainers.sections import PreferenceSection

@@ -1,0 +1,89 @@
+"""Texts as token ids with a mask, exact to the token.
+
+A text is tokenized once, as a whole. Where a token would reach across the border of a masked part, the parts are
+tokenized one by one. So generators see them too, for they tokenize a prompt alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Span = tuple[int, int]
+"""Characters of a text: the first one, and the one after the last."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedTokens:
+    """A text as tokens.
+
+    Attributes:
+        ids: int32 [T].
+        trained: bool [T], the model's own tokens.
+    """
+
+    ids: NDArray[np.int32]
+    trained: NDArray[np.bool_]
+
+
+def tokenize_spans(
+    tokenizer: PreTrainedTokenizerBase, text: str, spans: Sequence[Span], *, special_tokens: bool
+) -> MaskedTokens:
+    """Tokenizes a text; tokens within spans of its characters are trained.
+
+    Args:
+        tokenizer: of the model.
+        text: all of it.
+        spans: ascending, not overlapping.
+        special_tokens: those that the tokenizer adds at the beginning; never at the end.
+    """
+    cuts = sorted({border for span in spans for border in span} - {0, len(text)})
+    ids, places = _whole(tokenizer, text, special_tokens=special_tokens)
+    if places is None or any(start < cut < end for start, end in places for cut in cuts):
+        ids, places = [], []
+        for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+            piece, _ = _whole(tokenizer, text[start:end], special_tokens=special_tokens and not start)
+            ids += piece
+            places += [(start, end)] * len(piece)
+    inside = [any(first <= start and end <= last and start < end for first, last in spans) for start, end in places]
+    return MaskedTokens(np.array(ids, dtype=np.int32), np.array(inside, dtype=bool))
+
+
+def continuation(tokenizer: PreTrainedTokenizerBase, prompt: str, response: str) -> MaskedTokens:
+    """A prompt and the response after it, both texts, with the end token; the response is trained.
+
+    Args:
+        tokenizer: of the model.
+        prompt: empty: all of the response is trained but its first token, which nothing predicts.
+        response: without an end token.
+    """
+    text = prompt + response
+    tokens = tokenize_spans(tokenizer, text, [(len(prompt), len(text))], special_tokens=True)
+    end = tokenizer.eos_token_id
+    if end is None or (len(tokens.ids) and tokens.ids[-1] == end):
+        return tokens
+    return MaskedTokens(np.append(tokens.ids, np.int32(end)), np.append(tokens.trained, True))
+
+
+def _whole(
+    tokenizer: PreTrainedTokenizerBase, text: str, *, special_tokens: bool
+) -> tuple[list[int], list[Span] | None]:
+    """Token ids with their places in the text; no places where the tokenizer does not know them."""
+    if not text:
+        return [], []
+    fast = bool(tokenizer.is_fast)
+    encoded = tokenizer(text, add_special_tokens=special_tokens, return_offsets_mapping=fast)
+    ids: list[int] = list(encoded["input_ids"])
+    places = [(int(start), int(end)) for start, end in encoded["offset_mapping"]] if fast else None
+    while special_tokens and ids and ids[-1] == tokenizer.eos_token_id and (places is None or places[-1] == (0, 0)):
+        ids.pop()
+        if places is not None:
+            places.pop()
+    return ids, places
