@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from rollmesh.learner.engines.experts.layers import expert_count
 from rollmesh.learner.engines.fsdp2.parallel_requirements import check_parallel
-from rollmesh.learner.engines.fsdp2.ulysses.division import TAKES_IMAGES, refuse_division
 from rollmesh.learner.engines.interface import ACTOR
 from rollmesh.learner.engines.megatron.families.registry import check_model_type
 from rollmesh.learner.engines.megatron.requirements import ModelFacts, resolve_sizes
 from rollmesh.learner.engines.megatron.unsupported import check_optimizer, check_settings
 from rollmesh.learner.model_files.checks import attention_heads, read_model_config
 from rollmesh.learner.vision.families import FAMILIES
+from rollmesh.learner.vision.roles import check_role
 from rollmesh.mesh.config.learner import LearnerSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.parallel import MegatronSection
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.trajectory.images import has_processor
 
 # Keys of `learner.router`.
 _ROUTERS_OF_FSDP2 = ("bias_update_rate",)
@@ -34,21 +36,23 @@ def check_layout(config: Config) -> None:
     """
     learner = config.learner
     experts: dict[str, int | None] = {}
+    pictured: Mapping[str, Any] | None = None
     for role, model in _models(config):
         own = learner.roles.get(role)
         engine, parallel, key = learner.engine_of(role), learner.parallel_of(role), learner.parallel_key(role)
         setting = "model.path" if own is None or own.path is None else f"learner.roles.{role}.path"
         described = read_model_config(Path(model), setting) if Path(model).is_dir() else None
         experts[model] = None if described is None else expert_count(described)
-        if role == ACTOR and (described or {}).get("model_type") in FAMILIES:
+        if role == ACTOR and described is not None and described.get("model_type") in FAMILIES:
             _refuse_roles_apart(learner)
+            pictured = described if has_processor(Path(model)) else None
+        elif pictured is not None and described is not None:
+            check_role(role, setting, described, pictured)
         if engine == "fsdp2":
             heads = attention_heads(described or {}) or 0
             check_parallel(
                 parallel, heads=heads, experts=experts[model], processes=learner.ranks_of(role), name=model, key=key
             )
-            if (parallel.sp or 1) > 1 and (described or {}).get("model_type") in FAMILIES:
-                refuse_division(model, TAKES_IMAGES)
         elif engine == "megatron":
             named = "the actor" if role == ACTOR else f"role {role}"
             check_settings(learner, named)
@@ -89,14 +93,11 @@ def check_routers(learner: LearnerSection, models: Mapping[str, int | None]) -> 
             )
         if value and name in _ROUTERS_OF_FSDP2 and learner.engine == "megatron":
             raise ConfigError(
-                f"{key}: {value} is for engine fsdp2, and the actor has engine megatron", hint="leave it out"
+                f"{key}: {value} is for models that choose experts by a bias; the families of engine megatron have no "
+                "such parameter, and it could not be exported",
+                hint="leave it out, set learner.router.load_balance_coeff instead, or train such a model with "
+                "learner.engine: fsdp2",
             )
-    if learner.router.replay and learner.parallel.pp > 1 and learner.activation_checkpointing is not False:
-        raise ConfigError(
-            "learner.router.replay: stages compute several micro-batches before the backward pass of the first, which "
-            "would compute layers again with the experts of another one",
-            hint="set learner.activation_checkpointing: false, or learner.parallel.pp: 1",
-        )
 
 
 def _refuse_roles_apart(learner: LearnerSection) -> None:

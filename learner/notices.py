@@ -1,17 +1,21 @@
-"""Sentences about valid settings that have no effect in a run, for its start."""
+"""Sentences about valid settings that have no effect in a run, or hardly the wanted one, for its start."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from rollmesh.learner.algorithms.interface import Algorithm
+from rollmesh.learner.model_files.adapter_checks import describe_other_base
 from rollmesh.mesh.config.learner import LearnerSection
 from rollmesh.mesh.config.models import Config
 
 
 def notices(config: Config, algorithm: Algorithm) -> list[str]:
     """All of them: of the algorithm, of the run's length, of the engines."""
-    return [*algorithm.notices(), *_beyond_the_end(config.learner), *_of_other_engines(config.learner)]
+    learner = config.learner
+    other_base = describe_other_base(learner.lora, config.model.path) if learner.lora is not None else None
+    found = [*algorithm.notices(), *_beyond_the_end(learner), *_of_other_engines(learner)]
+    return [*found, other_base] if other_base is not None else found
 
 
 def _beyond_the_end(learner: LearnerSection) -> Iterator[str]:

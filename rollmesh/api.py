@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 from rollmesh.caller_callbacks import called_back, with_callbacks
 from rollmesh.data.objects import Rows, with_rows
 from rollmesh.evaluation.evaluate import Evaluation, EvaluationRequest
+from rollmesh.evaluation.function_identity import function_identity
 from rollmesh.evaluation.settings import read_for_evaluation
 from rollmesh.evaluation.summary import EvaluationSummary
 from rollmesh.launcher.console.view import PlainView, SilentView, View, open_view
@@ -27,6 +28,7 @@ from rollmesh.launcher.local import LocalRun
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.launcher.trials.opening import opening
 from rollmesh.learner.callbacks.interface import Callback
+from rollmesh.learner.evaluation.measurement_identity import reward_measurement, scorer_identity
 from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.access.secret import new_token
 from rollmesh.mesh.config import Config, load_config
@@ -133,9 +135,11 @@ def evaluate(
     source = Path(config) if isinstance(config, str) else config
     values = source.model_dump() if isinstance(source, Config) else source
     resolved = read_for_evaluation(values, overrides, {}, None if model is None else str(model))
-    with _serving(resolved, _functions(reward_fn)) as served:
-        chosen = None if model is None else str(model)
-        evaluation = Evaluation(EvaluationRequest(served, chosen, None if out is None else Path(out), fresh=fresh))
+    functions = _functions(reward_fn)
+    rewards = reward_measurement(resolved.reward, list(map(_identity, functions))) if functions else None
+    with _serving(resolved, functions) as served:
+        chosen, folder = None if model is None else str(model), None if out is None else Path(out)
+        evaluation = Evaluation(EvaluationRequest(served, chosen, folder, fresh=fresh, rewards=rewards))
         view: View = SilentView() if quiet or sys.stdout is None else PlainView(1)
         try:
             return evaluation.run(view, _run_in_thread)
@@ -161,6 +165,10 @@ def _functions(reward_fn: RewardFunction | str | Sequence[RewardFunction | str] 
             hint="give a function, `module:function`, or a list of these",
         )
     return given
+
+
+def _identity(function: RewardFunction | str) -> str:
+    return scorer_identity(function) if isinstance(function, str) else function_identity(function)
 
 
 @contextmanager

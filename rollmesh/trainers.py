@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,18 +23,22 @@ from typing import Any
 from rollmesh.data.objects import Rows, with_rows
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.folder import locked, set_aside
+from rollmesh.launcher.preflight.changes import describe_changes
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_as, save_config
 from rollmesh.mesh.config.trainers.configs import CONFIGS, TrainerConfig
 from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 from rollmesh.mesh.runtime.threads import available_cores, plan_rank_threads, thread_environment
-from rollmesh.run_files import trained_by
+from rollmesh.run_files import read_any_config, trained_by
 from rollmesh.training.summary import write_training_summary
 
 log = logging.getLogger(__name__)
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit status of a training that was asked to end before its last step, and has ended in order."""
 Source = TrainerConfig | Mapping[str, Any] | Path | str
 
 
@@ -60,7 +65,8 @@ def sft(
 
     Raises:
         ConfigError: the configuration is wrong.
-        ServiceExitError: the training has ended with an error, which its log names.
+        KeyboardInterrupt: after an orderly end of the training.
+        ServiceExitError: the training has ended with an error, which its log names, or was asked to end.
     """
     return _train("sft", config, overrides, {"train": train, "eval": eval}, fresh=fresh)
 
@@ -101,7 +107,7 @@ def read_trainer_config(command: str, source: Source, overrides: Sequence[str] =
 
 
 def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int:
-    """Trains in this process, which is one rank or the only one; returns its exit status.
+    """Trains in this process, which is one rank or the only one.
 
     It comes before the numerical libraries are loaded, which read their threads from the environment.
 
@@ -109,6 +115,10 @@ def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int
         command: `sft`, `rm` or `dpo`.
         config: of the run.
         fresh: see `sft`.
+
+    Returns:
+        The exit status. `INTERRUPTED` comes from one rank of each machine, as its program ends with the first rank
+        that has such a status.
     """
     rank = int(os.environ.get("RANK", "0"))
     setup_logging(command if rank == 0 else f"{command}-{rank}", config.logging.level)
@@ -122,20 +132,34 @@ def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int
     from rollmesh.learner.stop_signals import StopSignals
     from rollmesh.learner.trainers.process import train_rank
 
-    controls = ControlRequests()
+    controls, complete = ControlRequests(), False
 
     def work() -> None:
+        nonlocal complete
         with StopSignals(controls, listen=rank == 0), ExitStack() as closers:
             if rank == 0:
                 if fresh:
                     set_aside(config.run.folder, time.strftime("%Y%m%d-%H%M%S"))
                 closers.enter_context(locked(config.run.folder))
+                _report_changes(command, config)
                 end = closers.enter_context(_summarized(command, config.run.folder))
             complete = train_rank(command, config, controls)
             if rank == 0 and complete:
                 end.text = "finished"
 
-    return run_rank(work)
+    status = run_rank(work)
+    interrupted = status == 0 and not complete and os.environ.get("LOCAL_RANK", "0") == "0"
+    return INTERRUPTED if interrupted else status
+
+
+def _report_changes(command: str, config: TrainerConfig) -> None:
+    """Says which settings differ from those with which the run has trained so far; its data and model may not."""
+    folder = config.run.folder
+    if trained_by(folder) != command:
+        return
+    before = read_any_config(folder).model_dump(mode="json")
+    if changes := describe_changes(before, config.model_dump(mode="json")):
+        log.warning("changed since the last launch: %s", "; ".join(changes))
 
 
 @dataclass(slots=True)
@@ -175,8 +199,32 @@ def _train(
         path = Path(scratch, CONFIG)
         save_config(config, path)
         arguments = [command, str(path), *(["--fresh"] if fresh else [])]
-        # It ends by itself, or is ended by the user's Ctrl-C, which reaches it too.
-        status = subprocess.run([sys.executable, "-m", "rollmesh.cli", *arguments], check=False).returncode
+        status = _status_of([sys.executable, "-m", "rollmesh.cli", *arguments])
+    if status == INTERRUPTED:
+        raise ServiceExitError(
+            command, status, "was asked to end before its last step", (), hint="call it again: it continues"
+        )
     if status:
         raise ServiceExitError(command, status, f"ended with status {status}", (), hint="its log names the cause")
     return config.run.folder / FOLDER / config.checkpoint.hf[0]
+
+
+def _status_of(command: Sequence[str]) -> int:
+    """The exit status of a command. A Ctrl-C here asks it to end in order, and a second one to end at once.
+
+    Raises:
+        KeyboardInterrupt: after the end of the command.
+    """
+    interrupted = False
+    # In a group of its own: the terminal's Ctrl-C would reach it a second time.
+    with subprocess.Popen(die_with_parent(command), process_group=0) as process:
+        while True:
+            try:
+                status = process.wait()
+                break
+            except KeyboardInterrupt:
+                interrupted = True
+                process.send_signal(signal.SIGINT)
+    if interrupted:
+        raise KeyboardInterrupt
+    return status

@@ -44,10 +44,11 @@ def pytest_configure(config: pytest.Config) -> None:
         no_processes.forbid()
 
 
-# Parts of the names of files that share an engine, or the processes of a learner's.
+# Parts of the names of files that share an engine, the processes of a learner's, or what a plan has counted once.
 _SHARED = (
     ("/engines/vllm/",),
     ("/test_sglang_",),
+    ("rollmesh/planning/", "docs/test_megatron", "docs/test_placement", "docs/test_planning"),
     (
         "learner/checkpoint/test_killed_writes",
         "learner/distributed/test_roles_memory",
@@ -58,10 +59,20 @@ _SHARED = (
         "learner/trainers/test_layouts",
     ),
     (
+        "learner/engines/experts/test_",
+        "learner/engines/output/test_vocabulary_shard",
+        "learner/engines/tensors/test_",
+        "learner/engines/test_exact_attention_limits",
+        "learner/engines/test_piecewise_step",
+        "learner/roles/test_contract",
+        "rollmesh/test_export",
+    ),
+    (
         "learner/engines/megatron/computing/test_",
         "learner/engines/megatron/test_checkpoint_matrix",
         "learner/engines/megatron/test_equivalence",
         "learner/engines/megatron/test_traps",
+        "learner/engines/megatron/training/test_",
     ),
 )
 

@@ -55,7 +55,7 @@ def reached_by_a_stranger(folder: Path, paths: Iterable[str]) -> list[str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=240,
     )
     return list(json.loads(done.stdout))
 

@@ -6,7 +6,8 @@ The reference is transformers' eager forward pass of one sequence at a time, aut
 `torch.optim.AdamW`. It shares no line with the engines but the batch, and an adapter's first values. The clipped
 surrogate, weight decay and clipping are written here again, and so is the adapter: W + s B A in each linear layer.
 Models are tiny and random, and all is float32. Behaviour log-probs are the model's own with noise, so that ratios are
-near 1 and some are clipped. In batches with images every second prompt has none.
+near 1 and some are clipped. In batches with images every second prompt has none. In rows with router replay tokens
+bring random experts. For these rows, and for those with a loss of balance, the reference has routers of its own.
 
 Each of `ROWS` trains on three batches, of which the last has less than one micro-batch for every rank. A cell has four
 largest differences: of the losses, and of the gradient norms before clipping (as a part of the norm). The others are of
@@ -50,9 +51,10 @@ from rollmesh.learner.vision.families import family_of
 from rollmesh.learner.vision.tower import VisionTower
 from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
 from rollmesh.mesh.config.lora import LoraSection
-from rollmesh.mesh.config.parallel import ParallelSection
+from rollmesh.mesh.config.parallel import ParallelSection, RouterSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.testing.engine_cases import MEMBERS, make_batches, make_sequences, make_spec, weights
+from rollmesh.testing.plain_routers import PlainRouters, with_experts
 from rollmesh.testing.worlds import EngineLayout, EngineWorld, Harness, Processes
 
 REFUSED = "refused"
@@ -112,7 +114,36 @@ class Row:
         found: LoraSection | None = self.changes.get("lora")
         return found
 
+    @property
+    def router(self) -> RouterSection | None:
+        """Further work of the routers of experts; None: they choose alone."""
+        found: RouterSection | None = self.changes.get("router")
+        return found
 
+    @property
+    def setting(self) -> Setting:
+        """The part of it that the reference has too."""
+        return Setting(self.shared, self.lora, self.router)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The part of a row that the reference has too.
+
+    Attributes:
+        shared: responses share their prompts, else each has its own.
+        lora: the adapter that is trained; None: all weights are.
+        router: further work of the routers of experts.
+    """
+
+    shared: bool = True
+    lora: LoraSection | None = None
+    router: RouterSection | None = None
+
+
+_REPLAY = {"router": RouterSection(replay=True)}
+_BALANCE = {"router": RouterSection(load_balance_coeff=0.5)}
+_BOTH = {"router": RouterSection(replay=True, load_balance_coeff=0.5, z_loss_coeff=0.01)}
 _RECOMPUTED = {"memory": MemorySection(logits_mib=0)}
 _ON_HOST = {"activation_checkpointing": True, "memory": MemorySection(offload_activations=True)}
 _GATHERED = {"memory": MemorySection(reshard_after_forward=False)}
@@ -155,6 +186,31 @@ ROWS = (
     Row("Ulysses x4", 4, {"parallel": ParallelSection(sp=4)}),
     Row("Ulysses x4, packed, a prompt each", 4, {"parallel": ParallelSection(sp=4)}, shared=False),
     Row("Ulysses x4, output layer in tiles", 4, {"parallel": ParallelSection(sp=4), **_RECOMPUTED}, tiles=True),
+    Row("replay, one rank", changes=_REPLAY),
+    Row("replay, one rank, padded", changes=_REPLAY, padded=True),
+    Row("replay, one rank, activations computed again", changes={**_REPLAY, "activation_checkpointing": True}),
+    Row("replay, FSDP2 x2", 2, _REPLAY),
+    Row("replay, HSDP 2x2", 4, {**_REPLAY, "parallel": ParallelSection(shards=2)}),
+    Row("replay, EP x2", 2, {**_REPLAY, "parallel": ParallelSection(ep=2)}),
+    Row("replay, EP x2 in HSDP 2x2", 4, {**_REPLAY, "parallel": ParallelSection(ep=2, shards=2)}),
+    Row("replay, Ulysses x2", 2, {**_REPLAY, "parallel": ParallelSection(sp=2)}),
+    Row("replay, Ulysses x4", 4, {**_REPLAY, "parallel": ParallelSection(sp=4)}),
+    Row("balance, one rank", changes=_BALANCE),
+    Row("balance, one rank, padded", changes=_BALANCE, padded=True),
+    Row("balance, one rank, activations computed again", changes={**_BALANCE, "activation_checkpointing": True}),
+    Row("balance, FSDP2 x2", 2, _BALANCE),
+    Row("balance, FSDP2 x2, packed, a prompt each", 2, _BALANCE, shared=False),
+    Row("balance, HSDP 2x2", 4, {**_BALANCE, "parallel": ParallelSection(shards=2)}),
+    Row("balance, EP x2", 2, {**_BALANCE, "parallel": ParallelSection(ep=2)}),
+    Row("balance, EP x2 in FSDP2 x4", 4, {**_BALANCE, "parallel": ParallelSection(ep=2)}),
+    Row("balance, Ulysses x2", 2, {**_BALANCE, "parallel": ParallelSection(sp=2)}),
+    Row("balance, LoRA, FSDP2 x2", 2, {**_BALANCE, **_LORA}),
+    Row("replay and both losses, one rank", changes=_BOTH),
+    Row(
+        "replay and both losses, EP x2 and Ulysses x2 in FSDP2 x4",
+        4,
+        {**_BOTH, "parallel": ParallelSection(ep=2, sp=2)},
+    ),
 )
 
 
@@ -209,29 +265,31 @@ class Case:
     moved: float
 
 
-def make_case(folder: Path, architecture: str, *, shared: bool, lora: LoraSection | None = None) -> Case:
+def make_case(folder: Path, architecture: str, setting: Setting) -> Case:
     """Writes a model, and trains it with transformers and torch alone.
 
     Args:
         folder: to write.
         architecture: of `tiny_models`.
-        shared: responses share their prompts, else each has its own.
-        lora: the adapter that is trained instead.
+        setting: what is trained, and how.
     """
     save_model(folder, architecture)
     factory = AutoModelForImageTextToText if architecture in WITH_IMAGES else AutoModelForCausalLM
     model = factory.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    plain = _Plain(model, setting.router or RouterSection())
 
     def make(seed: int, groups: int = 6, *, shared: bool = True) -> list[TrainSequence]:
         sequences = make_sequences(seed, groups) if shared else make_sequences(seed, MEMBERS * groups)[::MEMBERS]
-        return sequences if architecture not in WITH_IMAGES else _with_images(model, sequences, seed)
+        return plain.routed(
+            sequences if architecture not in WITH_IMAGES else _with_images(model, sequences, seed), seed
+        )
 
-    batches = [_near(model, make(seed, groups, shared=shared), seed) for seed, groups in enumerate(_GROUPS)]
+    batches = [_near(plain, make(seed, groups, shared=setting.shared), seed) for seed, groups in enumerate(_GROUPS)]
     unseen = make(len(_GROUPS))
-    if lora is not None:
-        _add_products(model, lora)
-    reference = _train_plainly(model, batches, unseen)
+    if setting.lora is not None:
+        _add_products(model, setting.lora)
+    reference = _train_plainly(plain, batches, unseen)
     moved = max(float((reference.weights[name] - tensor).abs().max()) for name, tensor in before.items())
     return Case(folder, batches, unseen, reference, moved)
 
@@ -299,9 +357,51 @@ def surrogate(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> 
     return LossOutput(aggregate(per_token, tokens, counts, "seq_mean_token_mean"), metrics)
 
 
+class _Plain:
+    """A model of transformers, and what the reference does to its routers."""
+
+    def __init__(self, model: nn.Module, router: RouterSection) -> None:
+        self.model: Any = model
+        self._router = router
+        self._routers = PlainRouters(model) if router != RouterSection() else None
+
+    def routed(self, sequences: Sequence[TrainSequence], seed: int) -> list[TrainSequence]:
+        """The sequences, with random experts where they are replayed."""
+        routers = self._routers
+        if routers is None or not routers.layers or not self._router.replay:
+            return list(sequences)
+        return with_experts(sequences, routers.layers, routers.experts, routers.chosen, seed)
+
+    def log_probs(self, sequence: TrainSequence) -> Tensor:
+        """Log-probs of the response's tokens, [T]."""
+        ids = torch.from_numpy(np.concatenate([sequence.prompt_ids, sequence.response_ids])).long()
+        first = len(sequence.prompt_ids)
+        images: dict[str, Tensor] = dict(sequence.images.inputs) if sequence.images is not None else {}
+        if "image_grid_thw" in images:
+            images["mm_token_type_ids"] = (ids[None] == self.model.config.image_token_id).int()
+        if self._routers is not None:
+            self._routers.prepare(sequence)
+        logits = self.model(ids[None], use_cache=False, **images).logits[0, first - 1 : -1] / sequence.temperature
+        found: Tensor = logits.log_softmax(-1).gather(1, ids[first:, None])[:, 0]
+        return found
+
+    def start_step(self) -> None:
+        """Begins a step, of which the passes so far are no part."""
+        if self._routers is not None:
+            self._routers.forget()
+
+    def router_losses(self) -> Tensor:
+        """Losses of routers over the sequences of a step, with their weights."""
+        if self._routers is None:
+            return torch.zeros(())
+        z = (self._router.z_loss_coeff or 0.0) * self._routers.z_loss()
+        return z + (self._router.load_balance_coeff or 0.0) * self._routers.balance()
+
+
 def _train_plainly(
-    model: nn.Module, batches: Sequence[Sequence[TrainSequence]], unseen: Sequence[TrainSequence]
+    plain: _Plain, batches: Sequence[Sequence[TrainSequence]], unseen: Sequence[TrainSequence]
 ) -> Training:
+    model = plain.model
     trained_parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trained_parameters if parameter.dim() > 1]
     vectors = [parameter for parameter in trained_parameters if parameter.dim() <= 1]
@@ -310,20 +410,21 @@ def _train_plainly(
     losses, norms = [], []
     for batch in batches:
         per_sequence = []
+        plain.start_step()
         for sequence in batch:
             trained = torch.from_numpy(sequence.response_mask == 1)
             behaviour = torch.from_numpy(sequence.behaviour_log_probs)[trained]
-            ratios = (_log_probs(model, sequence)[trained] - behaviour).exp()
+            ratios = (plain.log_probs(sequence)[trained] - behaviour).exp()
             surrogates = sequence.advantages * torch.stack([ratios, ratios.clamp(1 - _CLIP, 1 + _CLIP)])
             per_sequence.append(-surrogates.min(0).values.mean())
         loss = torch.stack(per_sequence).mean()
         optimizer.zero_grad()
-        loss.backward()
+        (loss + plain.router_losses()).backward()
         norms.append(float(nn.utils.clip_grad_norm_(trained_parameters, OPTIMIZER.max_grad_norm)))
         optimizer.step()
         losses.append(loss.item())
     with torch.no_grad():
-        log_probs = torch.cat([_log_probs(model, s)[torch.from_numpy(s.response_mask == 1)] for s in unseen])
+        log_probs = torch.cat([plain.log_probs(s)[torch.from_numpy(s.response_mask == 1)] for s in unseen])
     _merge_products(model)
     return Training(losses, norms, log_probs, {name: p.detach() for name, p in model.named_parameters()})
 
@@ -358,17 +459,6 @@ def _merge_products(model: nn.Module) -> None:
             parametrize.remove_parametrizations(module, "weight")
 
 
-def _log_probs(model: Any, sequence: TrainSequence) -> Tensor:
-    """Log-probs of the response's tokens, [T]."""
-    ids = torch.from_numpy(np.concatenate([sequence.prompt_ids, sequence.response_ids])).long()
-    first = len(sequence.prompt_ids)
-    images: dict[str, Tensor] = dict(sequence.images.inputs) if sequence.images is not None else {}
-    if "image_grid_thw" in images:
-        images["mm_token_type_ids"] = (ids[None] == model.config.image_token_id).int()
-    logits = model(ids[None], use_cache=False, **images).logits[0, first - 1 : -1] / sequence.temperature
-    return logits.log_softmax(-1).gather(1, ids[first:, None])[:, 0]
-
-
 def _with_images(model: PreTrainedModel, sequences: Sequence[TrainSequence], seed: int) -> list[TrainSequence]:
     """Sequences of which every second prompt, from the first on, has an image."""
     family, backbone = family_of(model.config), find_backbone(model)
@@ -389,13 +479,13 @@ def _with_images(model: PreTrainedModel, sequences: Sequence[TrainSequence], see
 
 
 @torch.no_grad()
-def _near(model: nn.Module, sequences: Sequence[TrainSequence], seed: int) -> list[TrainSequence]:
+def _near(plain: _Plain, sequences: Sequence[TrainSequence], seed: int) -> list[TrainSequence]:
     """The sequences as a policy near the model samples them."""
     noise = np.random.default_rng(seed)
     return [
         replace(
             s,
-            behaviour_log_probs=_log_probs(model, s).numpy()
+            behaviour_log_probs=plain.log_probs(s).numpy()
             + noise.normal(0, 0.15, len(s.response_ids)).astype(np.float32),
         )
         for s in sequences
@@ -409,15 +499,15 @@ def table() -> str:
         for each in processes.values():
             closers.callback(each.close)
         cases = {
-            (shared, lora): {
-                name: make_case(Path(folder) / f"{name}-{number}", architecture, shared=shared, lora=lora)
+            setting: {
+                name: make_case(Path(folder) / f"{name}-{number}", architecture, setting)
                 for name, architecture in MODELS.items()
             }
-            for number, (shared, lora) in enumerate({(row.shared, row.lora): None for row in ROWS})
+            for number, setting in enumerate({row.setting: None for row in ROWS})
         }
         lines = []
         for row in ROWS:
-            found = compare(cases[row.shared, row.lora], row, processes[row.processes])
+            found = compare(cases[row.setting], row, processes[row.processes])
             lines.append((row.name, *(_cell(found[name]) for name in MODELS)))
             print(*lines[-1], sep=" | ", file=sys.stderr)
     return markdown_table(("layout", *MODELS), lines)

@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 python -m benchmarks.learner.megatron_equivalence docs/megatron-equivalence.md
 
 Models are tiny and random, and all is float32. Each layout trains a policy and a critic on three batches, of which the
-last has less than one micro-batch for every rank. A cell has six largest differences. Two are of the losses of both
-models, and of their gradient norms before clipping (as a part of the norm). The others are of log-probs, entropies and
-values of other sequences after the last step, and of the weights. Minutes on a CPU.
+last has less than one micro-batch for every rank. In rows with router replay tokens bring random experts. A cell has
+six largest differences. Two are of the losses of both models, and of their gradient norms before clipping (as a part of
+the norm). The others are of log-probs, entropies and values of other sequences after the last step, and of the weights.
+Minutes on a CPU.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rollmesh.learner.algorithms.docs_reference import markdown_table
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.mesh.config.lora import LoraSection
-from rollmesh.mesh.config.parallel import MegatronSection, ParallelSection
+from rollmesh.mesh.config.parallel import MegatronSection, ParallelSection, RouterSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.testing.contract_inference import infer
 from rollmesh.testing.engine_cases import (
@@ -41,6 +42,7 @@ from rollmesh.testing.engine_cases import (
     save_random,
     weights,
 )
+from rollmesh.testing.plain_routers import with_experts
 from rollmesh.testing.worlds import EngineLayout, EngineWorld, Harness, Processes
 
 REFERENCE = EngineLayout("fsdp2")
@@ -56,6 +58,7 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 """Name in `tiny_models`, and settings, by the columns of the table; two query heads share a key everywhere."""
 _LORA = LoraSection(rank=4, alpha=8.0)
+_PLAIN = RouterSection()
 _GROUPS = (6, 6, 1)
 _BUDGET = 48
 _DEADLINE_S = 600.0
@@ -68,10 +71,12 @@ class Case:
     Attributes:
         shared: responses share their prompts, else each has its own.
         lora: the adapter of the policy that is trained; None: all weights are.
+        router: further work of the routers of experts.
     """
 
     shared: bool = True
     lora: LoraSection | None = None
+    router: RouterSection = _PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,7 @@ class Row:
         changes: further fields of `EngineSpec`.
         shared: responses share their prompts, else each has its own.
         lora: an adapter of the policy is trained.
+        router: further work of the routers of experts.
     """
 
     name: str
@@ -93,11 +99,12 @@ class Row:
     changes: Mapping[str, Any] = field(default_factory=dict)
     shared: bool = True
     lora: bool = False
+    router: RouterSection = _PLAIN
 
     @property
     def case(self) -> Case:
         """The part of it that the reference has too."""
-        return Case(self.shared, _LORA if self.lora else None)
+        return Case(self.shared, _LORA if self.lora else None, self.router)
 
     @property
     def layout(self) -> EngineLayout:
@@ -105,8 +112,17 @@ class Row:
         return EngineLayout(self.name, self.processes, "megatron", {"parallel": self.parallel, **self.changes})
 
 
+_ROUTERS = {
+    "replay": RouterSection(replay=True),
+    "balance": RouterSection(load_balance_coeff=0.5),
+    "replay and both losses": RouterSection(replay=True, load_balance_coeff=0.5, z_loss_coeff=0.01),
+}
+
+
 def _row(name: str, processes: int, changes: Mapping[str, Any] | None = None, **parallel: Any) -> Row:
-    return Row(name, processes, ParallelSection(**parallel), changes or {}, lora=name.startswith("LoRA"))
+    kind = name.partition(",")[0]
+    router = _ROUTERS.get(kind, _PLAIN)
+    return Row(name, processes, ParallelSection(**parallel), changes or {}, lora=kind == "LoRA", router=router)
 
 
 _OVERLAP = {"megatron": MegatronSection(overlap_grad_reduce=True, overlap_param_gather=True)}
@@ -149,6 +165,23 @@ ROWS = (
     _row("LoRA, TP2 x PP2", 4, tp=2, pp=2),
     _row("LoRA, EP2", 2, ep=2),
     _row("LoRA, TP2 x EP2", 2, tp=2, ep=2),
+    _row("replay, one rank", 1),
+    _row("replay, TP2", 2, tp=2),
+    _row("replay, PP2", 2, pp=2),
+    _row("replay, PP2, interleaved, activations computed again", 2, _AGAIN, pp=2, vpp=2),
+    _row("replay, CP2", 2, cp=2),
+    _row("replay, EP2", 2, ep=2),
+    _row("replay, TP2 x EP2", 2, tp=2, ep=2),
+    _row("balance, one rank", 1),
+    _row("balance, TP2", 2, tp=2),
+    _row("balance, PP2, interleaved, activations computed again", 2, _AGAIN, pp=2, vpp=2),
+    _row("balance, CP2", 2, cp=2),
+    _row("balance, DP2, gradients and parameters overlap", 2, _OVERLAP),
+    _row("balance, EP2", 2, ep=2),
+    _row("balance, ETP2 x EP2", 4, etp=2, ep=2),
+    _row("replay and both losses, PP2, activations computed again", 2, _AGAIN, pp=2),
+    _row("replay and both losses, CP2 x EP2", 2, cp=2, ep=2),
+    _row("replay and both losses, TP2 x EP2 x PP2", 4, tp=2, ep=2, pp=2),
 )
 
 
@@ -206,18 +239,18 @@ def train(harness: Harness, model: Path, case: Case) -> Training | None:
         The numbers; weights in the leading process alone. None: the layout is refused for this model.
     """
     try:
-        policy = harness.make(make_spec(model, optimizer=OPTIMIZER, lora=case.lora))
+        policy = harness.make(make_spec(model, optimizer=OPTIMIZER, lora=case.lora, router=case.router))
     except ConfigError:
         return None
-    critic = harness.make(make_spec(model, optimizer=OPTIMIZER), "value_model")
+    critic = harness.make(make_spec(model, optimizer=OPTIMIZER, router=case.router), "value_model")
     metrics = []
     for seed, groups in enumerate(_GROUPS):
-        sequences = _sequences(seed, groups, shared=case.shared)
+        sequences = _sequences(seed, groups, case)
         for engine, loss in ((policy, surrogate), (critic, critic_loss)):
             batches = make_batches(engine, sequences, _BUDGET)
             engine.accumulate(batches, loss, engine.global_counts(batches))
             metrics.append(engine.apply().metrics)
-    unseen = _sequences(len(_GROUPS), 6, shared=case.shared)
+    unseen = _sequences(len(_GROUPS), 6, case)
     outputs = infer(policy, unseen, _BUDGET)
     return Training(
         torch.tensor([each["loss"] for each in metrics]),
@@ -245,8 +278,14 @@ def compare(
     return {name: None if each is None else each.differences(references[name]) for name, each in found.items()}
 
 
-def _sequences(seed: int, groups: int, *, shared: bool) -> Sequence[TrainSequence]:
-    return make_sequences(seed, groups) if shared else make_sequences(seed, MEMBERS * groups)[::MEMBERS]
+def _sequences(seed: int, groups: int, case: Case) -> Sequence[TrainSequence]:
+    sequences = make_sequences(seed, groups) if case.shared else make_sequences(seed, MEMBERS * groups)[::MEMBERS]
+    if not case.router.replay:
+        return sequences
+    sizes = ARCHITECTURES["qwen3_moe"].settings
+    return with_experts(
+        sequences, _SIZES["num_hidden_layers"], sizes["num_experts"], sizes["num_experts_per_tok"], seed
+    )
 
 
 def _named(role: str, engine: Engine) -> dict[str, Tensor]:

@@ -22,10 +22,12 @@ class FarHost:
 
     Attributes:
         near: this side's address.
+        far: the other side's.
         namespace: of the other side.
     """
 
     near: str
+    far: str
     namespace: str
 
     def command(self, *arguments: str) -> list[str]:
@@ -49,7 +51,7 @@ def far_host(bits_per_s: float, *, number: int = 0) -> Iterator[FarHost]:
         _run("ip", "-n", namespace, "link", "set", "lo", "up")
         _run("tc", "qdisc", "add", "dev", near, "root", *shape)
         _run("tc", "-n", namespace, "qdisc", "add", "dev", far, "root", *shape)
-        yield FarHost(f"{network}.1", namespace)
+        yield FarHost(f"{network}.1", f"{network}.2", namespace)
     finally:
         # The link goes with its namespace.
         _run("ip", "netns", "del", namespace)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -10,7 +12,8 @@ from rollmesh.learner.batching.types import PackedBatch, TrainSequence
 
 
 def empty_batch(device: torch.device) -> PackedBatch:
-    """Makes one prompt token, and one that is trained; no results of it are read."""
+    """Makes one prompt token, and one that is trained; no results of it are read, and it counts as no response's."""
     one = np.zeros(1, dtype=np.int32)
     sequence = TrainSequence(one, one, np.ones(1, dtype=np.uint8), np.zeros(1, dtype=np.float32))
-    return pack([sequence], device=device)
+    batch = pack([sequence], device=device)
+    return replace(batch, row=replace(batch.row, responses=np.zeros_like(batch.row.responses)))

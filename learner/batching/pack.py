@@ -108,6 +108,7 @@ def lay_out(chosen: Sequence[TrainSequence], mask: NDArray[np.bool_], device: to
         temperatures=_temperatures([s.temperature or 1.0 for s in chosen], trained_owner, device),
         sequence_ids=to(trained_owner),
         sequence_lengths=to(trained),
+        responses=placed.responses,
         routed_experts=None if experts is None else to_device(experts, device),
         images=_images(placed.pictured, device),
     )
@@ -164,6 +165,7 @@ class _Placed:
         ids: int32 [N].
         prompt_ends: int64 [S], end of each sequence's prompt.
         response_starts: int64 [S], start of each response.
+        responses: int64 [segments], see `PackedRow`.
         pictured: prompts with images, by their first place.
         shifts: int64 [segments], see `PromptImages.shift`; 0 for prompts.
     """
@@ -172,6 +174,7 @@ class _Placed:
     ids: NDArray[np.int32]
     prompt_ends: NDArray[np.int64]
     response_starts: NDArray[np.int64]
+    responses: NDArray[np.int64]
     pictured: Mapping[int, PromptImages]
     shifts: NDArray[np.int64]
 
@@ -180,9 +183,9 @@ def _place(chosen: Sequence[TrainSequence], inputs: NDArray[np.int64], trained: 
     """Places the prompts and the trained responses."""
     pieces: list[NDArray[np.int32]] = []
     table: list[tuple[int, int, int, int]] = []
-    prompt_ends, response_starts, shifts = [], [], []
+    prompt_ends, response_starts, shifts, responses = [], [], [], []
     pictured: dict[int, PromptImages] = {}
-    place = prompt_start = prompt_length = 0
+    place = prompt_start = prompt_length = prompt = 0
     before: TrainSequence | None = None
     for sequence, count, used in zip(chosen, inputs.tolist(), trained.tolist(), strict=True):
         if not used:
@@ -192,18 +195,22 @@ def _place(chosen: Sequence[TrainSequence], inputs: NDArray[np.int64], trained: 
         if not shares_prompt(sequence, before):
             prompt_start, prompt_length = place, len(sequence.prompt_ids)
             pieces.append(sequence.prompt_ids)
+            prompt = len(table)
             table.append((place, prompt_length, 0, 0))
             shifts.append(0)
+            responses.append(0)
             if sequence.images is not None:
                 pictured[place] = sequence.images
             place += prompt_length
         before = sequence
+        responses[prompt] += 1
         prompt_ends.append(prompt_start + prompt_length)
         response_starts.append(place)
         if count:
             pieces.append(sequence.response_ids[:count])
             table.append((place, count, prompt_start, prompt_length))
             shifts.append(0 if sequence.images is None else sequence.images.shift)
+            responses.append(1)
             place += count
     columns = np.array(table, dtype=np.int64).reshape(-1, 4).T
     return _Placed(
@@ -211,6 +218,7 @@ def _place(chosen: Sequence[TrainSequence], inputs: NDArray[np.int64], trained: 
         _join(pieces, np.int32),
         np.array(prompt_ends, dtype=np.int64),
         np.array(response_starts, dtype=np.int64),
+        np.array(responses, dtype=np.int64),
         pictured,
         np.array(shifts, dtype=np.int64),
     )
@@ -234,7 +242,8 @@ def _images(pictured: Mapping[int, PromptImages], device: torch.device) -> Packe
     if not pictured:
         return None
     places = np.concatenate([start + images.places for start, images in pictured.items()])
-    return PackedImages([images.inputs for images in pictured.values()], to_device(places, device))
+    features = [len(images.places) for images in pictured.values()]
+    return PackedImages([images.inputs for images in pictured.values()], features, to_device(places, device))
 
 
 def _any(flags: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -114,10 +114,12 @@ class PackedImages:
     Attributes:
         inputs: of every prompt with images, see `PromptImages`. They are on the host until the model is computed:
             nothing of a batch takes more memory.
+        features: of the images of every such prompt.
         places: int64 [F], places in the row of N tokens that their features stand for; on the device.
     """
 
     inputs: Sequence[Mapping[str, Tensor]]
+    features: Sequence[int]
     places: Tensor
 
 
@@ -134,6 +136,7 @@ class PackedRow:
         temperatures: float32 [R], or one float where all agree (0 became 1).
         sequence_ids: int64 [R], the sequence of every trained token.
         sequence_lengths: int64 [S], trained tokens per sequence.
+        responses: int64 [segments], trained responses that each segment belongs to: all that share a prompt.
         routed_experts: int16 [N, layers, K], to which the generators have routed each token, -1 where it is not known;
             None: of no token.
         images: None: text alone.
@@ -147,6 +150,7 @@ class PackedRow:
     temperatures: Tensor | float
     sequence_ids: Tensor
     sequence_lengths: Tensor
+    responses: NDArray[np.int64]
     routed_experts: Tensor | None = None
     images: PackedImages | None = None
 

@@ -1,12 +1,12 @@
 """Copies of checkpoints under a URL: in an object store, or wherever else fsspec can write.
 
 Invariants: a copy that exists is complete. Object stores cannot rename a folder. So the list of digests, which names
-all files of a checkpoint, is written last, and a copy without a whole one does not count: a folder, other than an
-object store, shows a file while it is written. A copy is removed, its list first,
-only while a newer one is complete, or to be replaced by another checkpoint of its name. The best one stays until the
-next best one has a copy. Nothing is removed that is newer than the run's newest checkpoint: a successor has
-written it. With each copy goes the consumption log: a run is restored from the two. Next to the copies is the file
-about the best checkpoint.
+all files of a checkpoint, is written last, and a copy without it does not count. Neither does one whose list is not
+whole: other than object stores, folders show a file while it is written. A copy is removed, its list first, only while
+a newer one is complete, or to be replaced by another checkpoint of its name. The best one stays until the next best
+one has a copy. Nothing is removed that is newer than the run's newest checkpoint: a successor has written it. With
+each copy goes the consumption log: a run is restored from the two. Next to the copies is the file about the best
+checkpoint.
 """
 
 from __future__ import annotations

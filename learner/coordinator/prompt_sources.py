@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from rollmesh.learner.data.records import RowSource
 from rollmesh.learner.data.rows import Row
 from rollmesh.learner.data.stream import PromptStream
 from rollmesh.learner.data.training_rows import open_training_rows
+from rollmesh.learner.evaluation.asked_rows import asked_rows
 from rollmesh.learner.evaluation.evaluator import evaluation_tasks
 from rollmesh.learner.vision.families import family_of
 from rollmesh.mesh.config import Config
@@ -43,12 +45,19 @@ def open_prompts(
     data = config.data
     source, order = open_training_prompts(config)
     encoder = training_encoder(config, tokenizer)
-    prompts = PromptStream(source, order, encoder, _shape(config, greedy), on_refused=data.on_long_prompt)
+    prompts = PromptStream(
+        source,
+        order,
+        encoder,
+        _shape(config, greedy),
+        on_refused=data.on_long_prompt,
+        images=ImageFiles(image_folder(config)),
+    )
     prompts.check()
     if data.eval is None:
         return prompts, None
     held_out = open_held_out(config, tokenizer)
-    return prompts, evaluation_tasks(held_out.source, held_out.encoder, held_out.shape, rows=config.eval.rows)
+    return prompts, evaluation_tasks(held_out.source, held_out.encoder, held_out.shape, rows=held_out.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +65,14 @@ class HeldOutPrompts:
     """Prompts of an evaluation.
 
     Attributes:
-        source: their rows.
+        source: the rows of all sources.
+        rows: numbers of those that are asked.
         encoder: makes tasks of them.
         shape: of the tasks.
     """
 
     source: RowSource[Row]
+    rows: Sequence[int]
     encoder: PromptEncoder
     shape: TaskShape
 
@@ -79,8 +90,10 @@ def open_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> HeldOut
     data, evaluation = config.data, config.eval
     if data.eval is None:
         raise DataError("data.eval is not set", hint="give Parquet or JSONL files")
+    parts = [open_source(each, data.prompt_key) for each in data.eval]
     return HeldOutPrompts(
-        JoinedRows([open_source(each, data.prompt_key) for each in data.eval]),
+        JoinedRows(parts),
+        asked_rows(list(map(len, parts)), evaluation.rows),
         evaluation_encoder(config, tokenizer),
         dataclasses.replace(
             _shape(config),
@@ -110,7 +123,7 @@ def training_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> Prom
     images = _images(config)
     if images is not None and family_of(read_config(Path(config.model.path))) is None:
         images = None
-    return _encoder(config, tokenizer, images, ImageFiles(image_folder(config)))
+    return _encoder(config, tokenizer, images)
 
 
 def evaluation_encoder(config: Config, tokenizer: PreTrainedTokenizerBase) -> PromptEncoder:
@@ -123,19 +136,13 @@ def _images(config: Config) -> ImageProcessor | None:
     return None if config.rollout.engine == "sglang" else ImageProcessor.load(Path(config.model.path))
 
 
-def _encoder(
-    config: Config,
-    tokenizer: PreTrainedTokenizerBase,
-    images: ImageProcessor | None,
-    files: ImageFiles | None = None,
-) -> PromptEncoder:
+def _encoder(config: Config, tokenizer: PreTrainedTokenizerBase, images: ImageProcessor | None) -> PromptEncoder:
     return PromptEncoder(
         tokenizer,
         max_prompt_tokens=config.rollout.max_prompt_tokens,
         template_kwargs=config.data.chat_template_kwargs,
         agent=AgentPrompts.of(config.rollout.agent),
         images=images,
-        files=files,
     )
 
 

@@ -23,7 +23,10 @@ ARROW = ".arrow"
 _FORMS = (PARQUET, *JSON_LINES)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _WILD = re.compile(r"[*?\[]")
-_HINT = "give a Parquet or JSONL file, a folder or a pattern of these, a saved dataset, or a hub id like org/name"
+_HINT = (
+    "give a Parquet or JSONL file, a folder or a pattern of these, a saved dataset, or a hub id like org/name; "
+    "`rollmesh data prepare` makes files of published datasets"
+)
 # Files that `datasets.save_to_disk` writes next to the Arrow files: of a dataset, and of a dictionary of splits.
 _SAVED, _SAVED_SPLITS = "state.json", "dataset_dict.json"
 _SPLIT = "train"

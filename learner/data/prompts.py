@@ -25,7 +25,6 @@ from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.agent_tools import agent_schemas
 from rollmesh.mesh.config.inputs import SourceSampling
 from rollmesh.mesh.errors import DataError, PayloadError
-from rollmesh.mesh.trajectory.image_files import ImageFiles
 from rollmesh.mesh.trajectory.images import ImageProcessor, digest_tokens
 from rollmesh.protos import trajectory_pb2
 
@@ -122,7 +121,6 @@ class PromptEncoder:
         template_kwargs: extra arguments of `apply_chat_template`.
         agent: settings of agents; None: responses have one turn.
         images: of the model; None: rows with images are refused.
-        files: where images are written that are trained on; None: no one reads them there.
     """
 
     def __init__(
@@ -133,11 +131,9 @@ class PromptEncoder:
         template_kwargs: Mapping[str, Any],
         agent: AgentPrompts | None = None,
         images: ImageProcessor | None = None,
-        files: ImageFiles | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._images = images
-        self._files = files
         self._max_tokens = max_prompt_tokens
         self._template_kwargs = dict(template_kwargs)
         self._agent = agent
@@ -186,7 +182,6 @@ class PromptEncoder:
             sampling=sampling,
             messages_json=_as_json(row, "prompt", row.prompt) if self._with_messages(row) else "",
             images=images,
-            image_digests=self._files.write(images) if self._files is not None else (),
             seen=trajectory_pb2.SeenPrompt(tokens=len(seen), digest=digest_tokens(seen)) if images else None,
         )
 

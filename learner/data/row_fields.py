@@ -25,14 +25,14 @@ def refuse_images(record: Record) -> None:
         DataError: it has some.
     """
     if record.get("images"):
-        raise DataError("it has images, and this command trains on text alone", hint="`rollmesh run` takes images")
+        raise _with_images("it has images")
 
 
 def text_or_messages(record: Record, key: str) -> str | Messages:
     """A field that is a text, or a list of messages with `role` and `content`.
 
     Raises:
-        DataError: it is neither; names field and part.
+        DataError: it is neither, or a message has a part that is no text, as an image; names field and part.
     """
     value = value_at(record, key)
     if isinstance(value, str):
@@ -46,12 +46,19 @@ def text_or_messages(record: Record, key: str) -> str | Messages:
         # A call of a tool may stand alone.
         if not isinstance(content, str | list) and not message.get("tool_calls"):
             raise DataError(f"field `{key}[{place}].content` is {_kind(content)}, expected a text")
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, Mapping) and part.get("type") != "text":
+                raise _with_images(f"field `{key}[{place}].content` has a part of type {part.get('type')!r}")
     return value
 
 
 def as_messages(value: str | Messages, role: str) -> Messages:
     """Messages; a text becomes one of the role."""
     return [{"role": role, "content": value}] if isinstance(value, str) else value
+
+
+def _with_images(what: str) -> DataError:
+    return DataError(f"{what}, and this command trains on text alone", hint="`rollmesh run` takes images")
 
 
 def _kind(value: Any) -> str:

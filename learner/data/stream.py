@@ -17,6 +17,7 @@ from rollmesh.learner.data.prompts import PromptEncoder, RefusedRow, TaskShape
 from rollmesh.learner.data.records import RowSource
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.trajectory.image_files import ImageFiles
 from rollmesh.protos import trajectory_pb2
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class PromptStream:
         encoder: makes tasks of rows.
         shape: group size and sampling parameters.
         on_refused: skip rows that cannot be rolled out (and count them), or refuse them with a DataError.
+        images: where those of tasks are written, for who trains on them; None: they are not trained on.
     """
 
     def __init__(
@@ -56,12 +58,14 @@ class PromptStream:
         shape: TaskShape,
         *,
         on_refused: Literal["skip", "refuse"],
+        images: ImageFiles | None = None,
     ) -> None:
         self._source = source
         self._order = order
         self._encoder = encoder
         self._shape = shape
         self._on_refused = on_refused
+        self._images = images
         self.refused: Counter[str] = Counter()
         """Rows refused so far, by reason."""
 
@@ -82,6 +86,7 @@ class PromptStream:
 
         Raises:
             DataError: a refused row where rows may not be skipped, or a whole epoch of refused rows.
+            StoreError: images cannot be written.
         """
         tasks: list[trajectory_pb2.PromptTask] = []
         cursor, end, barren = ordinal, self._ends_at(ordinal), 0
@@ -117,6 +122,8 @@ class PromptStream:
             name = f"{epoch}-{index}"
             encoded = self._encoder.encode(row, self._shape, number=index, task_id=name, ordinal=ordinal)
             if (task := self._accept(encoded)) is not None:
+                if self._images is not None:
+                    task.image_digests.extend(self._images.write(task.images))
                 tasks.append(task)
         return tasks
 

@@ -59,9 +59,10 @@ def check_backend(backend: str, key: str = "learner.engine") -> None:
     Raises:
         ConfigError: there is none, or its package is not installed here.
     """
-    known = {*_ENGINES, *_brought()}
-    if backend not in known:
-        raise ConfigError(f"{key}: no engine {backend!r}", hint=f"known: {', '.join(sorted(known))}")
+    # To list what other packages bring, all of their metadata are read.
+    if backend not in _ENGINES and backend not in (brought := _brought()):
+        known = ", ".join(sorted({*_ENGINES, *brought}))
+        raise ConfigError(f"{key}: no engine {backend!r}", hint=f"known: {known}")
     # Other packages share the namespace, and without any of them there is none.
     if backend == "megatron" and not all(map(find_spec, ("megatron", "megatron.core"))):
         raise ConfigError(

@@ -43,16 +43,22 @@ class _NotServedError(Exception):
 
 
 def evaluation_tasks(
-    source: RowSource[Row], encoder: PromptEncoder, shape: TaskShape, *, rows: int | None
+    source: RowSource[Row], encoder: PromptEncoder, shape: TaskShape, *, rows: Sequence[int]
 ) -> list[trajectory_pb2.PromptTask]:
-    """The tasks of a round without ordinals and version: the first `rows` usable rows.
+    """The tasks of a round without ordinals and version: those of all rows that can be used.
+
+    Args:
+        source: of the rows.
+        encoder: makes tasks of them.
+        shape: of the tasks.
+        rows: numbers of the rows that are asked.
 
     Raises:
         DataError: no row can be used.
     """
     encoded = [
         encoder.encode(row, shape, number=number, task_id=str(number), ordinal=0)
-        for number, row in enumerate(source.rows(range(min(len(source), rows or len(source)))))
+        for number, row in zip(rows, source.rows(rows), strict=True)
     ]
     tasks = [task for task in encoded if not isinstance(task, RefusedRow)]
     if len(tasks) < len(encoded):

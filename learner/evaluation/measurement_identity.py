@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from rollmesh.learner.recovery.run_identity import agent_files, files_here, fingerprint, reward_files
+from rollmesh.learner.recovery.run_identity import agent_files, files_here, fingerprint
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.reward import RewardSection
 
 _EVAL = {"rows", "n", "temperature", "top_p", "top_k", "right_at"}
 _ROLLOUT = {"max_prompt_tokens", "max_response_tokens", "stop"}
@@ -30,22 +31,40 @@ def measurement(config: Config) -> dict[str, Any]:
 
     Addresses of reward services do not count: the same service may be elsewhere, and its contents are not known.
     """
-    files = {str(path): fingerprint([path]) for path in reward_files(config.reward)}
-    routes = {
-        source: [_scorer(name, files) for name in names]
-        for source, names in sorted(config.reward.by_data_source.items())
-    }
     return {
         "data.eval": [_held_out(source) for source in config.data.eval or ()],
-        "reward.functions": [_scorer(name, files) for name in config.reward.functions],
-        "reward.by_data_source": routes,
-        "reward.endpoints": bool(config.reward.endpoints),
+        **reward_measurement(config.reward, [scorer_identity(name) for name in config.reward.functions]),
         **_named("data", config.data.model_dump(mode="json", include=_DATA)),
         **_named("eval", config.eval.model_dump(mode="json", include=_EVAL)),
         **_named("rollout", config.rollout.model_dump(mode="json", include=_ROLLOUT)),
         **_named("rollout.agent", config.rollout.agent.model_dump(mode="json", include=_AGENT)),
         "rollout.agent files": [fingerprint([path]) for path in agent_files(config.rollout.agent)],
     }
+
+
+def reward_measurement(reward: RewardSection, functions: Sequence[str]) -> dict[str, Any]:
+    """All by which held-out responses are judged, by name.
+
+    Args:
+        reward: routes and services.
+        functions: identities of the functions for all other sources.
+    """
+    routes = {
+        source: [scorer_identity(name) for name in names] for source, names in sorted(reward.by_data_source.items())
+    }
+    return {
+        "reward.functions": list(functions),
+        "reward.by_data_source": routes,
+        "reward.endpoints": bool(reward.endpoints),
+    }
+
+
+def scorer_identity(name: str) -> str:
+    """The identity of a configured scorer, by its content where it is a file of the user's."""
+    if "://" in name:
+        return "remote"
+    file, _, function = name.rpartition(":")
+    return f"{fingerprint([Path(file)])}:{function}" if Path(file).is_file() else name
 
 
 def _named(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,12 +76,3 @@ def _held_out(source: DataSource) -> list[Any]:
     files = files_here(source)
     settings = source.model_dump(mode="json", include=_SOURCE, exclude_defaults=True)
     return [fingerprint(files) if files else source.path, settings]
-
-
-def _scorer(name: str, files: dict[str, str]) -> str:
-    """A scorer, by its content where it is a file of the user's."""
-    if "://" in name:
-        return "remote"
-    file, _, function = name.rpartition(":")
-    content = files.get(str(Path(file)))
-    return name if content is None else f"{content}:{function}"

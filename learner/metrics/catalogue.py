@@ -168,17 +168,17 @@ CRITIC = [
     Metric(
         "<role>/load_balance_loss",
         "Loss of unequally used experts (`learner.router.load_balance_coeff`), without its weight: 1 where all get "
-        "as many tokens. Mean over micro-batches and layers.",
+        "as many tokens. Over all tokens of the step, mean over layers.",
     ),
     Metric(
         "<role>/router_z_loss",
         "Loss of large logits of routers (`learner.router.z_loss_coeff`), without its weight; mean over "
-        "micro-batches and layers.",
+        "tokens and layers.",
     ),
     Metric(
         "<role>/expert_load_max",
-        "Tokens of the expert that gets most, over the mean of its layer; of the layer where it is largest. None is "
-        "dropped.",
+        "Tokens of the expert that gets most, over the mean of its layer; of the layer where it is largest. A prompt "
+        "counts once for each of its responses. None is dropped.",
     ),
     Metric(
         "<role>/expert_load_entropy",

@@ -7,6 +7,7 @@ would not be the one that is computed.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,18 @@ class FolderAdapter:
                 hint="merge it with peft (`merge_and_unload`), and give the model's folder",
             )
         self.layers = frozenset(weight.removesuffix(".weight") for weight in weights)
+
+    def check_scale(self, section: LoraSection) -> None:
+        """Refuses to be continued with another scale.
+
+        Raises:
+            DataError: the scales differ.
+        """
+        if not math.isclose(self.scale, section.scale):
+            raise DataError(
+                f"{self.origin} has scale {self.scale:g}, and learner.lora says {section.scale:g}",
+                hint="set learner.lora.alpha and rank_stabilized as in its adapter_config.json",
+            )
 
     def read(self, layer: str) -> tuple[Tensor, Tensor]:
         """A and B of a layer, in float32."""

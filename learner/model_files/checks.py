@@ -85,6 +85,34 @@ def read_model_config(folder: Path, setting: str) -> dict[str, Any]:
     return config
 
 
+def refuse_classifier(folder: Path, setting: str) -> None:
+    """Refuses a model that scores texts and generates none.
+
+    Args:
+        folder: of the model, with a readable config.json.
+        setting: key of the configuration that names it.
+
+    Raises:
+        DataError: the model is one.
+    """
+    names = read_model_config(folder, setting).get("architectures")
+    if isinstance(names, list) and any(str(name).endswith("ForSequenceClassification") for name in names):
+        raise DataError(
+            f"{setting}: {folder} is a {names[0]}, which scores texts and generates none",
+            hint=f"give a causal language model; as a reward it is reward.functions: [model:{folder}]",
+        )
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each stored tensor by name, from the headers of files that `check_model_files` has accepted."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little")))
+        shapes |= {name: tuple(info["shape"]) for name, info in header.items() if name != "__metadata__"}
+    return shapes
+
+
 def names_in_index(index: Path, label: str) -> list[str]:
     """The files of weights that an index names, in order.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -122,7 +121,7 @@ class _Evaluator:
         held_out = await asyncio.to_thread(open_held_out, config, tokenizer)
         path = config.run.folder / RESPONSES
         with await asyncio.to_thread(ResponseFile, path) as file:
-            rows = wanted_rows(len(held_out.source), config.eval.rows, file.rows)
+            rows = [row for row in held_out.rows if row not in file.rows]
             log.info("%d prompts to ask, %d have their responses already", len(rows), len(file.rows))
             if not rows:
                 return
@@ -135,14 +134,3 @@ class _Evaluator:
                 file,
                 PassRules(policy, held_out.shape, config.buffer.stall_limit_s, self._with_log_probs),
             ).run()
-
-
-def wanted_rows(count: int, limit: int | None, answered: set[int]) -> Sequence[int]:
-    """Numbers of the rows that are left to ask.
-
-    Args:
-        count: rows of the file.
-        limit: `eval.rows`.
-        answered: rows that have their responses.
-    """
-    return [row for row in range(min(count, limit or count)) if row not in answered]

@@ -12,6 +12,7 @@ from typing import Any
 
 from rollmesh.learner.callbacks.interface import NO_CALLBACKS, CommittedCheckpoint, EventSink
 from rollmesh.learner.checkpoint.best import Best
+from rollmesh.learner.checkpoint.names import checkpoint_name
 from rollmesh.learner.checkpoint.retention import prune
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.control_requests import ControlRequests
@@ -33,6 +34,7 @@ class Checkpoints:
         incarnation: of this process's start.
         extra: what each of them says.
         pace: when they are due, and how many stay.
+        last_name: the one from which the training continues; empty without one.
         best: chooses the best one; None: none is, or another rank does.
         controls: has requests for checkpoints.
         events: hears of those that are durable.
@@ -46,6 +48,7 @@ class Checkpoints:
         extra: Mapping[str, object],
         pace: CheckpointPaceSection,
         *,
+        last_name: str = "",
         best: BestByMetric | None = None,
         controls: ControlRequests | None = None,
         events: EventSink = NO_CALLBACKS,
@@ -53,7 +56,7 @@ class Checkpoints:
         self._store, self._root, self._incarnation = store, root, incarnation
         self._extra, self._pace, self._best = dict(extra), pace, best
         self._controls, self._events = controls or ControlRequests(), events
-        self._last_s = time.monotonic()
+        self._last_name, self._last_s = last_name, time.monotonic()
         self._writing: Future[Path] | None = None
         self._settled = threading.Event()
         self._candidate: Best | None = None
@@ -63,6 +66,11 @@ class Checkpoints:
     def incarnation(self) -> int:
         """The number of this process's start."""
         return self._incarnation
+
+    @property
+    def last_name(self) -> str:
+        """The last checkpoint that was begun, or that the training continues from; empty without one."""
+        return self._last_name
 
     def best_name(self) -> str:
         """The best checkpoint, on rank 0; empty without one."""
@@ -92,6 +100,7 @@ class Checkpoints:
         self._last_s = time.monotonic()
         self._settled.clear()
         version = self._version(step)
+        self._last_name = checkpoint_name(version)
         self._writing = self._store.begin({ACTOR: engine}, version, {**self._extra, "step": step})
         if engine.layout.leads:
             settle = partial(self._settle, version, self._candidate, self._requests)

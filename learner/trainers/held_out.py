@@ -8,17 +8,17 @@ import torch
 
 from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.learner.engines.pending_step import PendingStep
-from rollmesh.learner.trainers.rows import Rows
+from rollmesh.learner.trainers.rows import OrderedRows
 from rollmesh.learner.trainers.step_batch import StepBatch
 from rollmesh.learner.trainers.step_loss import StepLoss
 
-BatchesOf = Callable[[Rows, int], StepBatch]
+BatchesOf = Callable[[OrderedRows, int], StepBatch]
 """The batch of some rows' step, which counts from 0; collective."""
 
 
 @torch.no_grad()
 def evaluate(
-    engine: Engine, loss: StepLoss, sources: Mapping[str, Rows], rows: int, batch_of: BatchesOf
+    engine: Engine, loss: StepLoss, sources: Mapping[str, OrderedRows], rows: int, batch_of: BatchesOf
 ) -> dict[str, float]:
     """Loss and metrics, the same in every process; collective. No batch has rows of two sources.
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import xxhash
 
 from rollmesh.learner.recovery.run_identity import fingerprint, model_files, rows_content
 from rollmesh.mesh.config.inputs import DataSource
+from rollmesh.mesh.config.learner import EngineSection
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import ConfigError
@@ -40,10 +42,30 @@ def identity_of(command: str, config: TrainerConfig) -> dict[str, str]:
     }
 
 
-def held_out_identity(identity: Mapping[str, str], config: TrainerConfig) -> dict[str, str]:
-    """The identity of what is computed of the held-out rows before the first step."""
+def prepared_identity(
+    identity: Mapping[str, str], learner: EngineSection, device: Literal["cpu", "cuda"]
+) -> dict[str, str]:
+    """The identity of what the model computes before the first step, when no adapter takes part.
+
+    Args:
+        identity: of the training.
+        learner: computes it.
+        device: on which it does.
+    """
+    return {
+        **{key: value for key, value in identity.items() if not key.startswith(_ADAPTER)},
+        "learner.engine": learner.engine,
+        "learner.param_dtype": learner.compute_on(device)[0],
+        "learner.float32_logits": str(learner.float32_logits),
+        "learner.attention": learner.attention,
+        "learner.router": learner.router.model_dump_json(),
+    }
+
+
+def held_out_identity(prepared: Mapping[str, str], config: TrainerConfig) -> dict[str, str]:
+    """The same of the held-out rows; `prepared` is that of the rows to train on."""
     sources = config.data.eval or ()
-    return {**identity, "data.eval": rows_content(sources) + _templates(sources), "eval.rows": str(config.eval.rows)}
+    return {**prepared, "data.eval": rows_content(sources) + _templates(sources), "eval.rows": str(config.eval.rows)}
 
 
 def measured_by(config: TrainerConfig) -> str:

@@ -22,7 +22,7 @@ from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.learner.trainers.checkpoints import Checkpoints
 from rollmesh.learner.trainers.example_loader import ExampleLoader, Examples
 from rollmesh.learner.trainers.held_out import evaluate
-from rollmesh.learner.trainers.rows import Rows
+from rollmesh.learner.trainers.rows import OrderedRows
 from rollmesh.learner.trainers.step_batch import StepBatch, build_batch
 from rollmesh.learner.trainers.step_loss import StepLoss
 
@@ -76,11 +76,11 @@ class TrainingLoop:
         engine: Engine,
         loss: StepLoss,
         loader: ExampleLoader,
-        train: Rows,
+        train: OrderedRows,
         rules: LoopRules,
         report: Report,
         *,
-        held_out: Mapping[str, Rows] = MappingProxyType({}),
+        held_out: Mapping[str, OrderedRows] = MappingProxyType({}),
         checkpoints: Checkpoints | None = None,
         controls: ControlRequests | None = None,
     ) -> None:
@@ -94,7 +94,10 @@ class TrainingLoop:
 
         A request of the user's code ends it too, but the training is complete then.
         """
-        rules, ahead = self._rules, self._load(self._train, start)
+        rules = self._rules
+        if start >= rules.steps:
+            return True
+        ahead = self._load(self._train, start)
         for step in range(start, rules.steps):
             began, examples = time.perf_counter(), self._take(self._train, step, ahead)
             if step + 1 < rules.steps:
@@ -110,13 +113,13 @@ class TrainingLoop:
                 return stop is _Stop.DONE
         return True
 
-    def _load(self, rows: Rows, step: int) -> Future[Examples]:
+    def _load(self, rows: OrderedRows, step: int) -> Future[Examples]:
         return self._loader.begin(rows.source, rows.of_step(step, self._rules.rows))
 
-    def _take(self, rows: Rows, step: int, loading: Future[Examples]) -> Examples:
+    def _take(self, rows: OrderedRows, step: int, loading: Future[Examples]) -> Examples:
         return rows.complete(step, self._rules.rows, self._loader.take(loading))
 
-    def _batch_of(self, rows: Rows, step: int) -> StepBatch:
+    def _batch_of(self, rows: OrderedRows, step: int) -> StepBatch:
         return self._batch(self._take(rows, step, self._load(rows, step)))
 
     def _batch(self, examples: Examples) -> StepBatch:

@@ -6,60 +6,56 @@ in `hf` are whole or are not there. SIGTERM ends the run after the present step,
 
 from __future__ import annotations
 
-import json
 import logging
-import shutil
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from rollmesh.learner.builders import watch_ranks
 from rollmesh.learner.callbacks.interface import NO_CALLBACKS, EventSink
-from rollmesh.learner.checkpoint.hf_folders import FOLDER
-from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, list_checkpoints
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.checkpoint.retention import sweep
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.data.chat_turns import ChatEncoder
-from rollmesh.learner.engine_specs import compute_deterministically, engine_spec
-from rollmesh.learner.engines.interface import ACTOR, STATE_NAME, Engine
+from rollmesh.learner.engine_specs import compute_deterministically, device_of, engine_spec
+from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.learner.engines.megatron.environment import prepare_environment
 from rollmesh.learner.engines.registry import create_engine
-from rollmesh.learner.engines.tensors.hf_folder import write_adapter
 from rollmesh.learner.liveness.start_notice import note_every_minute
+from rollmesh.learner.metrics.trackers.opening import check_trackers
 from rollmesh.learner.model_files.location import context_length, resolve_model
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.learner.start_requirements import check_schedule
+from rollmesh.learner.trainers.beginning import Beginning, agree
 from rollmesh.learner.trainers.best import BestByMetric
 from rollmesh.learner.trainers.checkpoints import Checkpoints
 from rollmesh.learner.trainers.example_loader import ExampleLoader
+from rollmesh.learner.trainers.exports import leave_folders
 from rollmesh.learner.trainers.identity import (
     COMMAND,
     KEY,
-    check_identity,
     digest_of,
     held_out_identity,
-    identity_of,
     measured_by,
+    prepared_identity,
 )
 from rollmesh.learner.trainers.loop import LoopRules, TrainingLoop
+from rollmesh.learner.trainers.objectives.interface import Preparation, PreparationInterrupted
 from rollmesh.learner.trainers.objectives.registry import build_objective
 from rollmesh.learner.trainers.records import Records
 from rollmesh.learner.trainers.rows import held_out_rows, training_rows
 from rollmesh.mesh.config import save_config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
-from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.files import write_atomically
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.ranks import check_ranks, choose_interface
 from rollmesh.mesh.tokenizer_files import load_tokenizer
 
 log = logging.getLogger(__name__)
-BEST = "best"
-ADAPTER = "-adapter"
-"""End of the name of a folder with the adapter alone, next to that of the model into which it is merged."""
 
 
 def train_rank(command: str, config: TrainerConfig, controls: ControlRequests) -> bool:
@@ -114,24 +110,36 @@ class _Training:
 
     def run(self) -> bool:
         """See `train_rank`."""
-        engine = self._open_engine()
-        loader = ExampleLoader(engine.world)
-        self._closers.callback(loader.close)
-        leads = engine.layout.leads
-        records = Records(self._config, self._controls, self._steps) if leads else None
+        begun, records = self._begin() if _leads() else (None, None)
         try:
-            start, checkpoints = self._continue(engine, loader, records.callbacks if records else NO_CALLBACKS)
-            complete = self._loop(engine, loader, start, checkpoints, records)
-            if complete:
-                self._export(engine, checkpoints)
+            complete = self._train_and_export(begun, records)
+        except PreparationInterrupted:
+            complete = False
         except BaseException as error:
             if records is not None:
                 records.close("error", str(error))
             raise
         if records is not None:
             records.close("steps" if self._controls.stop_reason is None else self._controls.stop_reason)
-        if leads and not complete:
-            log.info("ended early with a checkpoint: the same command continues the run")
+            if not complete:
+                log.info("ended early: the same command continues the run where it is now")
+        return complete
+
+    def _begin(self) -> tuple[Beginning, Records]:
+        """Refuses on rank 0 what cannot be, before the model is loaded."""
+        check_trackers(self._config)
+        begun = Beginning.find(self._command, self._config)
+        return begun, Records(self._config, self._controls, self._steps)
+
+    def _train_and_export(self, begun: Beginning | None, records: Records | None) -> bool:
+        engine = self._open_engine()
+        loader = ExampleLoader(engine.world)
+        self._closers.callback(loader.close)
+        events = records.callbacks if records is not None else NO_CALLBACKS
+        start, checkpoints = self._continue(engine, loader, agree(begun, engine.world), events)
+        complete = self._loop(engine, loader, start, checkpoints, records)
+        if complete:
+            leave_folders(engine, self._objective, self._config, checkpoints)
         return complete
 
     def _loop(
@@ -143,6 +151,8 @@ class _Training:
             records.begin(checkpoints.incarnation, start)
             if start < self._steps:
                 log.info("%s: steps %d to %d, %d rows", self._command, start + 1, self._steps, len(self._train.source))
+            else:
+                log.info("nothing to train: %d steps are done, and %d are asked for", start, self._steps)
         rules = LoopRules(
             self._steps,
             config.learner.batch.rows,
@@ -187,95 +197,59 @@ class _Training:
             log.info("%s, packing %s; %s", config.learner.engine, engine.packing.value, evidence)
         return engine
 
-    def _continue(self, engine: Engine, loader: ExampleLoader, events: EventSink) -> tuple[int, Checkpoints]:
+    def _continue(
+        self, engine: Engine, loader: ExampleLoader, begun: Beginning, events: EventSink
+    ) -> tuple[int, Checkpoints]:
         """Prepares the objective and loads the last checkpoint; gives the steps that are done. Collective."""
-        config, root = self._config, self._folder / CHECKPOINTS_NAME
-        world, leads = engine.world, engine.layout.leads
+        config, root, leads = self._config, self._folder / CHECKPOINTS_NAME, engine.layout.leads
         store = CheckpointStore(root)
         self._closers.callback(store.close)
         store.check(engine)
-        identity = identity_of(self._command, config) if leads else {}
-        there = list_checkpoints(root)[-1:] if leads else []
-        # Nodes may have cached different answers: rank 0's counts.
-        message = json.dumps([identity, *((path.name, version.incarnation) for version, path in there)]).encode()
-        (found,) = filter(None, world.gather_bytes(message if leads else b""))
-        identity, *last = json.loads(found)
-        if last:
-            check_identity(self._folder, _said_by(root / last[0][0]).get(KEY), identity)
-        self._prepare(engine, loader, identity)
-        start, incarnation = 0, 1
-        if last:
-            name, incarnation = last[0][0], last[0][1] + 1
-            start = int(str(load_checkpoint({ACTOR: engine}, root / name)["step"]))
-        best = None
         if leads:
             save_config(self._given, self._folder / CONFIG)
             write_atomically(self._folder / COMMAND, f"{self._command}\n")
-            sweep(root, incarnation)
-            if last:
-                log.info("continues after step %d, from %s", start, last[0][0])
+        self._prepare(Preparation(engine, loader, self._interrupted), begun.identity)
+        start, best = 0, None
+        if begun.checkpoint:
+            start = int(str(load_checkpoint({ACTOR: engine}, root / begun.checkpoint)["step"]))
+        if leads:
+            sweep(root, begun.incarnation)
+            if begun.checkpoint:
+                log.info("continues after step %d, from %s", start, begun.checkpoint)
             if config.checkpoint.best and self._held_out:
-                best = BestByMetric(root, incarnation, config.eval, measured_by(config))
+                best = BestByMetric(root, begun.incarnation, config.eval, measured_by(config))
         checkpoints = Checkpoints(
             store,
             root,
-            incarnation,
-            {KEY: identity},
+            begun.incarnation,
+            {KEY: dict(begun.identity)},
             config.checkpoint,
+            last_name=begun.checkpoint,
             best=best,
             controls=self._controls,
             events=events,
         )
         return start, checkpoints
 
-    def _prepare(self, engine: Engine, loader: ExampleLoader, identity: Mapping[str, str]) -> None:
+    def _prepare(self, parts: Preparation, identity: Mapping[str, str]) -> None:
         """Has the objective prepare the rows that will be used."""
         rows, objective = self._config.learner.batch.rows, self._objective
-        cache = self._folder / f"prepared-{digest_of(identity)}.npy"
-        self._train = objective.prepare(engine, loader, self._train, self._steps, cache)
-        held_out = digest_of(held_out_identity(identity, self._config)) if self._held_out else ""
+        prepared = prepared_identity(identity, self._config.learner, device_of(self._config.learner.device))
+        cache = self._folder / f"prepared-{digest_of(prepared)}.npy"
+        self._train = objective.prepare(parts, self._train, self._steps, cache)
+        held_out = digest_of(held_out_identity(prepared, self._config)) if self._held_out else ""
         for number, (label, own) in enumerate(self._held_out.items()):
             cache = self._folder / f"prepared-{held_out}-{number}.npy"
-            self._held_out[label] = objective.prepare(engine, loader, own, own.steps(rows) or 0, cache)
+            self._held_out[label] = objective.prepare(parts, own, own.steps(rows) or 0, cache)
 
-    def _export(self, engine: Engine, checkpoints: Checkpoints) -> None:
-        """Leaves the folders of `checkpoint.hf`, the best one last: its weights take the place of the trained ones."""
-        lora, model = self._config.learner.lora, self._config.model
-        for which in sorted(self._config.checkpoint.hf, reverse=True):
-            if which == BEST:
-                (found,) = filter(None, engine.world.gather_bytes(checkpoints.best_name().encode()))
-                if not (name := found.decode()):
-                    continue
-                load_checkpoint({ACTOR: engine}, self._folder / CHECKPOINTS_NAME / name)
-            self._leave(engine, which, self._objective.export)
-            if lora is not None:
-                self._leave(engine, which + ADAPTER, lambda of, folder: write_adapter(of, model, lora, folder))
+    def _interrupted(self) -> bool:
+        return self._controls.stop_reason is not None or self._controls.error is not None
 
-    def _leave(self, engine: Engine, name: str, export: Callable[[Engine, Path], None]) -> None:
-        """Writes the present weights as a folder, in place of that of an earlier end of the run; collective."""
-        out = self._folder / FOLDER / name
-        unfinished = out.with_name(f".partial-{name}")
-        if engine.layout.leads:
-            shutil.rmtree(unfinished, ignore_errors=True)
-        export(engine, unfinished)
-        if engine.layout.leads:
-            try:
-                shutil.rmtree(out, ignore_errors=True)
-                unfinished.rename(out)
-            except OSError as error:
-                raise DataError(f"cannot write {out}: {error.strerror or error}", hint="free space there") from error
-            log.info("%s has the trained %s", out, "adapter" if name.endswith(ADAPTER) else "model")
+
+def _leads() -> bool:
+    """True in the process that will lead the engine's."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def _unheard(_step: int, _record: Mapping[str, Any]) -> None:
     """Rank 0 alone writes records."""
-
-
-def _said_by(checkpoint: Path) -> dict[str, Any]:
-    """The caller's part of a checkpoint's state."""
-    try:
-        state: dict[str, Any] = json.loads((checkpoint / STATE_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"checkpoint {checkpoint} cannot be read: {error}", hint="start over with --fresh") from error
-    extra = state.get("extra")
-    return extra if isinstance(extra, dict) else state

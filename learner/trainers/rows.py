@@ -20,7 +20,7 @@ FormOf = Callable[[DataSource], ExampleForm]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class OrderedRows:
     """Rows of one or several sources, and which of them are used in which order.
 
     Attributes:
@@ -65,12 +65,12 @@ class Rows:
         return replace(example, values={**example.values, **own})
 
 
-def rows_of(source: ExampleSource, *, seed: int = 0, shuffle: bool = False, epochs: int | None = None) -> Rows:
+def rows_of(source: ExampleSource, *, seed: int = 0, shuffle: bool = False, epochs: int | None = None) -> OrderedRows:
     """Rows of one source in the order of a seed; see `DataOrder`."""
-    return Rows(source, DataOrder(len(source), seed=seed, shuffle=shuffle, epochs=epochs, blocks=source.blocks))
+    return OrderedRows(source, DataOrder(len(source), seed=seed, shuffle=shuffle, epochs=epochs, blocks=source.blocks))
 
 
-def training_rows(data: RowsSection, form_of: FormOf, *, seed: int, epochs: int | None) -> Rows:
+def training_rows(data: RowsSection, form_of: FormOf, *, seed: int, epochs: int | None) -> OrderedRows:
     """The rows of `data.train`.
 
     Args:
@@ -82,10 +82,10 @@ def training_rows(data: RowsSection, form_of: FormOf, *, seed: int, epochs: int 
     Raises:
         DataError: see `open_training_rows`.
     """
-    return Rows(*open_training_rows(data.model_copy(update={"epochs": epochs}), form_of, seed=seed))
+    return OrderedRows(*open_training_rows(data.model_copy(update={"epochs": epochs}), form_of, seed=seed))
 
 
-def held_out_rows(data: RowsSection, form_of: FormOf, most: int | None) -> dict[str, Rows]:
+def held_out_rows(data: RowsSection, form_of: FormOf, most: int | None) -> dict[str, OrderedRows]:
     """The rows of `data.eval` by the names of their sources, each once and in their order.
 
     Args:

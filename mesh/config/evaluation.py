@@ -46,7 +46,7 @@ class CheckpointSection(CheckpointPaceSection):
 
 class EvalSection(Section):
     every_steps: PositiveInt | None = Field(None, description="Steps between evaluations; first and last are always.")
-    rows: PositiveInt | None = Field(None, description="Rows of `data.eval` used; none: all.")
+    rows: PositiveInt | None = Field(None, description="Rows of `data.eval` used, as many of each source; none: all.")
     n: PositiveInt = Field(1, description="Responses per held-out prompt.")
     temperature: Temperature = Field(0.0, description="Temperature of held-out responses: 0, or 0.01 and above.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass of held-out responses; 1 is off.")

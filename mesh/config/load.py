@@ -20,6 +20,8 @@ from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.files import write_atomically
 
 # The need of a key, by the type of pydantic's error.
+# Names that peft and papers have for keys.
+_ELSEWHERE = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rank_stabilized", "k": "n", "num_generations": "n"}
 _NEEDS = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
@@ -185,7 +187,9 @@ def _explain(error: ValidationError, model: type[Section]) -> str:
         location = [str(part) for part in item["loc"]]
         dotted = ".".join(location) or "configuration"
         if item["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(location[-1], _fields_at(model, location[:-1]), n=1, cutoff=0.5)
+            fields = _fields_at(model, location[:-1])
+            near = [_ELSEWHERE[location[-1]]] if _ELSEWHERE.get(location[-1]) in fields else []
+            near = near or difflib.get_close_matches(location[-1], fields, n=1, cutoff=0.5)
             prefix = "".join(f"{part}." for part in location[:-1])
             lines.append(f"unknown key {dotted}" + (f", did you mean {prefix}{near[0]}?" if near else ""))
         elif item["type"] == "missing":

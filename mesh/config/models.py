@@ -105,7 +105,8 @@ class Config(Section):
             )
         raise ValueError(
             "learner.router.replay needs the experts that generators have chosen: set "
-            f"rollout.{self.rollout.engine}.routed_experts to true"
+            f"rollout.{self.rollout.engine}.routed_experts to true, or leave learner.router.replay out where the model "
+            "has no experts"
         )
 
     @model_validator(mode="after")

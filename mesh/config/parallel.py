@@ -76,11 +76,13 @@ class RouterSection(Section):
     )
     load_balance_coeff: PositiveFloat | None = Field(
         None,
-        description="Weight of a loss that gives all experts tokens (Switch Transformers), over each micro-batch; "
-        "none: there is none.",
+        description="Weight of a loss that gives all experts tokens (Switch Transformers). It is over all tokens of a "
+        "step, by the loads of the last one. None: there is none.",
     )
     z_loss_coeff: PositiveFloat | None = Field(
-        None, description="Weight of a loss that keeps the routers' logits small (ST-MoE); none: there is none."
+        None,
+        description="Weight of a loss that keeps the routers' logits small (ST-MoE), over all tokens of a step; none: "
+        "there is none.",
     )
     bias_update_rate: PositiveFloat | None = Field(
         None,

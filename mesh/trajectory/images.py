@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rollmesh.mesh.errors import DataError, PayloadError
+from rollmesh.mesh.trajectory.recent_values import RecentValues
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +23,9 @@ MAX_IMAGE_BYTES = 4 << 20
 _CONFIGS = ("processor_config.json", "preprocessor_config.json")
 PROCESSOR_FILES = (*_CONFIGS, "video_preprocessor_config.json", "chat_template.json", "chat_template.jinja")
 """Files of a model's folder that belong to its processor, not to its tokenizer alone."""
-# Prompts with kept processed images: the members of a group follow each other.
-_KEPT = 32
+# Bytes of processed images that a process keeps, because the members of a group follow each other. One of 12 megapixels
+# may have 300 MB.
+_KEPT_BYTES = 256 << 20
 
 
 def open_image(encoded: bytes) -> Image:
@@ -73,6 +74,15 @@ def check_seen(ids: Sequence[int], digest: str) -> None:
         )
 
 
+def has_processor(folder: Path) -> bool:
+    """A model folder has the files of a processor; without them it takes text alone."""
+    return any((folder / name).is_file() for name in _CONFIGS)
+
+
+_Processed: TypeAlias = "tuple[list[tuple[int, ...]], Mapping[str, torch.Tensor]]"
+"""Of each image its tokens; of all together the inputs of the model's vision part."""
+
+
 class ImageProcessor:
     """The image part of a model's processor. For any thread.
 
@@ -89,7 +99,7 @@ class ImageProcessor:
         # Where the two differ, one opens an image and the other fills it.
         self.token: str = getattr(processor, "boi_token", None) or processor.image_token
         self.placeholder: int = processor.tokenizer.convert_tokens_to_ids(self.token)
-        self._processed = lru_cache(maxsize=_KEPT)(self._process)
+        self._processed = RecentValues(self._process, _size, _KEPT_BYTES)
 
     @classmethod
     def load(cls, folder: Path) -> ImageProcessor | None:
@@ -98,7 +108,7 @@ class ImageProcessor:
         Raises:
             DataError: its files are there but cannot be read.
         """
-        if not any((folder / name).is_file() for name in _CONFIGS):
+        if not has_processor(folder):
             return None
         from transformers import AutoProcessor
 
@@ -135,7 +145,7 @@ class ImageProcessor:
         self.check_places(ids, images)
         if not images:
             return list(ids)
-        runs = iter(self._processed(images)[0])
+        runs = iter(self._processed.get(images)[0])
         return [wide for token in ids for wide in (next(runs) if token == self.placeholder else (token,))]
 
     def inputs(self, images: tuple[bytes, ...]) -> Mapping[str, torch.Tensor]:
@@ -144,9 +154,9 @@ class ImageProcessor:
         Raises:
             PayloadError: an image cannot be read.
         """
-        return self._processed(images)[1]
+        return self._processed.get(images)[1]
 
-    def _process(self, images: tuple[bytes, ...]) -> tuple[list[tuple[int, ...]], Mapping[str, torch.Tensor]]:
+    def _process(self, images: tuple[bytes, ...]) -> _Processed:
         opened = [open_image(encoded) for encoded in images]
         together = self._call(opened)
         inputs = {
@@ -165,3 +175,7 @@ class ImageProcessor:
         except (ValueError, TypeError) as error:
             raise PayloadError("images", f"the model's processor does not take them: {error}") from error
         return found
+
+
+def _size(images: tuple[bytes, ...], processed: _Processed) -> int:
+    return sum(map(len, images)) + sum(tensor.nbytes for tensor in processed[1].values())

@@ -7,6 +7,7 @@ are at most.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,8 +43,7 @@ class RewardModel:
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-        if not (folder / "config.json").is_file():
-            raise RewardError(f"reward model {folder} does not exist", hint=f"write {PREFIX}FOLDER")
+        _check_folder(folder)
         try:
             model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
@@ -99,3 +99,22 @@ class RewardModel:
         with torch.inference_mode():
             scores: list[float] = self._model(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
         return scores
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses a folder that holds no sequence classifier, before anything heavy is loaded."""
+    path = folder / "config.json"
+    if not path.is_file():
+        trained = sorted(left.parent for left in folder.glob("hf/*/config.json"))
+        if trained:
+            raise RewardError(f"{folder} is the folder of a run, and no model", hint=f"use {PREFIX}{trained[-1]}")
+        raise RewardError(f"reward model {folder} does not exist", hint=f"write {PREFIX}FOLDER")
+    try:
+        names = json.loads(path.read_text(encoding="utf-8")).get("architectures") or []
+    except (OSError, ValueError, AttributeError) as error:
+        raise RewardError(f"reward model {folder} cannot be loaded: {error}") from error
+    if names and not any(str(name).endswith("ForSequenceClassification") for name in names):
+        raise RewardError(
+            f"reward model {folder} is a {names[0]}, and no sequence classifier",
+            hint="train one with `rollmesh rm`, or save the model as AutoModelForSequenceClassification, num_labels 1",
+        )

@@ -157,7 +157,8 @@ class _Known:
     """The prompts that were read so far."""
 
     def __init__(self) -> None:
-        self.exact: dict[int, str] = {}
+        self.exact: set[tuple[str, int]] = set()
+        """Sides, `data.train` and `data.eval`, with the exact keys of their prompts."""
         self.trained: dict[int, tuple[str, str]] = {}
         """By normalized key: origin and ground truth of the first such row in the training data."""
         self.held_out: dict[int, tuple[str, str]] = {}
@@ -238,11 +239,11 @@ class _SourceCheck:
             own[key] = (row.origin, truth)
         elif own[key][1] != truth:
             self._add("the prompt is there twice, with other ground truths", f"{row.origin} is {own[key][0]}")
-        elif self._known.exact.get(exact) == self._report.key:
+        elif (self._report.key, exact) in self._known.exact:
             self._add("the prompt is there twice", f"{row.origin} is {own[key][0]}")
         else:
             self._add("the prompt is there twice, written otherwise", f"{row.origin} is {own[key][0]}")
-        self._known.exact.setdefault(exact, self._report.key)
+        self._known.exact.add((self._report.key, exact))
 
     def _is_scored(self, row: Row) -> bool:
         """True unless `auto` alone would score the row, and does not know its source."""

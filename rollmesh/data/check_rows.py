@@ -37,7 +37,8 @@ def check_rows(config: TrainerConfig, *, examples: int) -> DataReport:
     """
     tokenizer = load_check_tokenizer(config.model)
     folder = Path(config.model.path)
-    if folder.is_dir() and (known := context_length(folder)) is not None:
+    # A folder with a tokenizer alone is enough to look at data.
+    if (folder / "config.json").is_file() and (known := context_length(folder)) is not None:
         longest = {"max_tokens": min(config.data.max_tokens, known)}
         config = config.model_copy(update={"data": config.data.model_copy(update=longest)})
     objective = build_objective(config, ChatEncoder(tokenizer, config.data.chat_template_kwargs))

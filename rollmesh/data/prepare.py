@@ -13,13 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollmesh.data.prompt_keys import normalized_key
 from rollmesh.data.recipes import Problem, Recipe, UnusableRecordError
 from rollmesh.data.records import records
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TRAIN, EVAL = "train.parquet", "eval.parquet"
 # Rows of a row group: what a learner reads at once from a file that is larger than memory.
@@ -113,7 +116,7 @@ class _Picker:
         for source in self._sources:
             for origin, record in records(source):
                 try:
-                    problem = self._recipe.read(record)
+                    problem = self._recipe.problem(record)
                 except UnusableRecordError as error:
                     self._leave_out(str(error), origin)
                     continue
@@ -143,8 +146,35 @@ def _row(recipe: Recipe, problem: Problem, split: str, index: int) -> dict[str, 
         "ability": recipe.ability,
         "reward_model": {"style": "rule", "ground_truth": problem.answer},
         "extra_info": {"split": split, "index": index, **problem.about},
-        **({"images": list(problem.images)} if problem.images else {}),
+        **({"images": list(map(_image, problem.images))} if recipe.with_images else {}),
     }
+
+
+def _image(published: Any) -> Any:
+    """An image as datasets store one, `{bytes, path}`."""
+    if isinstance(published, dict):
+        return published
+    return {"bytes": published} if isinstance(published, bytes) else {"path": published}
+
+
+def _schema(recipe: Recipe) -> pa.Schema:
+    """The columns of a recipe's rows, known before the first: fields that only later rows have are kept too."""
+    import pyarrow as pa
+
+    def struct(*texts: str, **others: pa.DataType) -> pa.DataType:
+        return pa.struct({**dict.fromkeys(texts, pa.string()), **others})
+
+    images = {"images": pa.list_(struct(bytes=pa.binary(), path=pa.string()))} if recipe.with_images else {}
+    return pa.schema(
+        {
+            "data_source": pa.string(),
+            "prompt": pa.list_(struct("role", "content")),
+            "ability": pa.string(),
+            "reward_model": struct("style", "ground_truth"),
+            "extra_info": struct("split", *recipe.about, index=pa.int64()),
+            **images,
+        }
+    )
 
 
 def _write(path: Path, split: str, recipe: Recipe, problems: _Picker, report: Report) -> Written:
@@ -158,7 +188,7 @@ def _write(path: Path, split: str, recipe: Recipe, problems: _Picker, report: Re
         first = list(islice(rows, _GROUP))
         if not first:
             raise DataError(f"{path.name}: no problem is left; {_why(problems)}", hint=f"it needs {recipe.published}")
-        schema = pa.Table.from_pylist(first).schema
+        schema = _schema(recipe)
         with pq.ParquetWriter(scratch, schema) as file:
             group = first
             while group:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollmesh.mesh.errors import DataError
@@ -48,6 +48,8 @@ class Recipe:
         instruction: follows the question in every prompt.
         published: the form of its files, for errors.
         read: makes a problem of a record.
+        about: fields of a record that its row keeps as texts, in `extra_info`.
+        with_images: problems have images.
         reward: the setting that scores it; empty where `auto` knows its source.
         preamble: stands before the question in every prompt.
     """
@@ -59,6 +61,17 @@ class Recipe:
     read: Callable[[Record], Problem]
     reward: str = ""
     preamble: str = ""
+    about: tuple[str, ...] = ()
+    with_images: bool = False
+
+    def problem(self, record: Record) -> Problem:
+        """The problem of a record, with what its row keeps of it.
+
+        Raises:
+            UnusableRecordError: it has none.
+        """
+        kept = {name: str(record[name]) for name in self.about if record.get(name) is not None}
+        return replace(self.read(record), about=kept)
 
     def prompt(self, problem: Problem) -> list[dict[str, str]]:
         """The chat messages of a problem."""
@@ -97,10 +110,6 @@ def _text(record: Record, *names: str) -> str:
     return text
 
 
-def _about(record: Record, *names: str) -> dict[str, str]:
-    return {name: str(record[name]) for name in names if record.get(name) is not None}
-
-
 def _gsm8k(record: Record) -> Problem:
     """The solution ends with `#### 1,234`."""
     _, mark, answer = _text(record, "answer").rpartition("####")
@@ -112,13 +121,12 @@ def _gsm8k(record: Record) -> Problem:
 
 def _math(record: Record) -> Problem:
     r"""The answer is given (MATH-500), or the last `\boxed{}` of the solution (Hendrycks et al., arXiv:2103.03874)."""
-    about = _about(record, "level", "type", "subject", "unique_id")
     if record.get("answer") is not None:
-        return Problem(_text(record, "problem"), _text(record, "answer"), about)
+        return Problem(_text(record, "problem"), _text(record, "answer"))
     answer = (last_boxed(_text(record, "solution")) or "").strip()
     if not answer:
         raise UnusableRecordError(r"the solution has no \boxed{}")
-    return Problem(_text(record, "problem"), answer, about)
+    return Problem(_text(record, "problem"), answer)
 
 
 _DAPO_HEAD = (
@@ -150,7 +158,7 @@ def _aime(record: Record) -> Problem:
     answer = _text(record, "answer").removesuffix("^\\circ")
     # Answers are whole numbers of up to three digits; some files write 033.
     answer = str(int(answer)) if answer.isdecimal() else answer
-    return Problem(_text(record, "problem", "question"), answer, _about(record, "id", "year", "url"))
+    return Problem(_text(record, "problem", "question"), answer)
 
 
 def _geo3k(record: Record) -> Problem:
@@ -188,6 +196,7 @@ RECIPES: Mapping[str, Recipe] = {
         _BOX,
         r"`problem`, and `solution` with \boxed{} (Hendrycks) or `answer` (MATH-500)",
         _math,
+        about=("level", "type", "subject", "unique_id"),
     ),
     "dapo_math": Recipe(
         "math_dapo",
@@ -204,6 +213,7 @@ RECIPES: Mapping[str, Recipe] = {
         "`problem` or `question`, and `answer` (AIME 2024, AIME 2025), or verl's rows",
         _aime,
         preamble=_DAPO_HEAD,
+        about=("id", "year", "url"),
     ),
     "geo3k": Recipe(
         "hiyouga/geometry3k",
@@ -212,6 +222,7 @@ RECIPES: Mapping[str, Recipe] = {
         "`images`, `problem` and `answer` (hiyouga/geometry3k)",
         _geo3k,
         "reward.by_data_source={hiyouga/geometry3k: [math]}",
+        with_images=True,
     ),
     "countdown": Recipe(
         "countdown",

@@ -6,18 +6,21 @@ that were measured with other data or rewards are never compared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rollmesh.evaluation.summary import Record, scored_responses
-from rollmesh.learner.evaluation.intervals import Estimate, estimate_mean
+from rollmesh.learner.evaluation.intervals import LEVEL, Estimate, estimate_mean
 from rollmesh.learner.evaluation.metrics import prompt_metrics
 from rollmesh.mesh.errors import DataError
 
 # Settings by which values become incomparable.
 _SAME = ("data.", "reward.", "rollout.agent", "eval.right_at")
 _MEAN = "mean"
+# Fewer prompts may all differ in one direction by chance: two-sided sign test, 2 * 0.5 ** n <= 1 - LEVEL.
+_FEWEST_DIFFERING = math.ceil(1 - math.log2(1 - LEVEL))
 ALL = "all"
 """Stands for the prompts of all sources."""
 
@@ -72,10 +75,17 @@ class PairedMetric:
 
     @property
     def verdict(self) -> str:
-        """`better` or `worse` where the interval excludes zero, else `not decided`."""
-        low, high = self.difference.low, self.difference.high
+        """`better` or `worse` where zero is excluded and enough prompts differ, else `the same` or `not decided`.
+
+        Zero is excluded by the interval; by the difference alone where all prompts have the same one.
+        """
+        mean, low, high = self.difference.value, self.difference.low, self.difference.high
         if low is None or high is None:
-            return "the same" if self.difference.value == 0 else "not decided"
+            low = high = mean
+            if mean == 0:
+                return "the same"
+        if self.wins + self.losses < _FEWEST_DIFFERING:
+            return "not decided"
         return "better" if low > 0 else "worse" if high < 0 else "not decided"
 
 

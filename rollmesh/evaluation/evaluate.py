@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rollmesh.evaluation.summary import EvaluationSummary, Record, summarize_rec
 from rollmesh.launcher import folder as folders
 from rollmesh.launcher.console.view import View
 from rollmesh.launcher.preflight.checks import check_files, check_rewards
+from rollmesh.learner.evaluation.asked_rows import asked_rows
 from rollmesh.learner.standalone.response_file import RESPONSES, read_responses
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import DataError
@@ -38,6 +39,8 @@ class EvaluationRequest:
         out: folder of the results; None: `eval-MODEL` below `run.dir`.
         fresh: start it over; the folder that it has is kept under another name.
         with_log_probs: store token ids and log-probs of the responses too.
+        rewards: what the responses are judged by (`reward_measurement`), where the calling process serves functions;
+            None: what the configuration says.
     """
 
     config: Config
@@ -45,6 +48,7 @@ class EvaluationRequest:
     out: Path | None = None
     fresh: bool = False
     with_log_probs: bool = False
+    rewards: Mapping[str, Any] | None = None
 
 
 class Evaluation:
@@ -69,7 +73,8 @@ class Evaluation:
         check_files(config)
         self._choice = choice
         self._with_log_probs = request.with_log_probs
-        self._asked = _count_rows(config)
+        self._rewards = request.rewards or {}
+        self._asked = frozenset(_asked_rows(config))
         if request.fresh:
             folders.set_aside(self.folder, time.strftime("%Y%m%d-%H%M%S"))
 
@@ -83,16 +88,16 @@ class Evaluation:
         Raises:
             RollmeshError: what ended it early; the responses so far stay.
         """
-        identity = identity_of(self.config, self._choice, with_log_probs=self._with_log_probs)
+        identity = identity_of(self.config, self._choice, with_log_probs=self._with_log_probs, rewards=self._rewards)
         claim_folder(self.folder, identity)
-        if len(self.records()) < self._asked:
+        if len(self.records()) < len(self._asked):
             prepared = check_rewards(self.config)
             launch = LocalEvaluation(
                 self.config,
                 self._choice,
                 view,
                 prepared,
-                asked=self._asked,
+                asked=len(self._asked),
                 with_log_probs=self._with_log_probs,
             )
             execute(launch)
@@ -100,7 +105,7 @@ class Evaluation:
 
     def records(self) -> list[Record]:
         """The prompts that have responses, in the order of the file."""
-        found = (record for record in read_responses(self.folder / RESPONSES) if record["row"] < self._asked)
+        found = (record for record in read_responses(self.folder / RESPONSES) if record["row"] in self._asked)
         return sorted(found, key=lambda record: int(record["row"]))
 
     def _summarize(self) -> EvaluationSummary:
@@ -108,7 +113,7 @@ class Evaluation:
             self.records(),
             name=self._choice.name,
             folder=str(self.folder),
-            asked=self._asked,
+            asked=len(self._asked),
             n=self.config.eval.n,
             right_at=self.config.eval.right_at,
         )
@@ -142,9 +147,9 @@ def _with_local_base(choice: ModelChoice) -> ModelChoice:
     return replace(choice, base=resolve_model(choice.base))
 
 
-def _count_rows(config: Config) -> int:
+def _asked_rows(config: Config) -> list[int]:
     from rollmesh.learner.data.dataset import open_source
 
     assert config.data.eval is not None, "it was checked when the configuration was read"
-    count = sum(len(open_source(source, config.data.prompt_key)) for source in config.data.eval)
-    return min(count, config.eval.rows or count)
+    sizes = [len(open_source(source, config.data.prompt_key)) for source in config.data.eval]
+    return asked_rows(sizes, config.eval.rows)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rollmesh.evaluation.model_choice import ModelChoice
@@ -18,13 +20,16 @@ IDENTITY = "measurement.json"
 _FREE = frozenset({"eval.rows", "eval.right_at"})
 
 
-def identity_of(config: Config, choice: ModelChoice, *, with_log_probs: bool) -> dict[str, Any]:
+def identity_of(
+    config: Config, choice: ModelChoice, *, with_log_probs: bool, rewards: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
     """Model, data and measurement by name, with files by their content.
 
     Args:
         config: of the evaluation; the model's path is a local folder.
         choice: the model.
         with_log_probs: token ids and log-probs are stored too.
+        rewards: see `EvaluationRequest`.
     """
     return {
         "name": choice.name,
@@ -35,7 +40,7 @@ def identity_of(config: Config, choice: ModelChoice, *, with_log_probs: bool) ->
             "dtype": config.model.dtype,
         },
         "with_log_probs": with_log_probs,
-        "measurement": measurement(config),
+        "measurement": {**measurement(config), **rewards},
     }
 
 

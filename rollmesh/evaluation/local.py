@@ -90,7 +90,8 @@ class LocalEvaluation:
         with folders.locked(self._folder), contextlib.ExitStack() as closers:
             make_secrets(self._folder)
             config_path = folders.write_launch(self._config)
-            self._events.record(f"evaluates {self._choice.name} on {self._config.data.held_out} in {self._folder}")
+            why = f" ({self._choice.reason})" if self._choice.reason else ""
+            self._events.record(f"evaluates {self._choice.name}{why} on {self._config.data.held_out} in {self._folder}")
             self._events.record(self._prepared.devices.describe())
             for notice in self._prepared.notices:
                 self._events.record(notice)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollmesh.learner.checkpoint.best import best_checkpoint
@@ -24,12 +24,14 @@ class ModelChoice:
         base: gives architecture and tokenizer, and the weights where there are no others.
         weights: a checkpoint or an adapter's folder; None: those of the base.
         lora: the adapter that a checkpoint holds; None: it holds the whole model.
+        reason: for people, where a run was given: why this checkpoint.
     """
 
     name: str
     base: ModelSection
     weights: Path | None = None
     lora: LoraSection | None = None
+    reason: str = ""
 
 
 def choose_model(config: Config, given: str | None) -> ModelChoice:
@@ -41,23 +43,44 @@ def choose_model(config: Config, given: str | None) -> ModelChoice:
             its best checkpoint, or for the latest where none is the best.
 
     Raises:
-        DataError: a run without a checkpoint, or an adapter whose base is not known.
+        DataError: nothing is there, a run without a checkpoint, or an adapter whose base is not known.
     """
     if given is None:
         return ModelChoice(Path(config.model.path).name, config.model)
     path = Path(given)
     if is_run(path):
-        return _of_checkpoint(_checkpoint_of_run(path), path)
+        checkpoint, reason = _checkpoint_of_run(path)
+        return replace(_of_checkpoint(checkpoint, path), reason=reason)
+    _refuse_missing(path, given)
     if path.parent.name == CHECKPOINTS_NAME:
         run = path.parent.parent
         return _of_checkpoint(path, run) if is_run(run) else _own_base(config, path)
-    # Loads torch.
+    # They load torch.
+    from rollmesh.learner.checkpoint.hf_folders import FOLDER
     from rollmesh.learner.model_files.adapter_folder import is_adapter_folder, read_adapter_config
 
+    run = path.parent.parent
+    # The folders `last` and `best` of all runs are called alike.
+    name = f"{run.name}-{path.name}" if path.parent.name == FOLDER and is_run(run) else path.name
     if is_adapter_folder(path):
         base = read_adapter_config(path)[1] or config.model.path
-        return ModelChoice(path.name, _model(config, base), path.absolute())
-    return ModelChoice(path.name, _model(config, given))
+        return ModelChoice(name, _model(config, base), path.absolute())
+    return ModelChoice(name, _model(config, given))
+
+
+def _refuse_missing(path: Path, given: str) -> None:
+    """Refuses a path that leads nowhere; a name with one slash at most may be of the hub."""
+    if path.exists():
+        return
+    if path.parent.name == CHECKPOINTS_NAME:
+        there = [found.name for _, found in list_checkpoints(path.parent)]
+        raise DataError(
+            f"{given} does not exist", hint=f"checkpoints there: {', '.join(there) or 'none'}; a run is its best one"
+        )
+    if path.is_absolute() or given.startswith((".", "~")) or given.count("/") > 1:
+        raise DataError(
+            f"{given} does not exist", hint="give the folder of a model, run, checkpoint or adapter, or a hub id"
+        )
 
 
 def _model(config: Config, path: str) -> ModelSection:
@@ -83,11 +106,12 @@ def _of_checkpoint(checkpoint: Path, run: Path) -> ModelChoice:
     return ModelChoice(name, config.model, checkpoint.absolute(), config.learner.lora)
 
 
-def _checkpoint_of_run(run: Path) -> Path:
+def _checkpoint_of_run(run: Path) -> tuple[Path, str]:
     best = best_checkpoint(run / CHECKPOINTS_NAME)
     if best is not None:
-        return run / CHECKPOINTS_NAME / best.checkpoint
+        reason = f"the best of the run: {best.metric} {best.value:.4g}, reached first at version {best.version}"
+        return run / CHECKPOINTS_NAME / best.checkpoint, reason
     found = [path for _, path in list_checkpoints(run / CHECKPOINTS_NAME)]
     if not found:
         raise DataError(f"run {run} has no checkpoint yet", hint="give a model's folder, or wait for the first one")
-    return found[-1]
+    return found[-1], "the latest of the run"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmesh.evaluation.model_choice import ModelChoice
+from rollmesh.learner.model_files.checks import declared_context, read_model_config
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.config.load import parse_overrides, read_values
 from rollmesh.mesh.errors import ConfigError
@@ -64,6 +65,7 @@ def evaluation_config(config: Config, choice: ModelChoice, out: Path) -> Config:
     kept = {section: values[section] for section in _KEPT}
     for section, keys in _KEPT_OF.items():
         kept[section] = {key: values[section][key] for key in keys}
+    kept["rollout"] |= _default_lengths(config, Path(choice.base.path))
     kept["data"] |= {"train": kept["data"]["eval"], "curriculum": None}
     kept["buffer"]["min_members"] = 1
     # It publishes once, from host memory: all devices are the generators'.
@@ -73,6 +75,18 @@ def evaluation_config(config: Config, choice: ModelChoice, out: Path) -> Config:
         kept["learner"]["lora"] = choice.lora.model_dump() | {"push": "full"}
     run = {"dir": out.parent, "name": out.name, "seed": config.run.seed}
     return load_config({**kept, "run": run, "model": choice.base.model_dump()})
+
+
+def _default_lengths(config: Config, folder: Path) -> dict[str, int]:
+    """Defaults of lengths that a model with a short context has room for; empty where they stay as they are."""
+    rollout, chosen = config.rollout, config.rollout.model_fields_set
+    context = declared_context(read_model_config(folder, "model.path")) if folder.is_dir() else None
+    if context is None or rollout.context_tokens <= context or "max_prompt_tokens" in chosen:
+        return {}
+    response = rollout.max_response_tokens
+    if "max_response_tokens" not in chosen:
+        response = min(response, context // 2)
+    return {"max_prompt_tokens": context - response, "max_response_tokens": response} if response < context else {}
 
 
 WITHOUT_REWARDS: Mapping[str, Any] = {

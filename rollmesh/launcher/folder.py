@@ -54,7 +54,7 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RunBusyError(
-                f"run folder {folder} is in use by another `rollmesh run`",
+                f"run folder {folder} is in use: another command works there",
                 hint="stop that one, or choose another --run.name",
             ) from error
         yield

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from rollmesh.learner.builders import build_algorithm
+from rollmesh.learner.model_files.checks import check_context, declared_context, read_model_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.cluster import Cluster
@@ -42,6 +43,8 @@ def plan_run(config: Config, cluster: Cluster, *, trace: bool = False, run: Path
                 hint=f"for a plan of the run with one of these add --{key}=fsdp2 or --{key}=megatron",
             )
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    if (folder := Path(config.model.path)).is_dir():
+        check_context(declared_context(read_model_config(folder, "model.path")), config.rollout.context_tokens)
     measured = None if run is None else read_measured(run)
     roles = build_algorithm(config).needs.roles
     models = RunModels(config)

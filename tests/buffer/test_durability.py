@@ -221,10 +221,10 @@ async def test_always_is_as_slow_as_the_disk(store: Store) -> None:
         assert time.monotonic() - began >= 10 * 0.06, "one acknowledgement, one sync"
         began = time.monotonic()
         pipe = client.pipeline(transaction=False)
-        for number in range(100):
+        for number in range(2000):
             pipe.set(f"key{number}", 2)
         await pipe.execute()
-        assert time.monotonic() - began < 100 * 0.06, "what arrives together is synced together"
+        assert time.monotonic() - began < 2000 * 0.06, "what arrives together is synced together"
 
 
 @pytest.mark.parametrize("store", ["everysec"], indirect=True)

@@ -57,6 +57,13 @@ def test_every_recipe_says_what_it_needs_and_how_it_starts() -> None:
         name = str(recipe.relative_to(REPOSITORY))
         assert name in header(recipe, "Start")
         assert name in header(recipe, "Check")
+        command = header(recipe, "Data")
+        assert command.startswith("rollmesh data prepare ")
+        (folder,) = re.findall(r" --out (\S+)", recipe.read_text())
+        data = load_config(recipe).data
+        assert data.train[0].path == f"{folder}/train.parquet"
+        assert data.eval is not None
+        assert data.eval[0].path == f"{folder}/eval.parquet"
         assert "never run on this hardware" in recipe.read_text()
         assert f"](../{name})" in page
 

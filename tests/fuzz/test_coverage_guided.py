@@ -22,7 +22,7 @@ def test_no_bytes_break_what_reads_payloads(tmp_path: Path) -> None:
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

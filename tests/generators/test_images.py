@@ -35,8 +35,8 @@ async def test_a_row_with_an_image_is_answered_by_a_generator_that_sees_it(
     )
     shape = TaskShape(n=4, temperature=1, max_tokens=12)
     tasks = [
-        encoder.encode(row, shape, task_id=f"t{row.index}", ordinal=row.index + 1)
-        for row in open_file(write_jsonl(tmp_path / "d.jsonl", rows)).rows([0, 1])
+        encoder.encode(row, shape, number=index, task_id=f"t{index}", ordinal=index + 1)
+        for index, row in enumerate(open_file(write_jsonl(tmp_path / "d.jsonl", rows)).rows([0, 1]))
     ]
     async with mesh(tmp_path) as world:
         world.model_folder = vlm.folder

@@ -126,7 +126,11 @@ async def test_groups_are_generated_scored_and_stored(tmp_path: Path) -> None:
 async def test_a_group_at_which_the_engine_ends_alone_fails_with_the_cause_and_no_other_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    turn = Stepper.turn
+
     def end(stepper: Stepper, *, pinned_only: bool) -> Step:
+        if not stepper._waiting:
+            return turn(stepper, pinned_only=pinned_only)
         ended = EngineError("the engine has died: exit code 1")
         ended.culprit = next(iter(stepper._waiting)).request.request_id
         ended.raised = "RuntimeError: illegal instruction"

@@ -16,11 +16,13 @@ from rollmesh.mesh.weights.shared_files import FILE_PREFIX, SHARED_MEMORY
 from tests.integration import paced
 from tests.integration.mesh import MeshRun, audit
 
-SERVICES = ("buffer", "reward", "generator-0", "learner")
+CRITIC = "role-critic"
+SERVICES = ("buffer", "reward", "generator-0", "learner", CRITIC)
 SETTINGS = (
     *("--rollout.replicas=1", "--buffer.lease_s=4", "--buffer.reconnect_grace_s=0.5", "--checkpoint.every_s=2"),
     *("--eval.every_steps=100000", "--learner.steps=100000", "--resources.frozen_after_s=4"),
     *("--network.retry_s=90", "--learner.batch.groups=8", f"--reward.functions=['{paced.__file__}:score']"),
+    *("--algorithm=ppo", "--learner.roles={critic: {at: own}}"),
 )
 
 
@@ -64,6 +66,10 @@ def test_a_run_outlives_its_services_and_its_launcher_until_a_ctrl_c(start_mesh)
         assert first.pid(service) != before
         first.wait_for(r"step \d+: reward")
     assert not loaded_by_the_trial(first), "a successor is started by itself"
+    # Its model is lost with it: the learner ends too, and both continue from the last checkpoint.
+    first.kill9(CRITIC)
+    first.wait_for_each(rf"{CRITIC} is back", "learner is back")
+    first.wait_for(r"step \d+: reward")
     family = [process.pid for process in psutil.Process(first.process.pid).children(recursive=True)]
     assert len(family) > len(SERVICES), "the services and Redis"
     first.process.kill()
@@ -82,10 +88,10 @@ def test_a_run_outlives_its_services_and_its_launcher_until_a_ctrl_c(start_mesh)
     assert not left.exists()
     assert survivors(pids) == set()
     audit(second)
-    killed = {"frozen": 1, "exit": 1}
     assert second.summary()["restarts"] == {
         "reward": {"frozen": 1},
         "generator-0": {"frozen": 1},
-        "learner": killed,
-        "buffer": killed,
+        "learner": {"frozen": 1, "exit": 2},
+        "buffer": {"frozen": 1, "exit": 1},
+        CRITIC: {"exit": 1},
     }

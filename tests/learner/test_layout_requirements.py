@@ -11,7 +11,7 @@ import pytest
 from rollmesh.learner.layout_requirements import check_layout, check_routers
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.learner import LearnerSection
-from rollmesh.mesh.config.parallel import ParallelSection, RouterSection
+from rollmesh.mesh.config.parallel import RouterSection
 from rollmesh.mesh.errors import ConfigError
 
 
@@ -139,7 +139,12 @@ def test_a_family_that_megatron_does_not_know_is_refused_by_name(tmp_path: Path,
         ("fsdp2", {}, {"actor": 0}, None),
         ("megatron", {"load_balance_coeff": 0.01}, {"actor": 8}, None),
         ("megatron", {"replay": True}, {"actor": 8}, None),
-        ("megatron", {"bias_update_rate": 0.01}, {"actor": 8}, "bias_update_rate: 0.01 is for engine fsdp2"),
+        (
+            "megatron",
+            {"bias_update_rate": 0.01},
+            {"actor": 8},
+            "bias_update_rate: 0.01 is for models that choose experts by a bias",
+        ),
     ],
 )
 def test_settings_of_routers_are_for_models_and_engines_that_have_them(
@@ -154,23 +159,13 @@ def test_settings_of_routers_are_for_models_and_engines_that_have_them(
     assert refused.value.message.startswith(f"learner.router.{said}")
 
 
-def test_replay_is_refused_where_layers_are_computed_again_amid_other_micro_batches() -> None:
-    stages = LearnerSection(engine="megatron", parallel=ParallelSection(pp=2), router=RouterSection(replay=True))
-    with pytest.raises(ConfigError) as refused:
-        check_routers(stages, {"actor": 8})
-    assert refused.value.hint == "set learner.activation_checkpointing: false, or learner.parallel.pp: 1"
-    check_routers(stages.model_copy(update={"activation_checkpointing": False}), {"actor": 8})
-
-
-def test_sequences_with_images_are_not_divided(tmp_path: Path) -> None:
+def test_stages_of_megatron_take_no_images(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "llava", "text_config": {"num_attention_heads": 4}})
     )
     values = {"model": {"path": str(tmp_path)}, "data": {"train": "none"}, "learner": {"ranks": 2}}
-    check_layout(load_config(values))
-    with pytest.raises(ConfigError, match="cannot be divided over processes: it takes images"):
-        check_layout(load_config(values, ["learner.parallel.sp=2"]))
-    with pytest.raises(ConfigError, match="megatron does not know models of model_type llava"):
+    check_layout(load_config(values, ["learner.parallel.sp=2"]))
+    with pytest.raises(ConfigError, match=r"megatron trains text alone: .* models of model_type llava take images"):
         check_layout(load_config(values, ["learner.engine=megatron"]))
 
 
@@ -180,3 +175,32 @@ def test_images_do_not_reach_roles_with_processes_of_their_own(tmp_path: Path) -
     check_layout(load_config(values, ["learner.roles.reference={}"]))
     with pytest.raises(ConfigError, match=r"^learner.roles.reference.at: the actor takes images"):
         check_layout(load_config(values, ["learner.roles.reference.at=own"]))
+
+
+@pytest.mark.parametrize(
+    ("role", "said"),
+    [
+        ({"model_type": "llava", "vision_config": {"patch_size": 14}}, None),
+        ({"model_type": "llama"}, "it is a model of model_type llama"),
+        ({"model_type": "llava", "vision_config": {"patch_size": 16}}, "it has vision_config.patch_size 16"),
+    ],
+    ids=["the same images", "text alone", "other patches"],
+)
+def test_roles_next_to_an_actor_with_images_take_the_same_images(
+    tmp_path: Path, role: dict[str, Any], said: str | None
+) -> None:
+    actor, other = tmp_path / "actor", tmp_path / "other"
+    for folder, config in ((actor, {"model_type": "llava", "vision_config": {"patch_size": 14}}), (other, role)):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+    config = load_config(
+        {"model": {"path": str(actor)}, "data": {"train": "none"}}, [f"learner.roles.critic.path={other}"]
+    )
+    # Without the files of a processor it is trained on text.
+    check_layout(config)
+    (actor / "preprocessor_config.json").write_text("{}")
+    if said is None:
+        check_layout(config)
+        return
+    with pytest.raises(ConfigError, match=rf"^learner.roles.critic.path: the actor takes images.*{said}"):
+        check_layout(config)

@@ -40,6 +40,8 @@ def test_overrides_are_read_as_yaml_and_win(tmp_path: Path) -> None:
         ("--buffer.min_members=9", ["buffer.min_members (9) exceeds rollout.n (8)"]),
         ("--learner=3", ["learner"]),
         ("--learner.roles.critic.pth=m", ["unknown key learner.roles.critic.pth", "learner.roles.critic.path?"]),
+        ("--learner.lora={r: 8}", ["unknown key learner.lora.r, did you mean learner.lora.rank?"]),
+        ("--eval.k=4", ["unknown key eval.k, did you mean eval.n?"]),
         ("--learner.roles.critic.optimizer.lrr=1", ["did you mean learner.roles.critic.optimizer.lr?"]),
         ("--algorithm.params.loss=ppo", ["algorithm", "move what is below `params` one level up"]),
         ("nonsense", ["--section.key=value"]),

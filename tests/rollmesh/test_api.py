@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 import rollmesh
+from rollmesh.learner.standalone.response_file import RESPONSES, ResponseFile
 from rollmesh.mesh.errors import ConfigError, RewardError
+from tests.learner.data.conftest import record, write_jsonl
+from tests.learner.trainers.tiny import write_chat_model
 from tests.repository import REPOSITORY
+from tests.rollmesh.evaluation.records import record as prompt_record
 
 
 @pytest.fixture
@@ -43,3 +47,31 @@ def test_names_are_loaded_when_they_are_used() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, env=environment)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = rollmesh.nothing
+
+
+def test_an_evaluation_is_continued_with_the_same_reward_function_alone(tmp_path: Path) -> None:
+    """All its prompts have responses already, so that no service starts."""
+    values = {
+        "model": {"path": str(write_chat_model(tmp_path / "m"))},
+        "data": {"eval": str(write_jsonl(tmp_path / "held.jsonl", [record(0)]))},
+        "rollout": {"max_prompt_tokens": 32, "max_response_tokens": 32},
+        "eval": {"right_at": 0.5},
+    }
+    out = tmp_path / "out"
+    out.mkdir()
+    with ResponseFile(out / RESPONSES) as file:
+        file.append([prompt_record(0, [0.5])])
+
+    def evaluate(scale: float, *overrides: str) -> float:
+        def score(solution_str: str, ground_truth: str) -> float:
+            return scale * (solution_str == ground_truth)
+
+        found = rollmesh.evaluate(values, None, score, overrides=overrides, out=out, quiet=True)
+        return found.metrics["mean@1"].value
+
+    assert evaluate(1.0) == 0.5
+    assert evaluate(1.0) == 0.5
+    with pytest.raises(ConfigError, match=r"differs in reward\.functions"):
+        evaluate(2.0)
+    with pytest.raises(ConfigError, match=r"differs in reward\.by_data_source"):
+        evaluate(1.0, "reward.by_data_source={addition: [math]}")

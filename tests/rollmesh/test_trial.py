@@ -36,7 +36,7 @@ def answers(**answer: object) -> str:
 
 
 def start(
-    what: str = "learner", of: Config | None = None, python: Path | None = None, within_s: float = 60
+    what: str = "learner", of: Config | None = None, python: Path | None = None, within_s: float = 600
 ) -> StartTrial:
     return StartTrial(what, of or config(), python, {}, within_s)
 
@@ -122,7 +122,7 @@ def test_the_service_begins_as_if_it_had_been_started(tmp_path: Path) -> None:
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
             check=False,
-            timeout=60,
+            timeout=240,
         )
     assert done.returncode == 7
     said = (tmp_path / "log").read_text().splitlines()

@@ -3,49 +3,113 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rollmesh.mesh.config.parallel import RouterSection
 
-def balance_loss(logits: Tensor, chosen: Tensor) -> Tensor:
-    """The loss of unequally used experts over some tokens (Fedus et al., "Switch Transformers", equation 4).
+# Tokens, losses of logits, tokens with given experts, and those of them that would have had others.
+_VALUES = 4
+
+
+def balance_loss(probabilities: Tensor, shares: Tensor) -> Tensor:
+    """The loss of unequally used experts (Fedus et al., "Switch Transformers", equation 4), summed over tokens.
 
     Args:
-        logits: of the router, [T, E].
-        chosen: int64 [T, K].
+        probabilities: of the experts, summed over tokens, [E].
+        shares: of the choices of all tokens of a step (Qiu et al., "Demons in the Detail", arXiv 2501.11873), [E].
 
     Returns:
-        E times the sum over experts of their share of the choices times their mean probability, 0-d; 1 where all are
-        used alike.
+        E times the sum of the products, 0-d; 1 for each token where all experts are used alike.
     """
-    experts = logits.shape[-1]
-    shares = loads_of(chosen, experts) / max(1, chosen.numel())
-    return experts * (shares * logits.float().softmax(-1).mean(0)).sum()
+    return len(shares) * (shares * probabilities).sum()
 
 
-def loads_of(chosen: Tensor, experts: int) -> Tensor:
+def loads_of(chosen: Tensor, experts: int, weights: Tensor | None = None) -> Tensor:
     """Tokens of each expert, float32 [E]; the host does not wait for the device, as `torch.bincount` would have it.
 
     Args:
         chosen: int64, of any shape.
         experts: E.
+        weights: float32, how often each row of `chosen` counts; None: once.
     """
     flat = chosen.flatten()
     counts = torch.zeros(experts, device=chosen.device)
-    return counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.float32))
+    if weights is None:
+        return counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.float32))
+    return counts.scatter_add_(0, flat, weights.unsqueeze(-1).expand_as(chosen).flatten())
 
 
-def z_loss(logits: Tensor) -> Tensor:
-    """The loss of large logits over some tokens (Zoph et al., "ST-MoE", equation 5), 0-d.
+def z_losses(logits: Tensor) -> Tensor:
+    """The loss of large logits of each token (Zoph et al., "ST-MoE", equation 5), float32 [T].
 
     Args:
         logits: of the router, [T, E].
     """
-    return logits.float().logsumexp(-1).square().mean()
+    return logits.float().logsumexp(-1).square()
 
 
-def load_metrics(loads: Tensor) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class RouterSums:
+    """The work of all routers of a model in a step, summed over tokens of all processes.
+
+    Attributes:
+        values: float64 [layers, 4]: tokens, losses of logits, tokens with given experts, those that would have had
+            others.
+        loads: float64 [layers, E], choices of each expert.
+        probabilities: float64 [layers, E], of each expert; 0 where there is no loss of balance.
+    """
+
+    values: Tensor
+    loads: Tensor
+    probabilities: Tensor
+
+    @staticmethod
+    def join(values: Tensor, loads: Tensor, probabilities: Tensor) -> Tensor:
+        """The sums of one layer as one tensor, float64 [4 + 2 E]."""
+        return torch.cat([values, loads, probabilities]).double()
+
+    @staticmethod
+    def none(experts: int, device: torch.device) -> Tensor:
+        """The sums of a layer that has computed nothing."""
+        return torch.zeros(_VALUES + 2 * experts, dtype=torch.float64, device=device)
+
+    @classmethod
+    def split(cls, sums: Tensor) -> RouterSums:
+        """The sums in tensors of `join`, one of each layer: [layers, 4 + 2 E]."""
+        values, rest = sums[:, :_VALUES], sums[:, _VALUES:]
+        loads, probabilities = rest.chunk(2, dim=1)
+        return cls(values, loads, probabilities)
+
+    @property
+    def shares(self) -> Tensor:
+        """Shares of the experts in the choices of each layer, float32 [layers, E]."""
+        return (self.loads / self.loads.sum(-1, keepdim=True)).float()
+
+    def metrics(self, section: RouterSection) -> dict[str, float]:
+        """Metrics of a step, means over layers; none where no token was computed.
+
+        Args:
+            section: of the configuration: says which ones are wanted.
+        """
+        tokens, z, replayed, drifted = self.values.sum(0).tolist()
+        if not tokens:
+            return {}
+        metrics = dict(load_metrics(self.loads))
+        if section.load_balance_coeff:
+            mean = self.probabilities / self.values[:, :1]
+            metrics["load_balance_loss"] = float(self.loads.shape[1] * (self.shares.double() * mean).sum(-1).mean())
+        if section.z_loss_coeff:
+            metrics["router_z_loss"] = z / tokens
+        if section.replay:
+            metrics |= {"router_replayed": replayed / tokens, "router_drift": drifted / max(replayed, 1.0)}
+        return metrics
+
+
+def load_metrics(loads: Tensor) -> Mapping[str, float]:
     """Metrics of how evenly experts are used.
 
     Args:

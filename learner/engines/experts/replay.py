@@ -27,15 +27,15 @@ class ReplayedChoice(TorchFunctionMode):
         experts: of the layer.
 
     Attributes:
-        replayed, drifted: int64 0-d, tokens with given experts, and those of them for which the router would have
-            chosen others.
+        replayed, drifted: float32 [T], 1 for tokens with given experts, and for those of them for which the router
+            would have chosen others.
     """
 
     def __init__(self, given: Tensor, experts: int) -> None:
         super().__init__()
         self._given = given
         self._experts = experts
-        self.replayed = self.drifted = given.new_zeros(())
+        self.replayed = self.drifted = torch.zeros(len(given), device=given.device)
 
     def __torch_function__(
         self,
@@ -52,7 +52,7 @@ class ReplayedChoice(TorchFunctionMode):
         exists = ((self._given >= 0) & (self._given < self._experts)).all(-1, keepdim=True)
         chosen = torch.where(exists, self._given, own)
         differs = (own.sort(-1).values != chosen.sort(-1).values).any(-1)
-        self.replayed, self.drifted = exists.sum(), differs.sum()
+        self.replayed, self.drifted = exists[:, 0].float(), differs.float()
         return torch.return_types.topk((args[0].gather(-1, chosen), chosen))
 
 

@@ -158,7 +158,8 @@ class Fsdp2Engine(Engine):
         if step.pending is not None:
             raise RuntimeError("a checkpoint is of the state between two steps")
         with self._using(PARAMS, OPTIMIZER):
-            return writer.begin(folder, saved_state(self._runner.saved_tensors(), optimizer), step.steps, extra)
+            state = saved_state(self._runner.saved_tensors(), optimizer)
+            return writer.begin(folder, state, step.steps, extra | self._runner.routers.saved())
 
     def load_checkpoint(self, folder: Path) -> dict[str, object]:
         step, optimizer, _ = self._training()
@@ -167,6 +168,7 @@ class Fsdp2Engine(Engine):
         with self._using(PARAMS, OPTIMIZER):
             state = saved_state(self._runner.saved_tensors(), optimizer)
             step.steps, extra = load_state(folder, self.world, state)
+        self._runner.routers.restore(extra)
         return extra
 
     def export_hf(self, folder: Path) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from rollmesh.learner.algorithms.types import ModelOutput
-from rollmesh.learner.batching.types import PackedBatch, PackedImages
+from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.learner.engines.fsdp2.output_layer import OutputLayer
 from rollmesh.learner.engines.fsdp2.runner import ImagesRefusedError, ModelRunner
@@ -21,7 +21,7 @@ from rollmesh.learner.engines.output.layer import LogitMemory
 from rollmesh.learner.engines.output.log_probs import token_log_probs
 from rollmesh.learner.engines.output.logit_form import LogitForm, UnknownFormError, find_backbone, read_logit_form
 from rollmesh.learner.engines.output.softmax_pieces import Targets
-from rollmesh.learner.vision.tower import VisionTower
+from rollmesh.learner.vision.tower import RowImages, VisionTower
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class LanguageModel(nn.Module):
         *,
         logits_to_keep: Tensor,
         targets: Opaque[Targets] | None = None,
-        images: Opaque[PackedImages] | None = None,
+        images: Opaque[RowImages] | None = None,
         **inputs: Any,
     ) -> Any:
         """The output of transformers, or with targets the log-probs of their tokens.
@@ -124,23 +124,13 @@ class LanguageModelRunner(ModelRunner):
             sum_pi_squared=sum_pi_squared,
         )
         inputs |= {"logits_to_keep": predictors, "use_cache": False}
-        if self.tower is not None and batch.row.images is not None:
-            inputs |= self._image_inputs(self.tower, batch.row.images, inputs["input_ids"])
+        inputs |= self._image_inputs(batch.row, inputs["input_ids"])
         if self._whole_logits:
             output = token_log_probs(self.module(**inputs).logits.squeeze(0), targets)
         else:
             output = ModelOutput(*self.module(targets=Opaque(targets), **inputs))
         output = self._gather_output(part, output)
         return output, output.policy()[0]
-
-    def _image_inputs(self, tower: VisionTower, images: PackedImages, input_ids: Tensor) -> dict[str, Any]:
-        """The input for images: as transformers takes them in rows of the probe, else as `LanguageModel` does."""
-        if not self._whole_logits:
-            return {"images": Opaque(images)}
-        pixels = {name: value.to(self.device) for name, value in tower.whole_inputs(images.inputs).items()}
-        if tower.grid_positions:
-            pixels["mm_token_type_ids"] = (input_ids == tower.image_token).int()
-        return pixels
 
     def empty_output(self, *, sum_pi_squared: bool) -> ModelOutput:
         none = torch.zeros(0, device=self.device)

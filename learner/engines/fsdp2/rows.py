@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rollmesh.learner.batching.sequences import whole_sequences
@@ -23,10 +24,12 @@ class RowsLayout:
 
     Attributes:
         tokens: int64 [S, L], places among the N packed tokens; padding repeats place 0.
+        sources: int64 [S * L], the same on the host; -1: padding.
         places: int64 [N], where each packed token stands among the S * L; one place of those that a prompt has.
     """
 
     tokens: Tensor
+    sources: NDArray[np.int64]
     places: Tensor
 
 
@@ -41,4 +44,4 @@ def build_rows(segments: Segments, device: torch.device) -> RowsLayout:
     tokens, real = sequences.in_rows(np.arange(len(sequences.lengths)))
     places = np.zeros(int(segments.lengths.sum()), dtype=np.int64)
     places[tokens[real]] = np.flatnonzero(real.ravel())
-    return RowsLayout(to_device(tokens, device), to_device(places, device))
+    return RowsLayout(to_device(tokens, device), np.where(real, tokens, -1).ravel(), to_device(places, device))

@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.empty import empty_batch
+from rollmesh.learner.batching.token_responses import divide_over_copies
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import PackedBatch, PackedRow, Packing
 from rollmesh.learner.engines.experts.layers import expert_count
@@ -45,8 +46,9 @@ from rollmesh.learner.engines.fsdp2.probe import ComputedValues, read
 from rollmesh.learner.engines.fsdp2.recurrent.layers import LAYOUT, compute_apart, kernels_separate_sequences
 from rollmesh.learner.engines.fsdp2.recurrent.layout import build_recurrent_layout
 from rollmesh.learner.engines.fsdp2.rows import build_rows
-from rollmesh.learner.engines.fsdp2.ulysses.division import TAKES_IMAGES, refuse_division
+from rollmesh.learner.engines.fsdp2.ulysses.division import refuse_division
 from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout, Exchange
+from rollmesh.learner.engines.fsdp2.ulysses.images import DividedImages
 from rollmesh.learner.engines.fsdp2.ulysses.row_parts import RowPart, part_of
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.layer_kinds import window_of
@@ -60,7 +62,7 @@ from rollmesh.learner.model_files.adapter_names import is_adapter, is_trained_wi
 from rollmesh.learner.model_files.stored_model import StoredModel, quiet_transformers
 from rollmesh.learner.model_files.weight_files import WeightFiles
 from rollmesh.learner.vision.families import family_of
-from rollmesh.learner.vision.tower import VisionTower
+from rollmesh.learner.vision.tower import RowImages, VisionTower
 from rollmesh.mesh.config.parallel import RouterSection
 from rollmesh.mesh.errors import ConfigError, DataError
 
@@ -119,8 +121,7 @@ class ModelRunner(ABC):
             choice = choose_packing(stored.model)
             self._own_attention: str = stored.model.config._attn_implementation
             self.tower = self._find_tower(stored.model, choice.reason)
-            self._why_whole = choice.undivided or (TAKES_IMAGES if self.tower is not None else "")
-            self._refuse_to_divide(self._why_whole)
+            self._refuse_to_divide(choice.undivided)
             self._refuse_kernel(choice.reason)
             text = stored.model.config.get_text_config()
             capped = getattr(text, "attn_logit_softcapping", None) is not None
@@ -134,7 +135,9 @@ class ModelRunner(ABC):
             self._kernels_separate_sequences = self.device.type == "cuda" and kernels_separate_sequences(
                 choice.recurrent
             )
-            self._why_plain = self._why_whole or _why_experts_are_plain(spec)
+            self._why_plain = choice.undivided or _why_experts_are_plain(spec)
+            if self.tower is not None:
+                self._why_plain = "it takes images"
             self._layers = CompiledLayers(self.transformer) if spec.compile and not self._why_plain else None
             self._use(choice.packing)
             if self._kernel == EXACT:
@@ -374,9 +377,8 @@ class ModelRunner(ABC):
         backbone = None if family is None else find_backbone(model)
         if family is None or backbone is None:
             return None
-        reason = "values are computed of text alone" if self.backbone_only else why_rows
-        if reason:
-            raise ImagesRefusedError(name, reason)
+        if why_rows:
+            raise ImagesRefusedError(name, why_rows)
         return VisionTower(backbone, family, name)
 
     def _divide(self, config: PreTrainedConfig) -> None:
@@ -414,9 +416,10 @@ class ModelRunner(ABC):
         if self.packing is Packing.ROWS:
             rows = build_rows(part.segments, self.device)
             chosen = part.routed_experts
-            self.routers.use(None if chosen is None else chosen[rows.tokens.flatten()])
+            copies = divide_over_copies(part.responses, rows.sources)
+            self.routers.use(None if chosen is None else chosen[rows.tokens.flatten()], copies)
             return {"input_ids": part.input_ids[0, rows.tokens]}, rows.places[predictors]
-        self.routers.use(part.routed_experts)
+        self.routers.use(part.routed_experts, part.responses)
         whole = build_layout_for(self._kernel, part.segments, self.device)
         layout = whole if self._exchange is None else DividedLayout(whole, self._exchange)
         inputs: dict[str, Any] = {
@@ -428,6 +431,20 @@ class ModelRunner(ABC):
             recurrent = build_recurrent_layout(part.segments, self.device, boundaries=self._kernels_separate_sequences)
             inputs[LAYOUT] = Opaque(recurrent)
         return inputs, predictors
+
+    def _image_inputs(self, row: PackedRow, input_ids: Tensor) -> dict[str, Any]:
+        """The input for images: as transformers takes them in rows of the probe, else for `VisionTower.embed`."""
+        tower, images = self.tower, row.images
+        if tower is None or images is None:
+            return {}
+        if self.packing is not Packing.ROWS:
+            exchange = self._exchange
+            division = None if exchange is None else DividedImages(exchange, exchange.part * input_ids.shape[1])
+            return {"images": Opaque(RowImages(images, division))}
+        pixels = {name: value.to(self.device) for name, value in tower.whole_inputs(images.inputs).items()}
+        if tower.grid_positions:
+            pixels["mm_token_type_ids"] = (input_ids == tower.image_token).int()
+        return pixels
 
     def _gather_output(self, part: RowPart, output: ModelOutput) -> ModelOutput:
         """The output for all trained tokens of a micro-batch, from that of this process's part."""

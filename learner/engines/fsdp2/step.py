@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts
 from rollmesh.learner.batching.types import PackedBatch
+from rollmesh.learner.engines.experts.layer_router import token_weight
 from rollmesh.learner.engines.fsdp2.optimizers.clipping import clip_gradients
 from rollmesh.learner.engines.fsdp2.preparation.fsdp import recover
 from rollmesh.learner.engines.fsdp2.preparation.gradient_sync import drop_whole_gradients, synchronize_gradients
@@ -77,12 +78,12 @@ class TrainingStep:
         real, filling = runner.fill_up(batches)
         pending.counted |= counts.tokens > 0
         pending.computed |= bool(real or filling)
-        weights = self._router_weights(real, counts)
+        weight = self._router_weight(real, counts)
         batches = [*real, *filling]
         pending.passing = True
         for number, batch in enumerate(batches, 1):
             synchronize_gradients(runner.module, last=number == len(batches), once=self._sync_once)
-            with runner.routers.trained(weights[number - 1]) if number <= len(real) else nullcontext():
+            with runner.routers.trained(weight) if number <= len(real) else nullcontext():
                 output, differentiable = runner.forward(batch)
             share = _zero(differentiable)
             if number <= len(real) and runner.layout.has_results:
@@ -132,19 +133,12 @@ class TrainingStep:
             self._runner.routers.forget()
         self._optimizer.zero_grad()
 
-    def _router_weights(self, batches: Sequence[PackedBatch], counts: GlobalCounts) -> list[float]:
-        """Weights of the losses of routers in each micro-batch: means over the tokens of a step; collective.
-
-        A call that has a part of the step's trained tokens has this part of the weight.
-        """
+    def _router_weight(self, batches: Sequence[PackedBatch], counts: GlobalCounts) -> float:
+        """Weight of each token in the losses of routers; collective. Gradients are averaged over processes."""
         runner = self._runner
         if not runner.routers.have_losses:
-            return [0.0] * len(batches)
-        own = sum(batch.num_tokens for batch in batches), sum(batch.counts.tokens for batch in batches)
-        computed, trained = runner.world.sum_ints(own)
-        # Gradients are averaged over processes; those that share a micro-batch have a mean of its losses together.
-        factor = runner.layout.dp_size * trained / max(computed * counts.tokens, 1)
-        return [factor * batch.num_tokens for batch in batches]
+            return 0.0
+        return runner.layout.processes * token_weight(batches, counts, runner.layout, runner.world)
 
 
 def _zero(output: Tensor) -> Tensor:

@@ -18,9 +18,11 @@ from transformers import PreTrainedModel
 from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.fsdp2.loading import fill
+from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.learner.engines.fsdp2.runner import ModelRunner
 from rollmesh.learner.model_files.value_head import HEAD, stored_head
 from rollmesh.learner.model_files.weight_files import WeightFiles
+from rollmesh.learner.vision.tower import RowImages, VisionTower
 from rollmesh.mesh.errors import DataError
 
 
@@ -30,6 +32,7 @@ class ValueModel(nn.Module):
     Args:
         language_model: without its output layer from now on.
         bias: the head has one.
+        tower: of a model that takes images.
 
     Raises:
         DataError: the model does not name its backbone.
@@ -37,8 +40,9 @@ class ValueModel(nn.Module):
 
     value_head: nn.Linear
 
-    def __init__(self, language_model: PreTrainedModel, *, bias: bool = True) -> None:
+    def __init__(self, language_model: PreTrainedModel, tower: VisionTower | None = None, *, bias: bool = True) -> None:
         super().__init__()
+        self._tower = tower
         prefix = language_model.base_model_prefix
         if language_model.base_model is language_model or language_model.get_output_embeddings() is None:
             raise DataError(
@@ -50,16 +54,19 @@ class ValueModel(nn.Module):
         width = language_model.config.get_text_config().hidden_size
         self.add_module(HEAD, nn.Linear(width, 1, bias=bias, device="meta"))
 
-    def forward(self, predictors: Tensor, **inputs: Any) -> Tensor:
+    def forward(self, predictors: Tensor, images: Opaque[RowImages] | None = None, **inputs: Any) -> Tensor:
         """Values at the given places.
 
         Args:
             predictors: int64 [R], places among the tokens, row after row.
+            images: of the tokens; in rows of the probe they are among the inputs.
             inputs: of the backbone.
 
         Returns:
             float32 [R, 1].
         """
+        if images is not None and self._tower is not None:
+            inputs["inputs_embeds"] = self._tower.embed(inputs.pop("input_ids"), images.value)
         backbone = self.get_submodule(self._backbone_name)
         hidden: Tensor = backbone(**inputs, use_cache=False).last_hidden_state
         # An embedding look-up is a gather with a fast backward; see `attention`.
@@ -74,7 +81,7 @@ class ValueModelRunner(ModelRunner):
     backbone_only = True
 
     def _build(self, language_model: PreTrainedModel) -> nn.Module:
-        return ValueModel(language_model, bias=self._spec.head_bias)
+        return ValueModel(language_model, self.tower, bias=self._spec.head_bias)
 
     def _fill_new(self, parameters: Mapping[str, nn.Parameter], files: WeightFiles) -> None:
         """Fills the head from the folder, where that has one."""
@@ -88,6 +95,7 @@ class ValueModelRunner(ModelRunner):
         del sum_pi_squared
         part = self._own_part(batch.row)
         inputs, predictors = self._inputs(part)
+        inputs |= self._image_inputs(batch.row, inputs["input_ids"])
         output = self._gather_output(part, ModelOutput(values=self.module(predictors, **inputs).squeeze(-1)))
         assert output.values is not None
         return output, output.values

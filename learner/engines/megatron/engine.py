@@ -144,7 +144,7 @@ class MegatronEngine(Engine):
         outputs, leak = found_by(self, batches)
         gradient = None
         if self._step is not None:
-            with self._runner.router_losses.silenced():
+            with self._runner.routers.without_losses():
                 self.accumulate([batches.packed], weighted_sum(self), self.global_counts([batches.packed]))
             gradient = self._gradient_prints(names)
             self.discard()
@@ -213,7 +213,8 @@ class MegatronEngine(Engine):
         if step.pending is not None:
             raise RuntimeError("a checkpoint is of the state between two steps")
         with self._using(PARAMS, OPTIMIZER):
-            return writer.begin(folder, self._state(step.steps, saved=True), step.steps, extra)
+            state = self._state(step.steps, saved=True)
+            return writer.begin(folder, state, step.steps, extra | self._runner.routers.saved())
 
     def load_checkpoint(self, folder: Path) -> dict[str, object]:
         step, _ = self._training()
@@ -226,6 +227,7 @@ class MegatronEngine(Engine):
             with self._groups.active(optimizer=True):
                 self._optimizer.complete(read_steps(state))
                 self._optimizer.parameters_from_masters()
+        self._runner.routers.restore(extra)
         return extra
 
     def export_hf(self, folder: Path) -> None:

@@ -49,11 +49,7 @@ class AdapterStart:
         return found
 
     def _check(self, stored: FolderAdapter, section: LoraSection) -> None:
-        if not math.isclose(stored.scale, section.scale):
-            raise DataError(
-                f"{stored.origin} has scale {stored.scale:g}, and learner.lora says {section.scale:g}",
-                hint="set learner.lora.alpha and rank_stabilized as in its adapter_config.json",
-            )
+        stored.check_scale(section)
         own = {layer for name in self._shapes if (layer := adapted_layer(name)) is not None}
         if others := sorted(own ^ stored.layers):
             which = "has no adapter of" if others[0] in own else "has an adapter of"

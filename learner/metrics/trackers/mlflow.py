@@ -31,7 +31,7 @@ class MlflowTracker(Tracker):
         experiment: its name; it is made where it is missing.
         name: of the run, for people.
         run_id: kept as a tag, by which a run that exists is found and continued.
-        config: its values become parameters of a new run.
+        config: its values become parameters, as far as the run has none of these names.
 
     Raises:
         mlflow.exceptions.MlflowException: the server does not answer, or refuses.
@@ -46,18 +46,20 @@ class MlflowTracker(Tracker):
         # Reports of its own use to its makers.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient
+        from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 
         self._client = MlflowClient(tracking_uri=uri)
         found = self._client.get_experiment_by_name(experiment)
         at = self._client.create_experiment(experiment) if found is None else found.experiment_id
         runs = self._client.search_runs([at], filter_string=f"tags.`{RUN_TAG}` = '{run_id}'", max_results=1)
+        run = runs[0] if runs else self._client.create_run(at, tags={RUN_TAG: run_id}, run_name=name)
+        self._id = run.info.run_id
         if runs:
-            self._id = runs[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
-        else:
-            self._id = self._client.create_run(at, tags={RUN_TAG: run_id}, run_name=name).info.run_id
-            self._log_config(config)
-        self._tables: deque[dict[str, str]] = deque(maxlen=_SHOWN_TABLES)
+        # Also of a run that was made, but could not be filled. Parameters that it has cannot change.
+        self._log_config(config, known=run.data.params)
+        shown = json.loads(run.data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
+        self._tables: deque[dict[str, str]] = deque(shown, maxlen=_SHOWN_TABLES)
 
     def log(self, step: int, record: Record) -> None:
         from mlflow.entities import Metric
@@ -72,7 +74,9 @@ class MlflowTracker(Tracker):
 
         file = f"{TABLE}/step-{step:08}.json"
         self._client.log_text(self._id, json.dumps({"columns": COLUMNS, "data": rows(samples)}), file)
-        self._tables.append({"path": file, "type": "table"})
+        table = {"path": file, "type": "table"}
+        if table not in self._tables:
+            self._tables.append(table)
         self._client.set_tag(self._id, MLFLOW_LOGGED_ARTIFACTS, json.dumps([*self._tables]))
 
     def close(self) -> None:
@@ -81,10 +85,10 @@ class MlflowTracker(Tracker):
     def _name(self, metric: str) -> str:
         return _NO_NAME.sub("_", metric).replace("/", self._separator)
 
-    def _log_config(self, config: Mapping[str, Any]) -> None:
+    def _log_config(self, config: Mapping[str, Any], known: Mapping[str, str]) -> None:
         from mlflow.entities import Param
 
-        params = [Param(key, value[:_PARAM_LENGTH]) for key, value in _flat(config, "")]
+        params = [Param(key, value[:_PARAM_LENGTH]) for key, value in _flat(config, "") if key not in known]
         for start in range(0, len(params), _PARAMS_PER_BATCH):
             self._client.log_batch(self._id, params=params[start : start + _PARAMS_PER_BATCH])
 

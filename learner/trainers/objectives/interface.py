@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,9 +13,28 @@ from rollmesh.learner.data.examples import ExampleForm
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.engines.registry import ModelType
 from rollmesh.learner.trainers.example_loader import ExampleLoader
-from rollmesh.learner.trainers.rows import Rows
+from rollmesh.learner.trainers.rows import OrderedRows
 from rollmesh.learner.trainers.step_loss import StepLoss
 from rollmesh.mesh.config.inputs import DataSource
+
+
+class PreparationInterrupted(Exception):  # noqa: N818 - an orderly end, and no error
+    """The training was asked to end before its first step; what was computed until then has been kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """The parts of a training before its first step.
+
+    Attributes:
+        engine: with the initial weights.
+        loader: of examples.
+        interrupted: true once the training is asked to end; only rank 0's counts.
+    """
+
+    engine: Engine
+    loader: ExampleLoader
+    interrupted: Callable[[], bool] = lambda: False
 
 
 class Objective(ABC):
@@ -44,20 +65,22 @@ class Objective(ABC):
     def loss(self) -> StepLoss:
         """The loss that is trained."""
 
-    def prepare(self, engine: Engine, loader: ExampleLoader, rows: Rows, steps: int, cache: Path) -> Rows:
+    def prepare(self, parts: Preparation, rows: OrderedRows, steps: int, cache: Path) -> OrderedRows:
         """Does what the objective needs before the first step, with the initial weights; collective.
 
         Args:
-            engine: with the initial weights.
-            loader: of examples.
+            parts: of the training.
             rows: to prepare.
             steps: that will use them.
             cache: file in which results may be kept for a run that continues.
 
         Returns:
             The rows to train on.
+
+        Raises:
+            PreparationInterrupted: the training is to end.
         """
-        del engine, loader, steps, cache
+        del parts, steps, cache
         return rows
 
     def export(self, engine: Engine, folder: Path) -> None:

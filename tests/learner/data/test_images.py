@@ -21,6 +21,7 @@ from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.trajectory.image_files import ImageFiles, image_folder
 from rollmesh.mesh.trajectory.images import MAX_IMAGE_BYTES, ImageProcessor
 from tests.generators.engines.tiny_vlm import IMAGE, WIDTH, TinyVlm, picture
 from tests.learner.data.conftest import open_file, record, write_jsonl
@@ -134,6 +135,23 @@ def test_held_out_images_are_refused_where_the_engine_takes_none(tmp_path: Path,
     assert list(tasks[0].images) == [PNG]
     with pytest.raises(DataError, match="need the engine hf or vllm"):
         open_prompts(load_config(values, ["rollout.engine=sglang"]), vlm.tokenizer, greedy=0)
+
+
+def test_images_are_written_once_their_prompt_is_queued(tmp_path: Path, vlm: TinyVlm) -> None:
+    """And not by the check of all rows at the start."""
+    (tmp_path / "a.png").write_bytes(PNG)
+    train = write_jsonl(tmp_path / "train.jsonl", [record(0, prompt="<image>", images=["a.png"])])
+    values = {
+        "model": {"path": str(vlm.folder)},
+        "data": {"train": str(train), "on_long_prompt": "refuse"},
+        "run": {"dir": str(tmp_path)},
+    }
+    config = load_config(values)
+    prompts, _ = open_prompts(config, vlm.tokenizer, greedy=0)
+    files = ImageFiles(image_folder(config))
+    assert not files.folder.exists()
+    [task] = prompts.after(0, 1).tasks
+    assert files.read(task.image_digests) == (PNG,)
 
 
 def test_a_model_that_the_learner_cannot_train_is_refused(vlm: TinyVlm, tmp_path: Path) -> None:

@@ -124,6 +124,16 @@ def test_rows_with_images_are_refused() -> None:
     assert supervised({**record, "images": []}) is not None
 
 
+@pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "a.png"}}, {"type": "image"}])
+def test_parts_of_messages_that_are_no_texts_are_refused(part: dict[str, Any]) -> None:
+    """A template would write their marks as text."""
+    shown = {"role": "user", "content": [{"type": "text", "text": "hi"}, part]}
+    chats = {"prompt": [shown], "completion": TURNS[1:2], "label": True, "chosen": TURNS[1:2], "rejected": TURNS[3:]}
+    for kind, record in ((supervised, {"messages": [shown, TURNS[1]]}), (pairs, chats), (labeled, chats)):
+        with pytest.raises(DataError, match=rf"row 0: field `\w+\[0\].content` has a part of type '{part['type']}'"):
+            kind(record)
+
+
 def test_long_rows_are_left_out_or_refused() -> None:
     row = {"prompt": "hi ", "completion": "yoyo"}
     assert supervised(row, max_tokens=5) is None

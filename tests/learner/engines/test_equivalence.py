@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from benchmarks.learner.equivalence import MODELS, REFUSED, ROWS, Case, make_case, train_in
+from benchmarks.learner.equivalence import MODELS, REFUSED, ROWS, Case, Setting, make_case, train_in
 from rollmesh.testing.fixtures import GetWorld
 from tests.repository import REPOSITORY
 
@@ -23,9 +23,16 @@ BY_NAME = {row.name: row for row in ROWS}
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Case]:
     folder = tmp_path_factory.mktemp("equivalence")
-    made = {name: make_case(folder / name, architecture, shared=True) for name, architecture in MODELS.items()}
-    lora = BY_NAME["LoRA, FSDP2 x2"].lora
-    return made | {"hybrid with adapter": make_case(folder / "adapted", MODELS["hybrid"], shared=True, lora=lora)}
+    made = {name: make_case(folder / name, architecture, Setting()) for name, architecture in MODELS.items()}
+    others = {
+        "hybrid with adapter": ("hybrid", "LoRA, FSDP2 x2"),
+        "experts, replayed": ("experts", "replay, one rank"),
+        "experts, balanced": ("experts", "balance, one rank"),
+        "experts, all at once": ("experts", "replay and both losses, one rank"),
+    }
+    return made | {
+        name: make_case(folder / name, MODELS[model], BY_NAME[row].setting) for name, (model, row) in others.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -40,6 +47,13 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Case]:
         ("EP x2", "experts"),
         ("EP x2 in HSDP 2x2", "experts"),
         ("Ulysses x4", "dense"),
+        ("Ulysses x2", "images"),
+        ("Ulysses x2 in HSDP 2x2", "images on grids"),
+        ("replay, HSDP 2x2", "experts, replayed"),
+        ("replay, Ulysses x2", "experts, replayed"),
+        ("balance, one rank, padded", "experts, balanced"),
+        ("balance, EP x2", "experts, balanced"),
+        ("replay and both losses, EP x2 and Ulysses x2 in FSDP2 x4", "experts, all at once"),
         ("FSDP2 x4", "images"),
         ("HSDP 2x2", "images on grids"),
     ],
@@ -63,8 +77,10 @@ def test_the_page_has_every_layout_and_no_difference_above_the_bound() -> None:
         refused = {model for model, cell in zip(models, cells, strict=True) if cell == REFUSED}
         with_images = {"images", "images on grids"}
         expected = {"dense", "hybrid"} if "EP" in name else {"hybrid"} if "Ulysses" in name else set()
-        if "EP" in name or "Ulysses" in name or "padded" in name:
+        if "EP" in name or "padded" in name:
             expected |= with_images
+        if BY_NAME[name].router is not None:
+            expected = set(MODELS) - {"experts"}
         assert refused == expected, name
         differences = [float(each) for cell in cells if cell != REFUSED for each in cell.split(", ")]
         assert len(differences) == 4 * (len(models) - len(refused))

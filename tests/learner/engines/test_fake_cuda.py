@@ -45,7 +45,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.learner.engines.fake_cuda", library, json.dumps(CASES)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     ran = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=280, check=False
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=800, check=False
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
     results: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])

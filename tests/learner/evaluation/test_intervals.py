@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rollmesh.learner.evaluation.intervals as module
 from rollmesh.learner.evaluation.intervals import estimate_mean
 
 _FEW = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=5)
@@ -56,3 +58,28 @@ def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
         assert found.high is not None
         held += found.low <= 0.3 <= found.high
     assert held / 200 == pytest.approx(0.95, abs=0.04)
+
+
+@pytest.mark.parametrize("limits", [{"_COUNTED": 1000}, {"_BLOCK": 1}, {"_DRAWN": 10}])
+def test_every_way_to_an_interval_finds_the_same(limits: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(3).exponential(size=400).tolist()
+    found = estimate_mean(values)
+    for name, limit in limits.items():
+        monkeypatch.setattr(module, name, limit)
+    other = estimate_mean(values)
+    assert found.low is not None
+    assert found.high is not None
+    assert other.value == found.value
+    assert other.low == pytest.approx(found.low, abs=0.1 * (found.high - found.low))
+    assert other.high == pytest.approx(found.high, abs=0.1 * (found.high - found.low))
+
+
+@pytest.mark.parametrize("count", [10_000, 100_000])
+def test_memory_does_not_grow_with_draws(count: int) -> None:
+    values = np.random.default_rng(3).random(count).tolist()
+    tracemalloc.start()
+    try:
+        estimate_mean(values)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,49 +10,11 @@ import pytest
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, list_checkpoints
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import RoleLostError
-from rollmesh.mesh.runtime.threads import thread_environment
+from tests.learner.live.role_process import RoleProcess, served, write_config
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, wait_for_line
 from tests.learner.live.tiny import make_config, meanwhile, mesh_of, run_learner
-from tests.repository import REPOSITORY
 
 STEPS, SAVED = 8, 2
-
-
-class RoleProcess:
-    """`rollmesh role NAME`, again and again."""
-
-    def __init__(self, name: str, mesh: str, folder: Path) -> None:
-        self._name, self._mesh, self._folder = name, mesh, folder
-        self.process = self.start()
-
-    def start(self) -> subprocess.Popen[bytes]:
-        """Starts it; it becomes a member once it has loaded."""
-        command = ("role", self._name, str(self._folder / "config.json"), "--mesh", self._mesh)
-        environment = {**os.environ, **thread_environment(1), "PYTHONPATH": str(REPOSITORY)}
-        with (self._folder / f"{self._name}.log").open("a") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "rollmesh.cli", *command], stdout=log, stderr=log, env=environment
-            )
-        return self.process
-
-    def kill_and_start(self) -> None:
-        """Kills it without a word, and starts its successor."""
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        self.start()
-
-    def log(self) -> str:
-        return (self._folder / f"{self._name}.log").read_text()
-
-
-@contextmanager
-def served(name: str, mesh: str, folder: Path) -> Iterator[RoleProcess]:
-    role = RoleProcess(name, mesh, folder)
-    try:
-        yield role
-    finally:
-        role.process.kill()
-        role.process.wait()
 
 
 def after_step(config: Config, version: int) -> None:
@@ -76,9 +33,11 @@ def test_a_killed_reference_costs_nothing_and_a_killed_critic_the_steps_since_th
         "data.eval": None,
     }
     config = make_config(tmp_path, changes)
-    (tmp_path / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
+    write_config(config, tmp_path)
     with ExitStack() as closers, mesh_of(config) as mesh:
-        critic, reference = (closers.enter_context(served(name, mesh, tmp_path)) for name in ("critic", "reference"))
+        critic, reference = (
+            closers.enter_context(served(RoleProcess(name, mesh, tmp_path))) for name in ("critic", "reference")
+        )
 
         def kill_both() -> None:
             after_step(config, 1)

@@ -29,6 +29,7 @@ from rollmesh.learner.coordinator.coordinator import Coordinator
 from rollmesh.learner.engines.fsdp2 import step
 from rollmesh.learner.recording.recording import FOLDER, Recording
 from rollmesh.learner.recovery.consumption_log import StepUse, read_log, surviving_uses
+from rollmesh.mesh.access.roles import Role, new_identity
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import (
@@ -60,17 +61,17 @@ def uses(config: Config) -> list[StepUse]:
     return list(read_log(config.run.folder / "consumption.jsonl"))
 
 
-async def ask(mesh: str, question: Callable[[BufferClient], Any]) -> Any:
-    channel = open_channel(mesh, SecuritySection())
+async def ask(mesh: str, question: Callable[[BufferClient], Any], security: SecuritySection | None = None) -> Any:
+    channel = open_channel(mesh, security or SecuritySection(), new_identity(Role.OPERATOR))
     try:
         return await question(BufferClient(channel, timeout_s=5, retry_s=10))
     finally:
         await channel.close()
 
 
-def ledger(mesh: str, table: str = "train") -> buffer_pb2.LedgerResponse:
+def ledger(mesh: str, table: str = "train", *, security: SecuritySection | None = None) -> buffer_pb2.LedgerResponse:
     """The ledger, which must balance."""
-    response: buffer_pb2.LedgerResponse = asyncio.run(ask(mesh, lambda client: client.ledger(table)))
+    response: buffer_pb2.LedgerResponse = asyncio.run(ask(mesh, lambda client: client.ledger(table), security))
     assert list(response.discrepancies) == []
     return response
 

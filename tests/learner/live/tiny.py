@@ -25,7 +25,6 @@ from rollmesh.buffer.server.process import BufferFront
 from rollmesh.mesh.access.code_permissions import AllowCode, CodeRule
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config import Config, load_config
-from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.runtime.threads import thread_environment
@@ -204,7 +203,7 @@ class Mesh:
                 self._shutdown,
                 rollmesh.generators.service.GeneratorOptions(
                     identity=Identity(Role.GENERATOR, "generator"),
-                    security=SecuritySection(),
+                    security=config.security,
                     code=CodeRule(AllowCode.ANY),
                     threads=1,
                 ),
@@ -212,7 +211,7 @@ class Mesh:
         )
 
     async def _start(self, port: int) -> BufferFront:
-        service = BufferFront(self._config, host="127.0.0.1", port=port)
+        service = BufferFront(self._config, host=self._config.network.host, port=port)
         await service.start()
         return service
 

@@ -122,7 +122,7 @@ def test_the_process_ends_by_name(phase: str, judged: str, fails: str, error: ty
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert ended.returncode == error.exit_code, ended.stderr

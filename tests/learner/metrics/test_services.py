@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rollmesh.learner.metrics import MetricsWriter, open_trackers
+from rollmesh.learner.metrics.trackers.mlflow import MlflowTracker
 from rollmesh.learner.metrics.trackers.opening import check_trackers
 from rollmesh.learner.metrics.trackers.sample_table import COLUMNS, as_markdown
 from rollmesh.learner.recovery.run_id import RUN_ID, take_run_id
@@ -112,9 +113,39 @@ def test_mlflow_continues_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     curve = client.get_metric_history(kept.info.run_id, "critic.score.mean")
     assert [(point.step, point.value) for point in curve] == [(1, 0.5), (2, 0.5), (2, 0.5), (3, 0.5)]
     assert kept.data.metrics["dropped.user_s reason_"] == 1
+    shown = json.loads(kept.data.tags["mlflow.loggedArtifacts"])
+    assert [one["path"] for one in shown] == [f"completions/step-0000000{step}.json" for step in (1, 2, 3)]
     table = tmp_path / "mlruns" / kept.info.experiment_id / kept.info.run_id / "artifacts" / "completions"
     assert sorted(path.name for path in table.iterdir()) == [f"step-0000000{step}.json" for step in (1, 2, 3)]
     assert json.loads((table / "step-00000003.json").read_text())["data"][0][3] == "<b>4</b>"
+
+
+def test_mlflow_fills_a_run_that_it_has_made_in_vain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow-skinny is not installed")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri, values = (tmp_path / "mlruns").as_uri(), {f"key{number}": number for number in range(150)}
+
+    def open_tracker(config: dict[str, Any]) -> None:
+        MlflowTracker(uri, "sums", name="r", run_id="r-1", config=config).close()
+
+    log_batch, calls = mlflow.MlflowClient.log_batch, []
+
+    def fail_second(*arguments: Any, **named: Any) -> Any:
+        calls.append(named)
+        if len(calls) == 2:
+            raise OSError("the server is gone")
+        return log_batch(*arguments, **named)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", fail_second)
+    with pytest.raises(OSError, match="gone"):
+        open_tracker(values)
+    open_tracker(values)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (kept,) = client.search_runs([client.get_experiment_by_name("sums").experiment_id])
+    assert kept.data.params == {key: str(value) for key, value in values.items()}
+    open_tracker({"key0": 7, "new": "x"})
+    (kept,) = client.search_runs([client.get_experiment_by_name("sums").experiment_id])
+    assert (kept.data.params["key0"], kept.data.params["new"]) == ("0", "x"), "MLflow's parameters do not change"
 
 
 def test_trackio_continues_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

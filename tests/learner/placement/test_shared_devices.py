@@ -41,7 +41,7 @@ from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import generator_pb2, generator_pb2_grpc, membership_pb2
 
-_S = 20.0
+_S = 120.0
 INSECURE = SecuritySection(allow_insecure=True)
 SLEEPING = ["sleep FROZEN", "sleep WITHOUT_WEIGHTS"]
 WAKING = ["wake MEMORY", "wake WEIGHTS", "wake VERIFIED", "wake GENERATING"]

@@ -51,7 +51,7 @@ async def served(security: SecuritySection) -> AsyncIterator[str]:
 
 
 async def attach(address: str, security: SecuritySection, identity: Identity | None) -> None:
-    """What a learner does first."""
+    """Begins a session as a learner does."""
 
     async def find() -> Sequence[str]:
         return [address]

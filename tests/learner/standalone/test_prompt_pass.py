@@ -14,7 +14,6 @@ from rollmesh.learner.data.dataset import open_source
 from rollmesh.learner.data.prompts import PromptEncoder, TaskShape
 from rollmesh.learner.standalone.prompt_pass import PassRules, PromptPass
 from rollmesh.learner.standalone.response_file import ResponseFile, read_responses
-from rollmesh.learner.standalone.service import wanted_rows
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.errors import StalledError
 from tests.learner.data.conftest import record, write_jsonl
@@ -31,7 +30,7 @@ def make_pass(
     source = open_source(DataSource(path=str(write_jsonl(folder / "prompts.jsonl", prompts))))
     encoder = PromptEncoder(tokenizer, max_prompt_tokens=16, template_kwargs={})
     given = PassRules(V0, TaskShape(n=2, temperature=1.0, max_tokens=2), **{"stall_limit_s": 20.0, **rules})
-    wanted = wanted_rows(rows, None, file.rows)
+    wanted = [row for row in range(rows) if row not in file.rows]
     return PromptPass(client, source, wanted, encoder, lambda ids: " ".join(map(str, ids)), file, given)
 
 

@@ -10,6 +10,7 @@ import torch
 from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.trainers.example_loader import ExampleLoader
 from rollmesh.learner.trainers.loop import LoopRules, TrainingLoop
+from rollmesh.learner.trainers.objectives.interface import Preparation
 from rollmesh.learner.trainers.objectives.registry import build_objective
 from rollmesh.learner.trainers.rows import held_out_rows, training_rows
 from rollmesh.mesh.errors import DataError
@@ -32,9 +33,10 @@ def losses(
     loader = ExampleLoader(engine.world)
     data = config.data.model_copy(update={"eval": config.data.train})
     train = training_rows(data, objective.form, seed=1, epochs=None)
-    train = objective.prepare(engine, loader, train, STEPS, cache)
+    parts = Preparation(engine, loader)
+    train = objective.prepare(parts, train, STEPS, cache)
     held_out = {
-        label: objective.prepare(engine, loader, own, own.steps(PER_STEP) or 0, cache.with_name(f"eval-{cache.name}"))
+        label: objective.prepare(parts, own, own.steps(PER_STEP) or 0, cache.with_name(f"eval-{cache.name}"))
         for label, own in held_out_rows(data, objective.form, None).items()
     }
     found: list[tuple[float, float]] = []

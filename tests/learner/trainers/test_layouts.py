@@ -27,6 +27,7 @@ OBJECTIVES: list[tuple[str, str, dict[str, Any]]] = [
     ("rm", "rm", {"loss": {"centering": 0.01}}),
     ("rm", "rm", {"learner": {"lora": {"rank": 4}}}),
     ("dpo", "dpo", {"loss": {"name": "sigmoid", "sft_weight": 0.1}}),
+    ("dpo", "dpo", {"loss": {"name": "ipo"}, "learner": {"lora": {"rank": 4}}}),
     ("dpo", "kto", {"loss": {"name": "kto"}}),
 ]
 
@@ -48,8 +49,9 @@ def test_packing_and_ranks_change_nothing(
 
     packed = train(ONE, 1 << 14)
     assert len(packed) == layouts.STEPS + 1
-    # One example in each micro-batch.
-    np.testing.assert_allclose(train(ONE, 1), packed, rtol=2e-5, atol=2e-5)
+    # One example in each micro-batch, and several.
+    for budget in (1, 64):
+        np.testing.assert_allclose(train(ONE, budget), packed, rtol=2e-5, atol=2e-5)
     for layout in DIVIDED:
         np.testing.assert_allclose(train(layout, 64), packed, rtol=2e-4, atol=2e-4, err_msg=layout.name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from rollmesh.export import export_checkpoint
 from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.data.examples import Example, sequence_from
 from rollmesh.learner.metrics.catalogue import describe
+from rollmesh.learner.metrics.trackers import opening
 from rollmesh.learner.metrics.writer import with_aliases
+from rollmesh.learner.trainers import process
 from rollmesh.learner.trainers.objectives.kto import mismatched
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.reward_service.loading import load_function
@@ -98,7 +101,7 @@ def test_the_best_checkpoint_stays_and_is_left_as_a_folder(
     assert best is not None
     assert (best.version, best.value, best.metric) == (found.index(min(found)) + 1, min(found), "loss")
     assert best.version < 8
-    assert [path.name for path in (run / "hf").iterdir()] == ["best"]
+    assert [path.name for path in (run / "hf").glob("[!.]*")] == ["best"]
     model = load_file(run / "hf" / "best" / "model.safetensors")
     export_checkpoint(read_any_config(run), run / "checkpoints" / best.checkpoint, tmp_path / "exported")
     exported = load_file(tmp_path / "exported" / "model.safetensors")
@@ -131,6 +134,47 @@ def test_a_run_continues_with_the_same_data_and_order_alone(
     assert "--fresh" in caught.value.hint
     assert train("sft", chat_model, row_files["sft"], run, learner__steps=2)
     assert [record["step"] for record in metrics(run)] == [1, 2]
+
+
+@pytest.mark.parametrize("steps", [2, 1])
+def test_a_finished_training_is_left_as_it_is(
+    steps: int, chat_model: Path, row_files: dict[str, Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert train("sft", chat_model, row_files["sft"], run, learner__steps=2)
+    folder, records, trained = run / "hf" / "last", metrics(run), weights(run)
+    begun = folder.stat().st_mtime_ns
+    assert train("sft", chat_model, row_files["sft"], run, learner__steps=steps)
+    assert (folder.stat().st_mtime_ns, metrics(run)) == (begun, records)
+    # A folder that is lost is written again, of what was trained.
+    shutil.rmtree(folder)
+    assert train("sft", chat_model, row_files["sft"], run, learner__steps=steps)
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in weights(run).items())
+
+
+def test_no_best_folder_is_left_where_no_evaluation_was_one(
+    chat_model: Path, row_files: dict[str, Path], tmp_path: Path
+) -> None:
+    keys = {"data__eval": row_files["sft"], "eval__metric": "absent", "checkpoint__hf": "[last, best]"}
+    assert train("sft", chat_model, row_files["sft"], tmp_path / "run", learner__steps=1, **keys)
+    assert [path.name for path in (tmp_path / "run" / "hf").glob("[!.]*")] == ["last"]
+
+
+def test_what_cannot_be_is_refused_before_the_model_is_loaded(
+    chat_model: Path, row_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    assert train("sft", chat_model, row_files["sft"], run, learner__steps=1)
+
+    def create(*_: object, **__: object) -> None:
+        raise AssertionError("the model is loaded")
+
+    monkeypatch.setattr(process, "create_engine", create)
+    with pytest.raises(ConfigError, match=r"with something else: learner\.batch\.rows "):
+        train("sft", chat_model, row_files["sft"], run, learner__batch__rows=3)
+    monkeypatch.setattr(opening.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"logging\.mlflow is on, but mlflow is not installed"):
+        train("sft", chat_model, row_files["sft"], run, logging__mlflow="true")
 
 
 def test_epochs_end_with_the_last_row(chat_model: Path, row_files: dict[str, Path], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,16 @@ def write_rows(folder: Path) -> dict[str, Path]:
     return files | {"dpo": files["rm"]}
 
 
-def train(command: str, model: Path, rows: Path, run: Path, *, stop_after: int | None = None, **keys: Any) -> bool:
+def train(
+    command: str,
+    model: Path,
+    rows: Path,
+    run: Path,
+    *,
+    stop_after: int | None = None,
+    stop_prepared: int | None = None,
+    **keys: Any,
+) -> bool:
     """Trains in this process; False: stopped.
 
     Args:
@@ -48,6 +58,7 @@ def train(command: str, model: Path, rows: Path, run: Path, *, stop_after: int |
         model, rows: to train, and on what.
         run: folder of the run.
         stop_after: steps after which an end is asked for.
+        stop_prepared: pieces of the preparation after which it is asked for.
         keys: further keys of the configuration, with `__` for points.
     """
     values = {
@@ -61,21 +72,31 @@ def train(command: str, model: Path, rows: Path, run: Path, *, stop_after: int |
         **{name.replace("__", "."): value for name, value in keys.items()},
     }
     overrides = [f"{name}={value}" for name, value in values.items()]
-    return train_rank(command, read_trainer_config(command, {}, overrides), _StopAfter(stop_after))
+    return train_rank(command, read_trainer_config(command, {}, overrides), Stops(stop_after, stop_prepared))
 
 
-class _StopAfter(ControlRequests):
-    """Asks for the end at a step: the loop looks once in each."""
+class Stops(ControlRequests):
+    """Asks for the end at a step, or while the training is prepared.
 
-    def __init__(self, steps: int | None) -> None:
+    The preparation looks whether it is asked for before each of its pieces. The loop looks once in each step, and for
+    requests of checkpoints after that.
+    """
+
+    def __init__(self, steps: int | None, pieces: int | None = None) -> None:
         super().__init__()
-        self._left = steps
+        self._steps_left, self._pieces_left = steps, pieces
 
     @property
     def stop_reason(self) -> str | None:
-        if self._left is not None:
-            self._left -= 1
-        return "SIGTERM" if self._left is not None and self._left <= 0 else None
+        if self._pieces_left is not None:
+            self._pieces_left -= 1
+            return "SIGTERM" if self._pieces_left < 0 else None
+        return "SIGTERM" if self._steps_left is not None and self._steps_left <= 1 else None
+
+    def pop_checkpoint_requests(self) -> list[Future[tuple[Path, int]]]:
+        if self._steps_left is not None:
+            self._steps_left -= 1
+        return super().pop_checkpoint_requests()
 
 
 def metrics(run: Path) -> list[Mapping[str, Any]]:

@@ -136,12 +136,12 @@ async def test_health_answers_everyone_and_is_watched_by_every_role(
     for request in (asked, unknown):
         assert (await health.Check(request, timeout=180)).status == health_pb2.HealthCheckResponse.SERVING
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await health.Check(unknown, timeout=10, metadata=_observer("grpc.health.v1.Health"))
+        await health.Check(unknown, timeout=60, metadata=_observer("grpc.health.v1.Health"))
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await health.Watch(asked, timeout=180).read()
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    watch = health.Watch(asked, timeout=10, metadata=_observer("grpc.health.v1.Health"))
+    watch = health.Watch(asked, timeout=60, metadata=_observer("grpc.health.v1.Health"))
     assert (await watch.read()).status
     watch.cancel()
 
@@ -154,7 +154,7 @@ async def test_reflection_answers_every_role(served: tuple[Everything, grpc.aio.
     verb = Verb(path, type(asked), reflection_pb2.ServerReflectionResponse, streams_in=True, streams_out=True)
     assert await verb.call(channel, None, asked) is grpc.StatusCode.UNAUTHENTICATED
     metadata = _observer("grpc.reflection.v1alpha.ServerReflection")
-    answer = await reflection.ServerReflectionInfo(iter([asked]), timeout=10, metadata=metadata).read()
+    answer = await reflection.ServerReflectionInfo(iter([asked]), timeout=60, metadata=metadata).read()
     assert answer.list_services_response.service
 
 

@@ -65,7 +65,7 @@ def test_another_user_does_not_get_in(port: int, address: str, options: tuple[st
     def take(address: str) -> subprocess.CompletedProcess[str]:
         stranger = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
         command = [*stranger, sys.executable, "-c", _BIND, address, *options]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd="/")
+        return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, cwd="/")
 
     assert "Address already in use" in take(f"{address}:{port}").stderr
     assert take(f"{address}:0").returncode == 0, "it may bind what is free"

@@ -145,7 +145,7 @@ async def test_an_absent_service_is_unreachable_within_the_deadline() -> None:
         stub = reward_pb2_grpc.RewardStub(channel)
         with pytest.raises(UnreachableError, match="asking"):
             await call_with_retry(lambda: stub.Info(reward_pb2.InfoRequest(), timeout=0.5), retry_s=1.0, what="asking")
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 200
 
 
 async def test_a_call_is_repeated_until_the_service_is_back() -> None:
@@ -251,7 +251,7 @@ async def test_headers_over_the_bound_are_always_refused_and_others_never() -> N
         for size, expected in ((MOST_HEADERS - 1024, {"OK"}), (MOST_HEADERS, {"RESOURCE_EXHAUSTED"})):
             found = set()
             for _ in range(5):
-                call = stub.Check(health_pb2.HealthCheckRequest(), timeout=30, metadata=(("x", "a" * size),))
+                call = stub.Check(health_pb2.HealthCheckRequest(), timeout=180, metadata=(("x", "a" * size),))
                 found.add((await call.code()).name)
             assert found == expected
     await server.stop(0)

@@ -47,7 +47,7 @@ def test_an_expected_failure_is_one_line_and_its_exit_code(tmp_path: Path) -> No
         raise StoreError("redis is full", hint="free memory")
     sys.exit(run_service("t", main))
     """
-    done = subprocess.run(_program(tmp_path, body), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(_program(tmp_path, body), capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 7
     (line,) = done.stderr.strip().splitlines()
     assert json.loads(line)["message"] == "redis is full (free memory)"

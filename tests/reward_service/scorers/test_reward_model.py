@@ -72,6 +72,13 @@ def test_folders_that_are_no_reward_model_are_refused(tmp_path: Path) -> None:
         load_function(f"model:{tmp_path / 'absent'}")
     with pytest.raises(RewardError, match="has 3 labels"):
         load_function(f"model:{write_model(tmp_path / 'three', labels=3)}")
+    left = write_model(tmp_path / "run" / "hf" / "last")
+    with pytest.raises(RewardError, match="is the folder of a run") as refused:
+        load_function(f"model:{tmp_path / 'run'}")
+    assert f"use model:{left}" in str(refused.value)
+    (left / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    with pytest.raises(RewardError, match="is a LlamaForCausalLM, and no sequence classifier"):
+        load_function(f"model:{left}")
 
 
 def test_it_runs_in_worker_processes_and_a_generator_asks_before_it_reads_the_folder() -> None:

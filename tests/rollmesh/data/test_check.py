@@ -88,6 +88,16 @@ def test_the_same_prompt_is_found_however_it_is_written(config: dict[str, Any]) 
     ]
 
 
+def test_held_out_prompts_that_are_there_twice_are_compared_with_held_out_ones(config: dict[str, Any]) -> None:
+    """Whatever is trained on besides."""
+    report = check(config, held_out=[record(3), record(3), record(3, prompt="3+1 =")])
+    assert found(report) == [
+        ("the prompt is held out, and trained on", False, 3, ["row 3", "row 3"]),
+        ("the prompt is there twice", False, 1, ["row 0"]),
+        ("the prompt is there twice, written otherwise", False, 1, ["row 0"]),
+    ]
+
+
 def test_held_out_prompts_that_are_trained_on_are_found(config: dict[str, Any]) -> None:
     report = check(config, held_out=[record(3), record(30)])
     [(what, fails, count, _)] = found(report)

@@ -3,100 +3,109 @@
 from __future__ import annotations
 
 import json
-import string
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from transformers import LlamaConfig
 
-from examples.chats import chat_tokenizer
-from rollmesh.data.check import DataReport
+from rollmesh.data.check import Finding
+from rollmesh.data.check_report import lines, to_json
 from rollmesh.data.check_rows import check_rows
-from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.trainers import read_trainer_config
-from tests.command import in_this_process
-from tests.learner.data.conftest import write_jsonl
+from tests.command import Command
+from tests.learner.data.test_chat_turns import PLAIN, make_tokenizer
 
 
-def pair(index: int, **changes: Any) -> dict[str, Any]:
-    return {"prompt": f"{index}+1=", "chosen": str(index + 1), "rejected": str(index), **changes}
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with a tokenizer alone: nothing else is read."""
+    make_tokenizer(PLAIN).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tokenizer, and the longest sequence of a model: nothing else is read."""
-    folder = tmp_path_factory.mktemp("model")
-    chat_tokenizer(string.digits + "+=").save_pretrained(folder)
-    LlamaConfig(max_position_embeddings=12).save_pretrained(folder)
-    return folder
+def write(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
 
 
-def check(command: str, model: Path, folder: Path, rows: list[Any], held_out: list[Any] | None = None) -> DataReport:
-    data = {"train": str(write_jsonl(folder / "train.jsonl", rows))}
-    if held_out is not None:
-        data["eval"] = str(write_jsonl(folder / "eval.jsonl", held_out))
-    given = {"model": {"path": str(model)}, "data": data}
-    return check_rows(read_trainer_config(command, given), examples=2)
+def pair(chosen: str, rejected: str) -> dict[str, str]:
+    return {"prompt": "hi ", "chosen": chosen, "rejected": rejected}
 
 
-def found(report: DataReport) -> list[tuple[str, bool, int, str]]:
-    """(what, fails, count, first example without its file) of each finding."""
-    return [
-        (one.what, one.fails, one.count, one.examples[0].split(".jsonl, ", 1)[-1])
-        for source in report.sources
-        for one in source.findings.values()
-    ]
+def found(findings: dict[str, Finding]) -> dict[str, int]:
+    return {name: finding.count for name, finding in findings.items()}
 
 
-@pytest.mark.parametrize("command", ["rm", "dpo"])
-def test_all_pairs_that_cannot_be_used_are_found(command: str, model: Path, tmp_path: Path) -> None:
-    rows = [pair(index) for index in range(300)]
+def test_pairs_are_compared_by_their_tokens(tmp_path: Path, model: Path) -> None:
+    rows = [pair("a", "b"), pair("b", "a"), pair("a", "b"), pair("a", "a"), pair("a" * 9, "b")]
+    given = {
+        "model": {"path": str(model)},
+        "data": {
+            "train": write(tmp_path / "train.jsonl", *rows),
+            "eval": write(tmp_path / "eval.jsonl", rows[0], pair("b", "hi")),
+            "max_tokens": 8,
+        },
+    }
+    report = check_rows(read_trainer_config("dpo", given), examples=1)
+    train, held_out = report.sources
+    assert found(train.findings) == {
+        "the pair is there the other way round": 1,
+        "the row is there twice": 1,
+        "chosen and rejected are the same": 1,
+        "the row is left out: it is too long, or nothing of it is trained": 1,
+    }
+    assert found(held_out.findings) == {"the row is held out, and trained on": 1}
+    assert (train.rows, train.lengths.total(), report.errors) == (5, 4, [])
+    assert "  tokens of a row (at most 8): least 5, median 5, 95% 5, 99% 5, most 5" in list(lines(report))
+    assert to_json(report)["sources"][0]["row_tokens"]["most"] == 5
+
+
+def test_rows_that_cannot_be_used_are_named(tmp_path: Path, model: Path) -> None:
+    long = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a" * 40}]}
+    fine = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a"}]}
+    given: dict[str, Any] = {
+        "model": {"path": str(model)},
+        "data": {"train": write(tmp_path / "d.jsonl", fine, long), "max_tokens": 24, "on_long": "refuse"},
+    }
+    (source,) = check_rows(read_trainer_config("sft", given), examples=3).sources
+    (unusable,) = source.findings.values()
+    assert (unusable.count, unusable.what.partition(",")[0]) == (1, "the row cannot be used: raise data.max_tokens")
+    assert "d.jsonl, row 1: it has" in unusable.examples[0]
+    given["data"]["train"] = write(tmp_path / "other.jsonl", {"question": "hi"})
+    unusable, none = check_rows(read_trainer_config("sft", given), examples=3).errors
+    assert "other.jsonl, row 0: its fields are question" in unusable.examples[0]
+    assert none.what == "no row of the source can be used"
+
+
+def test_all_pairs_that_cannot_be_used_are_found(tmp_path: Path, model: Path) -> None:
+    rows: list[dict[str, Any]] = [pair("a", "b" * (index + 1)) for index in range(300)]
     for index in (5, 280):
         del rows[index]["rejected"]
     rows[290]["chosen"] = 3
-    report = check(command, model, tmp_path, rows)
-    lacking, other = found(report)
-    assert lacking[0].startswith("the row cannot be used: a pair has `chosen` and `rejected`")
-    assert lacking[1:] == (True, 2, "row 5: field `rejected` is missing, expected a text or a list of messages")
-    assert other == (
-        "the row cannot be used",
-        True,
-        1,
-        "row 290: field `chosen` is int, expected a text or a list of messages",
-    )
-    assert (report.sources[0].rows, sum(report.sources[0].lengths.values())) == (300, 297)
+    given = {"model": {"path": str(model)}, "data": {"train": write(tmp_path / "pairs.jsonl", *rows)}}
+    for command in ("rm", "dpo"):
+        report = check_rows(read_trainer_config(command, given), examples=2)
+        lacking, other = report.errors
+        assert lacking.what.startswith("the row cannot be used: a pair has `chosen` and `rejected`")
+        assert [example.split("pairs.jsonl, ")[1].split(", ")[0] for example in lacking.examples] == [
+            "row 5: field `rejected` is missing",
+            "row 280: field `rejected` is missing",
+        ]
+        assert (other.what, other.count) == ("the row cannot be used", 1), "forms are recited where fields are missing"
+        assert "row 290: field `chosen` is int" in other.examples[0]
+        assert (report.sources[0].rows, report.sources[0].lengths.total()) == (300, 297)
 
 
-def test_rows_of_another_command_are_told_where_they_belong(model: Path, tmp_path: Path) -> None:
-    rows = [{"prompt": "1+1=", "completion": "2", "label": True}]
-    (unusable, nothing) = found(check("dpo", model, tmp_path, rows))
-    assert unusable[0].endswith("trained with loss.name: kto")
-    assert nothing[0] == "no row of the source can be used"
-
-
-def test_pairs_that_contradict_each_other_or_leak_are_found(model: Path, tmp_path: Path) -> None:
-    turned = pair(1, chosen="1", rejected="2")
-    rows = [pair(0), pair(1), pair(0), turned, pair(4, rejected="5"), pair(6, chosen="7" * 20)]
-    report = check("dpo", model, tmp_path, rows, held_out=[pair(1), pair(8)])
-    assert [(what, fails, count) for what, fails, count, _ in found(report)] == [
-        ("the row is there twice", False, 1),
-        ("the pair is there the other way round", False, 1),
-        ("chosen and rejected are the same", False, 1),
-        ("the row is left out: it is too long, or nothing of it is trained", False, 1),
-        ("the row is held out, and trained on", False, 1),
-    ]
-
-
-def test_the_command_reads_a_trainers_configuration(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rollmesh = in_this_process(monkeypatch, capsys)
-    rows = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "1+1=", "completion": "2"}, {"prompt": "1+1="}])
-    (tmp_path / "sft.yaml").write_text(yaml.safe_dump({"model": {"path": str(model)}, "data": {"train": str(rows)}}))
-    checked = rollmesh("data", "check", str(tmp_path / "sft.yaml"), "--for", "sft", "--json")
-    assert checked.returncode == DataError.exit_code
-    (source,) = json.loads(checked.stdout)["sources"]
-    assert (source["rows"], source["row_tokens"]["most"]) == (2, 6)
-    assert source["findings"][0]["count"] == 1
+def test_the_command_reads_the_configuration_of_a_trainer(tmp_path: Path, model: Path, rollmesh: Command) -> None:
+    data = write(tmp_path / "d.jsonl", {"prompt": "hi ", "completion": "a", "label": True})
+    config = tmp_path / "kto.yaml"
+    config.write_text(f"model: {{path: {model}}}\ndata: {{train: {data}}}\nloss: {{name: kto}}\n")
+    assert "nothing is wrong" in rollmesh("data", "check", str(config), "--for", "dpo").stdout
+    wrong = rollmesh("data", "check", str(config), "--for", "dpo", "--loss.name=sigmoid")
+    assert wrong.returncode == DataError.exit_code
+    assert "field `chosen` is missing" in wrong.stdout
+    assert "single responses with labels are trained with loss.name: kto" in wrong.stdout
+    unknown = rollmesh("data", "check", str(config), "--for", "ppo")
+    assert unknown.returncode == ConfigError.exit_code
+    assert "known: run, sft, rm, dpo" in unknown.stderr

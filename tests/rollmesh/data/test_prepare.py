@@ -125,6 +125,16 @@ def test_images_stay_with_their_problem(tmp_path: Path) -> None:
     assert "math" in recipe_named("geo3k").reward, "auto does not know the source"
 
 
+def test_fields_that_only_later_records_have_are_kept(tmp_path: Path) -> None:
+    """As of MATH-500 after Hendrycks' files."""
+    first = [{**MATH, "problem": f"Problem {number}"} for number in range(1001)]
+    sources = [write(tmp_path / "hendrycks.jsonl", first), write(tmp_path / "math500.jsonl", [MATH_500])]
+    [written] = prepare(recipe_named("math"), sources, [], tmp_path / "out")
+    found = rows(written)
+    assert (found[0].extra_info["type"], found[0].extra_info["subject"]) == ("Prealgebra", None)
+    assert (found[-1].extra_info["type"], found[-1].extra_info["subject"]) == (None, "Algebra")
+
+
 def test_folders_with_a_file_per_problem_are_read(tmp_path: Path) -> None:
     for number, topic in enumerate(("algebra", "geometry")):
         write(tmp_path / "MATH" / topic / "1.json", [{**MATH, "problem": f"Problem {number}"}])

@@ -49,6 +49,19 @@ def test_a_verdict_needs_an_interval_without_zero() -> None:
     assert "20/0/60" in text
 
 
+@pytest.mark.parametrize(
+    ("prompts", "verdict"), [(1, "not decided"), (5, "not decided"), (6, "better"), (500, "better")]
+)
+def test_prompts_that_all_differ_by_the_same_decide_where_they_are_enough(prompts: int, verdict: str) -> None:
+    ours = measured("old", [record(row, [0.0]) for row in range(prompts)])
+    theirs = measured("new", [record(row, [1.0]) for row in range(prompts)])
+    assert compare(ours, theirs)[0].verdict == verdict
+    assert compare(theirs, ours)[0].verdict == verdict.replace("better", "worse")
+    # As few of them decide as little with values of their own.
+    spread = measured("new", [record(row, [1.0 + row]) for row in range(prompts)])
+    assert compare(ours, spread)[0].verdict == verdict
+
+
 def test_responses_without_a_score_count_for_nothing() -> None:
     ours = measured("old", [record(0, [1.0, None]), record(1, [None, None]), record(2, [0.0, 0.0])], 2)
     theirs = measured("new", [record(0, [1.0, 1.0]), record(1, [1.0, 1.0]), record(2, [1.0, 0.0])], 2)

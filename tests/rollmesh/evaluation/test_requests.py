@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +85,23 @@ def test_a_model_is_a_folder_a_run_a_checkpoint_or_an_adapter(run: Path, tmp_pat
     assert (chosen.name, chosen.base.path, chosen.weights) == ("mine-i0001-v00000004", "base", latest.absolute())
     assert chosen.lora is not None
     assert chosen.lora.rank == 4
-    assert choose_model(config, str(latest)) == chosen
+    assert replace(choose_model(config, str(latest)), reason=chosen.reason) == chosen
+    assert chosen.reason == "the latest of the run"
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 4, "base_model_name_or_path": "org/base"}')
     chosen = choose_model(config, str(adapter))
     assert (chosen.base.path, chosen.weights, chosen.lora) == ("org/base", adapter, None)
+    left = run / "hf" / "last"
+    left.mkdir(parents=True)
+    assert choose_model(config, str(left)).name == "mine-last"
+    for missing, hint in (
+        (run / "checkpoints" / "nope", "i0001-v00000002, i0001-v00000004"),
+        (tmp_path / "nope", "folder of a model, run, checkpoint or adapter"),
+    ):
+        with pytest.raises(DataError, match="does not exist") as refused:
+            choose_model(config, str(missing))
+        assert hint in str(refused.value)
     for checkpoint in (run / "checkpoints").iterdir():
         (checkpoint / "state.json").unlink()
         checkpoint.rmdir()
@@ -145,3 +157,21 @@ def test_runs_and_evaluations_are_compared_over_the_same_rows(run: Path, tmp_pat
         compare_all([str(run), str(tmp_path)])
     with pytest.raises(ConfigError, match="nothing to compare with"):
         compare_all([str(run)])
+
+
+@pytest.mark.parametrize(
+    ("given", "prompt", "response"),
+    [
+        ({}, 128, 128),
+        ({"max_response_tokens": 56}, 200, 56),
+        ({"max_prompt_tokens": 100}, 100, 1024),
+        ({"max_response_tokens": 300}, 1024, 300),
+    ],
+)
+def test_defaults_of_lengths_leave_room_in_a_short_context(
+    tmp_path: Path, given: dict[str, int], prompt: int, response: int
+) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 256}')
+    config = read(*(f"rollout.{key}={value}" for key, value in given.items()), f"model.path={tmp_path}")
+    made = evaluation_config(config, ModelChoice("x", config.model), tmp_path / "out").rollout
+    assert (made.max_prompt_tokens, made.max_response_tokens) == (prompt, response)

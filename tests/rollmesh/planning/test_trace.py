@@ -82,7 +82,7 @@ def test_real_steps_take_what_was_planned(tmp_path: Path) -> None:
         cwd=REPOSITORY,
         env={**os.environ, **MALLOC, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
         check=True,
-        timeout=540,
+        timeout=800,
     )
 
     for cell in json.loads(out.read_text())["cells"]:

@@ -1,7 +1,7 @@
 """The routers of a model: what they choose is recorded, replaced by a generator's choice, and evened out.
 
-Losses of routers are means over the tokens of a step, whatever its division. Each process contributes its own tokens.
-They are attached to the weights that a router gives, so that their gradient arises in the same backward pass.
+Losses are attached to the weights that a router gives, so that their gradient arises in the same backward pass. See
+`learner.engines.experts.layer_router`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rollmesh.learner.engines.experts.balance import balance_loss, bias_step, load_metrics, loads_of, z_loss
-from rollmesh.learner.engines.experts.replay import ReplayedChoice, layer_places
+from rollmesh.learner.batching.transfer import to_device
+from rollmesh.learner.engines.experts.balance import RouterSums, bias_step, loads_of
+from rollmesh.learner.engines.experts.layer_router import SHARES, LayerRouter
+from rollmesh.learner.engines.experts.replay import layer_places
 from rollmesh.learner.engines.fsdp2.experts.modules import ExpertLayer, expert_layers
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.config.parallel import RouterSection
@@ -22,8 +26,6 @@ from rollmesh.mesh.errors import ConfigError
 
 # The buffer of architectures that choose experts by their scores and a bias.
 _BIAS = "e_score_correction_bias"
-# Passes, both losses, tokens, those with given experts, and those of them that would have had others.
-_VALUES = 6
 
 
 class Routers:
@@ -44,23 +46,38 @@ class Routers:
         self._world = world
         modules = dict(model.named_modules())
         self._routers = [
-            _Router(layer, module) for layer in expert_layers(model) if (module := _router_of(layer, modules))
+            _Router(layer, module, section) for layer in expert_layers(model) if (module := _router_of(layer, modules))
         ]
         self._check(name)
         for router in self._routers:
-            router.attach(section)
+            router.attach()
 
     @property
     def have_losses(self) -> bool:
         """The configuration adds a loss to the gradient."""
         return bool(self._section.load_balance_coeff or self._section.z_loss_coeff)
 
-    @contextmanager
-    def trained(self, weight: float) -> Iterator[None]:
-        """Records choices of the forward pass within the context, and gives the losses of routers this weight.
+    def saved(self) -> dict[str, object]:
+        """The part of a checkpoint that has the shares of the experts in the last step, as JSON."""
+        shares = [router.shares.tolist() for router in self._routers if router.shares is not None]
+        return {SHARES: shares} if shares and self._section.load_balance_coeff else {}
+
+    def restore(self, saved: dict[str, object]) -> None:
+        """Continues from a checkpoint.
 
         Args:
-            weight: of this process's tokens of the micro-batch, in the gradient that ranks average.
+            saved: which has what `saved` gave, if any; it is taken out.
+        """
+        by_layer: Any = saved.pop(SHARES, None)
+        for place, router in enumerate(self._routers):
+            router.shares = None if by_layer is None else torch.tensor(by_layer[place], device=self._world.device)
+
+    @contextmanager
+    def trained(self, weight: float) -> Iterator[None]:
+        """Records choices of the forward pass within the context, and has the losses of routers in its gradient.
+
+        Args:
+            weight: of each token, in the gradient that ranks average.
         """
         for router in self._routers:
             router.weight, router.recording = weight, True
@@ -71,27 +88,32 @@ class Routers:
             for router in self._routers:
                 router.recording = False
 
-    def use(self, given: Tensor | None) -> None:
+    def use(self, given: Tensor | None, responses: NDArray[np.float32]) -> None:
         """Prepares a forward pass and what its backward pass computes again.
 
         Args:
             given: experts of each token that is computed, integers [T, layers, K]; None: the routers choose.
+            responses: how often each of them counts, [T].
 
         Raises:
             DataError: they are of another number of layers.
         """
+        if not self._routers:
+            return
         replayed = given if self._section.replay else None
-        numbers = [router.layer for router in self._routers]
-        places = [] if replayed is None or not numbers else layer_places(replayed.shape[1], numbers)
-        for number, router in enumerate(self._routers):
-            router.given = None if replayed is None else replayed[:, places[number]].long()
+        numbers = [router.number for router in self._routers]
+        places = [] if replayed is None else layer_places(replayed.shape[1], numbers)
+        counts = to_device(responses, self._world.device)
+        for place, router in enumerate(self._routers):
+            router.given = None if replayed is None else replayed[:, places[place]].long()
+            router.responses = counts
             if not router.recording:
                 router.weight = 0.0
 
     def forget(self) -> None:
         """Gives up what has been recorded."""
         for router in self._routers:
-            router.counts = None
+            router.sums = None
 
     def finish_step(self, *, skipped: bool) -> dict[str, float]:
         """Metrics of what was recorded since the last call, and the step of the bias; collective.
@@ -101,27 +123,24 @@ class Routers:
         """
         if not self._routers:
             return {}
-        widest = max(router.experts for router in self._routers)
-        own = torch.stack([router.padded_counts(widest, self._world.device) for router in self._routers])
+        own = torch.stack(
+            [
+                RouterSums.none(router.experts, self._world.device) if router.sums is None else router.sums
+                for router in self._routers
+            ]
+        )
         self.forget()
-        counts = self._world.sum(own)
-        if self._section.bias_update_rate and not skipped:
-            for router, load in zip(self._routers, counts[:, _VALUES:], strict=True):
-                bias = getattr(router.module, _BIAS)
-                bias += bias_step(load[: router.experts], self._section.bias_update_rate).to(bias)
+        total = self._world.sum(own)
+        sums = RouterSums.split(total)
         # One reading for all: the host waits for the device with each.
-        counts = counts.cpu()
-        values, loads = counts[:, :_VALUES], counts[:, _VALUES:]
-        passes, balance, z, tokens, replayed, drifted = values.sum(0).tolist()
-        if not passes:
-            return {}
-        metrics = load_metrics(loads[:, : min(router.experts for router in self._routers)])
-        if self._section.load_balance_coeff:
-            metrics["load_balance_loss"] = balance / passes
-        if self._section.z_loss_coeff:
-            metrics["router_z_loss"] = z / passes
-        if self._section.replay:
-            metrics |= {"router_replayed": replayed / tokens, "router_drift": drifted / max(replayed, 1.0)}
+        metrics = RouterSums.split(total.cpu()).metrics(self._section)
+        if skipped or not metrics:
+            return metrics
+        for router, loads, shares in zip(self._routers, sums.loads, sums.shares, strict=True):
+            router.shares = shares
+            if self._section.bias_update_rate:
+                bias = getattr(router.module, _BIAS)
+                bias += bias_step(loads, self._section.bias_update_rate).to(bias)
         return metrics
 
     def _check(self, name: str) -> None:
@@ -134,86 +153,35 @@ class Routers:
             )
         if section.bias_update_rate and not all(hasattr(router.module, _BIAS) for router in self._routers):
             raise ConfigError(
-                f"learner.router.bias_update_rate: model {name!r} does not choose experts by a bias",
+                f"learner.router.bias_update_rate: model {name!r} chooses experts by no bias that this engine knows",
                 hint="leave it out, or set learner.router.load_balance_coeff instead",
             )
 
 
-class _Router:
+class _Router(LayerRouter):
     """The router of one layer.
 
     Attributes:
         module: gives logits [T, E], weights [T, K] and experts [T, K].
-        experts: of the layer.
-        layer: its number in the model.
-        given: experts to choose, int64 [T, K].
-        weight: of its losses.
-        recording: counts what it chooses.
-        counts: numbers of `_VALUES`, and the tokens of each expert.
+        number: of the layer in the model.
     """
 
-    def __init__(self, layer: ExpertLayer, module: nn.Module) -> None:
+    def __init__(self, layer: ExpertLayer, module: nn.Module, section: RouterSection) -> None:
+        super().__init__(layer.experts, section)
         self.module: Any = module
-        self.experts = layer.experts
-        self.layer = next(int(part) for part in layer.name.split(".") if part.isdigit())
-        self.given: Tensor | None = None
-        self.weight = 0.0
-        self.recording = False
-        self.counts: Tensor | None = None
+        self.number = next(int(part) for part in layer.name.split(".") if part.isdigit())
 
-    def attach(self, section: RouterSection) -> None:
+    def attach(self) -> None:
         """Takes part in each call of the module from now on."""
         original = self.module.forward
 
         def forward(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            if self.given is None:
+            with self.choosing() as replayed:
                 logits, weights, chosen = original(hidden)
-                return logits, self._watched(section, logits, weights, chosen, None), chosen
-            with ReplayedChoice(self.given, self.experts) as replayed:
-                logits, weights, chosen = original(hidden)
-            return logits, self._watched(section, logits, weights, chosen, replayed), chosen
+            weights = self.watch(logits, weights, lambda counts: loads_of(chosen, self.experts, counts), replayed)
+            return logits, weights, chosen
 
         self.module.forward = forward
-
-    def padded_counts(self, experts: int, device: torch.device) -> Tensor:
-        """The counts of so many experts, float64."""
-        counts = torch.zeros(_VALUES + experts, dtype=torch.float64, device=device)
-        if self.counts is not None:
-            counts[: len(self.counts)] = self.counts
-        return counts
-
-    def _watched(
-        self, section: RouterSection, logits: Tensor, weights: Tensor, chosen: Tensor, replayed: ReplayedChoice | None
-    ) -> Tensor:
-        """The weights, with the losses attached."""
-        zero = logits.new_zeros((), dtype=torch.float32)
-        used = self.weight > 0.0 or self.recording
-        balance = balance_loss(logits, chosen) if used and section.load_balance_coeff else zero
-        z = z_loss(logits) if used and section.z_loss_coeff else zero
-        if self.recording:
-            drift = (zero, zero) if replayed is None else (replayed.replayed, replayed.drifted)
-            values = [zero + 1, balance.detach(), z.detach(), zero + len(chosen), *drift]
-            loads = loads_of(chosen, self.experts).double()
-            counts = torch.cat([torch.stack([value.double() for value in values]), loads])
-            self.counts = counts if self.counts is None else self.counts + counts
-        loss = (section.load_balance_coeff or 0.0) * balance + (section.z_loss_coeff or 0.0) * z
-        if self.weight > 0.0 and loss.requires_grad:
-            weights = _WithLoss.apply(weights, self.weight * loss)
-        return weights
-
-
-class _WithLoss(torch.autograd.Function):
-    """Passes values on, and has a loss differentiated with them."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, loss: Tensor) -> Tensor:
-        ctx.like = torch.ones_like(loss)
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss counts as it is."""
-        return gradient, ctx.like
 
 
 def _router_of(layer: ExpertLayer, modules: dict[str, nn.Module]) -> nn.Module | None:

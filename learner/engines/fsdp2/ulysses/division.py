@@ -8,8 +8,6 @@ from typing import NoReturn
 from rollmesh.mesh.errors import ConfigError
 
 KEY = "learner.parallel.sp"
-TAKES_IMAGES = "it takes images"
-"""The reason why the sequences of a vision-language model cannot be divided."""
 
 
 def check_division(parts: int, *, heads: int, processes: int, name: str, key: str = KEY) -> None:

@@ -94,6 +94,19 @@ class Exchange:
         gathered = _Gather.apply(self._group, *padded)
         return [values[part.places] for values in gathered]
 
+    def gather_rows(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """The rows of all processes in every one, [R, W], from those of each; their gradients add up.
+
+        Args:
+            rows: of this process, [r, W].
+            counts: r of each process.
+        """
+        most, width = max(counts), rows.shape[1]
+        padded = functional.pad(rows, (0, 0, 0, most - len(rows)))
+        (gathered,) = _Gather.apply(self._group, padded.flatten())
+        blocks = gathered.view(self.parts, most, width)
+        return torch.cat([block[:count] for block, count in zip(blocks, counts, strict=True)])
+
     def _swap(self, blocks: Tensor) -> Tensor:
         swapped: Tensor = _AllToAll.apply(blocks.contiguous(), self._group)
         return swapped

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from rollmesh.learner.batching.token_responses import responses_of_tokens
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import PackedRow, Segments
 
@@ -24,7 +25,8 @@ class RowPart:
     """One part: n tokens, and the r trained tokens that they predict.
 
     Attributes:
-        input_ids, position_ids: int64 [1, n].
+        input_ids: int64 [1, n].
+        position_ids: int64 [1, n]; or [3, 1, n], see `PackedRow`.
         segments: of the whole row, padding included.
         predictors: int64 [r], places within the part.
         labels: int64 [r], ids of the trained tokens.
@@ -32,6 +34,7 @@ class RowPart:
         most: the largest r of all parts.
         places: int64 [R], where each trained token of the row stands in the values of all parts, each padded to `most`.
             None: this part is the whole row.
+        responses: float32 [n], trained responses that each token belongs to; 0 for padding.
         routed_experts: as of the row, of the part's tokens.
     """
 
@@ -43,6 +46,7 @@ class RowPart:
     temperatures: Tensor | float
     most: int
     places: Tensor | None
+    responses: NDArray[np.float32]
     routed_experts: Tensor | None = None
 
 
@@ -65,6 +69,7 @@ def part_of(row: PackedRow, part: int, parts: int) -> RowPart:
             row.temperatures,
             count,
             None,
+            responses_of_tokens(row),
             row.routed_experts,
         )
     device = row.labels.device
@@ -84,13 +89,14 @@ def part_of(row: PackedRow, part: int, parts: int) -> RowPart:
     temperatures = row.temperatures
     return RowPart(
         input_ids=functional.pad(row.input_ids, (0, padding))[:, own],
-        position_ids=functional.pad(row.position_ids, (0, padding))[:, own],
+        position_ids=functional.pad(row.position_ids, (0, padding))[..., own],
         segments=_padded(row.segments, tokens, padding),
         predictors=row.predictors[mine] - own.start,
         labels=row.labels[on_device],
         temperatures=temperatures[on_device] if isinstance(temperatures, torch.Tensor) else temperatures,
         most=most,
         places=to_device(places, device),
+        responses=np.pad(responses_of_tokens(row), (0, padding))[own],
         routed_experts=_padded_experts(row.routed_experts, padding, own),
     )
 

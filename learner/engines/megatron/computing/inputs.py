@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rollmesh.learner.batching.routed_experts import UNKNOWN
 from rollmesh.learner.batching.sequences import whole_sequences
+from rollmesh.learner.batching.token_responses import divide_over_copies, responses_of_tokens
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.megatron.parallel import ParallelPlace, ParallelSizes
@@ -30,7 +31,7 @@ class MegatronInputs:
         batch: of the data-parallel rank.
         input_ids: int64 [1, t], this process's tokens.
         position_ids: int64 [1, t].
-        padding: bool [1, t], tokens that only pad.
+        responses: float32 [t], trained responses that each token belongs to; 0 for padding.
         sequences: where sequences begin, for attention.
         predictors: int64 [r], places among the t of the trained tokens' predecessors.
         trained: int64 [r], which of the R trained tokens these predict.
@@ -41,7 +42,7 @@ class MegatronInputs:
     batch: PackedBatch
     input_ids: Tensor
     position_ids: Tensor
-    padding: Tensor
+    responses: Tensor
     sequences: PackedSeqParams
     predictors: Tensor
     trained: Tensor
@@ -84,7 +85,7 @@ def prepare_inputs(
         batch=batch,
         input_ids=ids.masked_fill(padding, 0)[None],
         position_ids=to_device(positions[own], device)[None],
-        padding=padding[None],
+        responses=to_device(divide_over_copies(responses_of_tokens(row), packed)[own], device),
         # The same tensor in all places: Transformer Engine compares them, and would have the host wait for others.
         sequences=PackedSeqParams(
             qkv_format="thd",

@@ -17,7 +17,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rollmesh.learner.engines.interface import EngineSpec
-from rollmesh.learner.engines.megatron.computing.balance import token_parts
 from rollmesh.learner.engines.megatron.computing.heads import ResultHead
 from rollmesh.learner.engines.megatron.families.family import Settings
 from rollmesh.learner.engines.megatron.parallel import ParallelPlace, ParallelSizes
@@ -44,15 +43,13 @@ def build_config(spec: EngineSpec, settings: Settings, sizes: ParallelSizes, dev
     """
     cuda = device.type == "cuda"
     dtype: torch.dtype = getattr(torch, spec.param_dtype)
-    router = spec.router
     experts = "num_moe_experts" in settings.transformer
     arguments = dict(settings.transformer)
     if experts:
         arguments |= {
             "moe_grouped_gemm": cuda,
-            "moe_router_load_balancing_type": "aux_loss" if router.load_balance_coeff else "none",
-            "moe_aux_loss_coeff": router.load_balance_coeff or 0.0,
-            "moe_z_loss_coeff": router.z_loss_coeff and router.z_loss_coeff * token_parts(sizes),
+            # Losses of routers are not Megatron's, see `routers`.
+            "moe_router_load_balancing_type": "none",
         }
     if spec.activation_checkpointing == "selective":
         modules = [_recomputed(experts=experts, cuda=cuda)]

@@ -19,7 +19,7 @@ from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.megatron.computing.heads import ResultHead
 from rollmesh.learner.engines.megatron.computing.inputs import MegatronInputs, padded_tokens, prepare_inputs
-from rollmesh.learner.engines.megatron.computing.routers import RouterChoices
+from rollmesh.learner.engines.megatron.computing.routers import Routers
 from rollmesh.learner.engines.megatron.parallel import ParallelPlace, ParallelSizes
 
 Consume = Callable[[int, ModelOutput], Tensor]
@@ -44,7 +44,7 @@ class Passes:
         sizes: ParallelSizes,
         place: ParallelPlace,
         device: torch.device,
-        routers: RouterChoices,
+        routers: Routers,
     ) -> None:
         self._routers = routers
         self._chunks, self._head = list(chunks), head
@@ -96,7 +96,7 @@ class _Numbered(Iterator[tuple[int, MegatronInputs]]):
 class _ForwardStep:
     """A forward pass of one micro-batch through one chunk, as Megatron's schedules call it."""
 
-    def __init__(self, head: ResultHead | None, routers: RouterChoices, consume: Consume) -> None:
+    def __init__(self, head: ResultHead | None, routers: Routers, consume: Consume) -> None:
         self._head, self._routers, self._consume = head, routers, consume
 
     def __call__(self, data_iterator: _Numbered, model: GPTModel) -> tuple[Tensor, Callable[[Tensor], Any]]:
@@ -109,8 +109,10 @@ class _ForwardStep:
                 inputs.position_ids,
                 None,
                 packed_seq_params=inputs.sequences,
-                padding_mask=inputs.padding,
             )
+        if out.requires_grad:
+            # Before anything of its backward pass: stages have passed other micro-batches on since.
+            out.register_hook(lambda _: self._routers.resume(inputs))
 
         def loss_of(results: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             assert self._head is not None, "only the last stage has results"

@@ -17,12 +17,11 @@ from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.megatron.adapters.layers import add_adapters, without_adapters
 from rollmesh.learner.engines.megatron.adapters.rules import AdaptedLayer
-from rollmesh.learner.engines.megatron.computing.balance import RouterLosses
 from rollmesh.learner.engines.megatron.computing.data_parallel import wrap_chunks
 from rollmesh.learner.engines.megatron.computing.heads import LogProbHead, ResultHead, ValueHead
 from rollmesh.learner.engines.megatron.computing.model import build_chunks, build_config, head_of, named_parameters
 from rollmesh.learner.engines.megatron.computing.passes import Passes
-from rollmesh.learner.engines.megatron.computing.routers import RouterChoices
+from rollmesh.learner.engines.megatron.computing.routers import Routers
 from rollmesh.learner.engines.megatron.families.family import Settings
 from rollmesh.learner.engines.megatron.parallel import ParallelSizes
 from rollmesh.learner.engines.megatron.weights.weight_map import WeightMap
@@ -49,8 +48,7 @@ class MegatronRunner:
         layout, device: as of the engine.
         chunks: this process's parts of the model; wrapped where it is trained.
         parameters: by number of the chunk and Megatron's name.
-        router_losses: that Megatron adds to the gradient.
-        routers: what they choose.
+        routers: of its experts.
         passes: runs micro-batches.
         cost: operations of a forward pass.
     """
@@ -102,16 +100,16 @@ class MegatronRunner:
         else:
             # Moves parameters into buffers of its own.
             self.chunks = wrap_chunks(chunks, self._config, spec)
-        self.router_losses = RouterLosses(self._config, sizes, self.layout, world)
         frequency = self._config.moe_layer_freq
-        self.routers = RouterChoices(
+        self.routers = Routers(
             chunks,
             list(map(bool, frequency)) if isinstance(frequency, list) else [],
             self._config.num_moe_experts or 0,
+            spec.router,
             sizes,
             self.place,
+            self.layout,
             world,
-            replay=spec.router.replay,
         )
         self.passes = Passes(self.chunks, self._head, sizes, self.place, self.device, self.routers)
         text = stored.model.config.get_text_config()

@@ -10,6 +10,7 @@ from rollmesh.learner.engines.megatron.families.mixtral import MIXTRAL
 from rollmesh.learner.engines.megatron.families.qwen2 import QWEN2
 from rollmesh.learner.engines.megatron.families.qwen3 import QWEN3
 from rollmesh.learner.engines.megatron.families.qwen3_moe import QWEN3_MOE
+from rollmesh.learner.vision.families import FAMILIES as WITH_IMAGES
 from rollmesh.mesh.errors import ConfigError
 
 FAMILIES = {family.model_type: family for family in (LLAMA, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE)}
@@ -38,6 +39,12 @@ def check_model_type(model_type: object, key: str = "learner.engine") -> None:
     Raises:
         ConfigError: names the families that there are.
     """
+    if model_type in WITH_IMAGES:
+        raise ConfigError(
+            f"{key}: megatron trains text alone: its stages have no vision part, and models of model_type {model_type} "
+            "take images",
+            hint=f"set {key}: fsdp2, which trains them",
+        )
     if model_type not in FAMILIES:
         raise ConfigError(
             f"{key}: megatron does not know models of model_type {model_type}; it knows {', '.join(FAMILIES)}",

@@ -54,7 +54,6 @@ class MegatronStep:
     ) -> None:
         self._runner, self._optimizer, self._gradients = runner, optimizer, gradients
         self._section, self._total_steps, self._groups = section, total_steps, groups
-        self._micro_batches = 0
         self.steps = 0
         self.pending: PendingStep | None = None
 
@@ -68,10 +67,9 @@ class MegatronStep:
             return
         pending.computed = True
         self._gradients.prepare()
-        with runner.router_losses.scaled(batches, counts) as factor:
-            self._run(pending, real, filling, loss, counts, factor)
+        with runner.routers.trained(batches, counts):
+            self._run(pending, real, filling, loss, counts)
         self._gradients.mark_reduced()
-        self._micro_batches += len(real) + len(filling)
 
     def _run(
         self,
@@ -80,9 +78,8 @@ class MegatronStep:
         filling: Sequence[PackedBatch],
         loss: Loss,
         counts: GlobalCounts,
-        factor: float,
     ) -> None:
-        """Runs the passes of a call; shares of the loss are multiplied by the factor."""
+        """Runs the passes of a call."""
         runner = self._runner
 
         def consume(number: int, output: ModelOutput) -> Tensor:
@@ -93,7 +90,7 @@ class MegatronStep:
                 pending.add(result.loss, result.metrics, real[number].tokens.num_tokens)
                 # A loss of which nothing depends on the model has a gradient all the same: zero.
                 share = result.loss if result.loss.requires_grad else share
-            return share * factor
+            return share
 
         pending.passing = True
         with runner.finalizing(_finalize):
@@ -114,9 +111,8 @@ class MegatronStep:
             rate = learning_rate(self._section, self.steps, self._total_steps)
             # Before the weights change: they may be refused.
             metrics = pending.metrics(self._runner.world)
-            metrics |= self._runner.router_losses.take_metrics(self._micro_batches)
-            metrics |= self._runner.routers.take_metrics()
             skipped = not np.isfinite(norm)
+            metrics |= self._runner.routers.finish_step(skipped=skipped)
             if not skipped:
                 with self._groups.active(optimizer=True):
                     self._optimizer.step(rate, norm)
@@ -133,8 +129,6 @@ class MegatronStep:
     def _give_up(self) -> None:
         broken = self.pending is not None and self.pending.passing
         self.pending = None
-        self._micro_batches = 0
-        self._runner.router_losses.forget()
         self._runner.routers.forget()
         with self._groups.active():
             self._optimizer.release_gradients()

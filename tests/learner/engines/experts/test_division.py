@@ -1,4 +1,4 @@
-"""Experts on different ranks: the contract of engines, on models that are all mixtures of experts."""
+"""Experts on different ranks: what they change of the contract of engines, on models that are all mixtures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from transformers import AutoConfig
 from rollmesh.learner.engines.fsdp2.parallel_requirements import check_parallel
 from rollmesh.mesh.config.parallel import ParallelSection
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.testing.contract import EngineContract
+from rollmesh.testing.contract_memory import MemoryContract
+from rollmesh.testing.contract_state import StateContract
+from rollmesh.testing.contract_training import TrainingContract
 from rollmesh.testing.engine_cases import ARCHITECTURES, SMALL, save_random
 from rollmesh.testing.worlds import EngineLayout
 
@@ -24,23 +26,32 @@ COPIES = EngineLayout("experts_in_copies", processes=4, changes={"parallel": Par
 ONE = EngineLayout("one_process")
 
 
-class TestExpertParallel(EngineContract):
+@pytest.fixture(scope="module")
+def engine_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Other models have nothing to divide."""
+    folder = tmp_path_factory.mktemp("mixtures")
+    kind, settings = ARCHITECTURES["experts"]
+    tied = {"dense": False, "tied": True, "experts": False}
+    return {
+        name: save_random(
+            AutoConfig.for_model(kind, **SMALL, **settings | {"tie_word_embeddings": ties}), folder / name
+        )
+        for name, ties in tied.items()
+    }
+
+
+class TestExpertParallel(TrainingContract, StateContract):
+    """Steps cross ranks at each layer, and tensors are put together from two meshes."""
+
     layouts = (EXPERTS,)
     also_continued_in = (ONE, APART, COPIES)
-    larger_model = ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 384})
 
-    @pytest.fixture(scope="class")
-    def engine_models(self, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-        """Other models have nothing to divide."""
-        folder = tmp_path_factory.mktemp("mixtures")
-        kind, settings = ARCHITECTURES["experts"]
-        tied = {"dense": False, "tied": True, "experts": False}
-        return {
-            name: save_random(
-                AutoConfig.for_model(kind, **SMALL, **settings | {"tie_word_embeddings": ties}), folder / name
-            )
-            for name, ties in tied.items()
-        }
+
+class TestMemory(MemoryContract):
+    """Experts are a rank's own."""
+
+    layouts = (APART,)
+    larger_model = ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 384})
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import torch
 from transformers import AutoConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-from rollmesh.learner.engines.experts.balance import balance_loss, bias_step, load_metrics
-from rollmesh.mesh.config.parallel import ParallelSection, RouterSection
-from rollmesh.testing.engine_cases import MEMBERS, SMALL, assert_same, make_sequences, save_random
+from rollmesh.learner.engines.experts.balance import balance_loss, bias_step, load_metrics, loads_of
+from rollmesh.mesh.config.parallel import ParallelSection
+from rollmesh.testing.engine_cases import SMALL, assert_same, make_sequences, save_random
 from rollmesh.testing.fixtures import GetWorld
 from rollmesh.testing.worlds import EngineLayout
 from tests.learner.engines.experts import router_cases
@@ -24,19 +24,19 @@ ONE = EngineLayout("one_process")
 EP = EngineLayout("experts_apart", processes=2, changes={"parallel": ParallelSection(ep=2)})
 DIVIDED = EngineLayout("divided_sequences", processes=2, changes={"parallel": ParallelSection(sp=2)})
 LAYOUTS = pytest.mark.parametrize("layout", [ONE, EP, DIVIDED], ids=lambda layout: layout.name)
-_ONE_MICRO_BATCH = 1 << 20
 
 
 def test_the_loss_of_balance_is_that_of_transformers_per_chosen_expert() -> None:
     logits = torch.randn(50, EXPERTS, generator=torch.Generator().manual_seed(0))
     expected = load_balancing_loss_func((logits,), EXPERTS, CHOSEN)
-    found = balance_loss(logits, logits.topk(CHOSEN).indices)
+    loads = loads_of(logits.topk(CHOSEN).indices, EXPERTS)
+    found = balance_loss(logits.softmax(-1).mean(0), loads / loads.sum())
     assert float(found) == pytest.approx(float(expected) / CHOSEN, rel=1e-6)
 
 
 def test_experts_that_are_used_alike_have_a_loss_of_one() -> None:
-    chosen = torch.arange(8).view(4, 2) % EXPERTS
-    assert float(balance_loss(torch.zeros(4, EXPERTS), chosen)) == pytest.approx(1.0)
+    equal = torch.full((EXPERTS,), 1.0 / EXPERTS)
+    assert float(balance_loss(equal, equal)) == pytest.approx(1.0)
     even = load_metrics(torch.full((2, EXPERTS), 3.0))
     assert even == {"expert_load_max": pytest.approx(1.0), "expert_load_entropy": pytest.approx(1.0)}
     one = load_metrics(torch.tensor([[8.0, 0, 0, 0], [2, 2, 2, 2]]))
@@ -53,8 +53,8 @@ def test_losses_of_routers_are_those_of_plain_torch(
 ) -> None:
     router = {"load_balance_coeff": 0.5, "z_loss_coeff": 0.1}
     model, sequences = engine_models["experts"], make_sequences(1)
-    balance, z, gradient = router_cases.losses(model, sequences, RouterSection(**router))
-    ((result, found),) = engine_worlds(ONE).run(router_cases.step, model, router, sequences, _ONE_MICRO_BATCH, changes)
+    balance, z, gradient = router_cases.losses(model, sequences, 0.1)
+    ((result, found),) = engine_worlds(ONE).run(router_cases.step, model, router, sequences, 24, changes)
     assert result.metrics["load_balance_loss"] == pytest.approx(balance, rel=1e-5)
     assert result.metrics["router_z_loss"] == pytest.approx(z, rel=1e-5)
     assert_same(found, gradient)
@@ -64,13 +64,14 @@ def test_losses_of_routers_are_those_of_plain_torch(
 def test_a_loss_over_tokens_is_the_same_however_they_are_divided(
     engine_worlds: GetWorld, engine_models: Mapping[str, Path], layout: EngineLayout
 ) -> None:
-    # Prompts that ranks share are computed by each of them.
-    model, sequences = engine_models["experts"], make_sequences(1, 18)[::MEMBERS]
-    _, _, gradient = router_cases.losses(model, sequences, RouterSection(z_loss_coeff=0.1))
-    results = engine_worlds(layout).run(router_cases.step, model, {"z_loss_coeff": 0.1}, sequences, 24, {})
-    # Parts of equal length have padding, which counts here.
-    assert_same(results[0][1], gradient, 5e-2 if layout is DIVIDED else 1e-5)
-    assert {result.metrics["expert_load_max"] for result, _ in results} == {results[0][0].metrics["expert_load_max"]}
+    model, sequences = engine_models["experts"], make_sequences(1)
+    balance, z, gradient = router_cases.losses(model, sequences, 0.1)
+    router = {"load_balance_coeff": 0.5, "z_loss_coeff": 0.1}
+    results = engine_worlds(layout).run(router_cases.step, model, router, sequences, 24, {})
+    assert_same(results[0][1], gradient)
+    for result, _ in results:
+        assert result.metrics["load_balance_loss"] == pytest.approx(balance, rel=1e-5)
+        assert result.metrics["router_z_loss"] == pytest.approx(z, rel=1e-5)
 
 
 def test_a_step_in_parts_has_the_same_weight_of_these_losses(
@@ -79,6 +80,13 @@ def test_a_step_in_parts_has_the_same_weight_of_these_losses(
     ((whole, parts),) = engine_worlds(ONE).run(router_cases.in_parts, engine_models["experts"])
     # Parts are weighted by their trained tokens, and computed ones are not quite in proportion.
     assert parts == pytest.approx(whole, rel=0.1)
+
+
+def test_a_continued_run_balances_by_the_loads_of_its_last_step(
+    engine_worlds: GetWorld, engine_models: Mapping[str, Path], tmp_path: Path
+) -> None:
+    ((whole, continued),) = engine_worlds(ONE).run(router_cases.continued, engine_models["experts"], tmp_path)
+    assert_same(continued, whole)
 
 
 @pytest.mark.parametrize("rows", [False, True], ids=["packed", "rows"])

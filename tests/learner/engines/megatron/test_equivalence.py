@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.learner.equivalence import REFUSED
 from benchmarks.learner.megatron_equivalence import FIELDS, MODELS, REFERENCE, ROWS, Row, make_model, train
+from rollmesh.mesh.config.parallel import RouterSection
 from rollmesh.testing.fixtures import GetWorld
 from tests.repository import REPOSITORY
 
@@ -48,8 +49,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         (EXPERTS, ("EP2", "ETP2 in TP2", "TP2 x EP2")),
         (BIASES, ("LoRA, TP2 without sequence parallelism", "LoRA, CP2")),
         (EXPERTS, ("LoRA, TP2 x EP2",)),
+        (
+            EXPERTS,
+            ("balance, PP2, interleaved, activations computed again", "balance, DP2, gradients and parameters overlap"),
+        ),
+        (
+            EXPERTS,
+            (
+                "replay and both losses, PP2, activations computed again",
+                "replay and both losses, CP2 x EP2",
+                "replay and both losses, TP2 x EP2 x PP2",
+            ),
+        ),
     ],
-    ids=["tied", "biases", "packed", "experts", "adapter", "adapter of experts"],
+    ids=["tied", "biases", "packed", "experts", "adapter", "adapter of experts", "balance", "replay"],
 )
 def test_layouts_train_as_one_rank_of_fsdp2_does(
     models: Mapping[str, Path], engine_worlds: GetWorld, model: str, rows: tuple[str, ...]
@@ -80,6 +93,6 @@ def test_the_page_has_every_layout_and_no_difference_above_the_bound() -> None:
 
 def _without(row: Row) -> set[str]:
     """The models that a layout refuses: those without what it divides, and experts with undivided tokens."""
-    if row.parallel.ep > 1 or row.parallel.etp is not None:
+    if row.parallel.ep > 1 or row.parallel.etp is not None or row.router != RouterSection():
         return {TIED, BIASES}
     return {EXPERTS} if row.parallel.tp > 1 and row.parallel.sp == 1 else set()

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from rollmesh.mesh.config.parallel import ParallelSection
-from rollmesh.testing.engine_cases import assert_same
+from rollmesh.testing.engine_cases import assert_same, make_sequences
 from rollmesh.testing.fixtures import GetWorld
 from rollmesh.testing.worlds import EngineLayout
+from tests.learner.engines.experts import router_cases
 from tests.learner.engines.megatron.computing import balance_case
 
 
@@ -29,11 +30,12 @@ def test_losses_of_routers_are_those_of_plain_torch(
     engine_worlds: GetWorld, engine_models: Mapping[str, Path], processes: int, parallel: dict[str, int]
 ) -> None:
     layout = EngineLayout("balanced", processes, "megatron", {"parallel": ParallelSection(**parallel)})
-    balance, logits, gradient = balance_case.expected(engine_models["experts"])
-    for result, found in engine_worlds(layout).run(balance_case.step, engine_models["experts"]):
+    model, sequences = engine_models["experts"], make_sequences(1)
+    balance, logits, gradient = router_cases.losses(model, sequences, balance_case.LOGITS)
+    router = {"load_balance_coeff": balance_case.BALANCE, "z_loss_coeff": balance_case.LOGITS}
+    for result, found in engine_worlds(layout).run(router_cases.step, model, router, sequences, 24, {}):
         assert result.metrics["load_balance_loss"] == pytest.approx(balance, rel=1e-5)
-        # Processes average their own tokens' first, and have not all as many.
-        assert result.metrics["router_z_loss"] == pytest.approx(logits, rel=1e-2)
+        assert result.metrics["router_z_loss"] == pytest.approx(logits, rel=1e-5)
         if found:
             assert_same(found, gradient)
 
@@ -44,6 +46,13 @@ ALONE = EngineLayout("balanced", 1, "megatron")
 def test_models_have_losses_of_their_own_routers(engine_worlds: GetWorld, engine_models: Mapping[str, Path]) -> None:
     ((alone, first, second),) = engine_worlds(ALONE).run(balance_case.beside_another, engine_models["experts"])
     assert first == second == pytest.approx(alone)
+
+
+def test_a_continued_run_balances_by_the_loads_of_its_last_step(
+    engine_worlds: GetWorld, engine_models: Mapping[str, Path], tmp_path: Path
+) -> None:
+    ((whole, continued),) = engine_worlds(ALONE).run(router_cases.continued, engine_models["experts"], tmp_path)
+    assert_same(continued, whole)
 
 
 def test_a_step_in_parts_has_the_same_weight_of_these_losses(

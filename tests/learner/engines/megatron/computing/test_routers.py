@@ -31,7 +31,7 @@ def test_given_experts_are_chosen_as_by_the_other_engine(
     found = engine_worlds(layout).run(router_cases.infer, model, {"replay": True}, sequences, False)
     (log_probs,) = [each for each in found if each is not None][:1]
     torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=1e-5)
-    changes = {} if "pp" in parallel else {"activation_checkpointing": True}
+    changes = {"activation_checkpointing": True}
     results = engine_worlds(layout).run(router_cases.step, model, {"replay": True}, sequences, 24, changes)
     ((_, gradient),) = engine_worlds(FSDP2).run(router_cases.step, model, {"replay": True}, sequences, 24, {})
     assert_same(results[0][1], gradient)
