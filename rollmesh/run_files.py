@@ -9,8 +9,10 @@ from rollmesh.learner.trainers.identity import COMMAND
 from rollmesh.mesh.config import load_as, load_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.trainers.configs import CONFIGS, TrainerConfig
-from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.errors import ConfigError, DataError
 
+RUN = "run"
+"""The command `rollmesh run`."""
 LAUNCH = Path("services", CONFIG)
 """Configuration of a launch; it becomes the run's own once the learner has taken the run over."""
 
@@ -36,6 +38,24 @@ def trained_by(folder: Path) -> str | None:
     path = folder / COMMAND
     command = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
     return command if command in CONFIGS else None
+
+
+def check_command(folder: Path, command: str) -> None:
+    """Refuses to begin a command in the folder of another one.
+
+    Args:
+        folder: of the run; it may be absent.
+        command: `RUN`, `sft`, `rm` or `dpo`.
+
+    Raises:
+        ConfigError: another command has begun there.
+    """
+    found = trained_by(folder) or (RUN if is_run(folder) else command)
+    if found != command:
+        raise ConfigError(
+            f"{folder} is the folder of a `rollmesh {found}`",
+            hint="choose a --run.name of its own, or start over with --fresh, which keeps it under another name",
+        )
 
 
 def read_any_config(folder: Path) -> Config | TrainerConfig:

@@ -33,7 +33,7 @@ from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 from rollmesh.mesh.runtime.threads import available_cores, plan_rank_threads, thread_environment
-from rollmesh.run_files import read_any_config, trained_by
+from rollmesh.run_files import check_command, read_any_config, trained_by
 from rollmesh.training.summary import write_training_summary
 
 log = logging.getLogger(__name__)
@@ -140,6 +140,7 @@ def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int
             if rank == 0:
                 if fresh:
                     set_aside(config.run.folder, time.strftime("%Y%m%d-%H%M%S"))
+                check_command(config.run.folder, command)
                 closers.enter_context(locked(config.run.folder))
                 _report_changes(command, config)
                 end = closers.enter_context(_summarized(command, config.run.folder))

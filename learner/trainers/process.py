@@ -206,8 +206,8 @@ class _Training:
         self._closers.callback(store.close)
         store.check(engine)
         if leads:
-            save_config(self._given, self._folder / CONFIG)
             write_atomically(self._folder / COMMAND, f"{self._command}\n")
+            save_config(self._given, self._folder / CONFIG)
         self._prepare(Preparation(engine, loader, self._interrupted), begun.identity)
         start, best = 0, None
         if begun.checkpoint:

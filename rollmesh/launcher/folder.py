@@ -24,7 +24,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError, RunBusyError
 from rollmesh.mesh.files import write_atomically
 from rollmesh.mesh.private_files import is_open_to_others, private_folder
-from rollmesh.run_files import LAUNCH, is_run
+from rollmesh.run_files import LAUNCH, is_run, trained_by
 
 MESH = "mesh.json"
 METRICS = "metrics.jsonl"
@@ -134,8 +134,13 @@ def read_mesh(folder: Path) -> str:
     """The mesh address of a run in progress.
 
     Raises:
-        DataError: the folder is not a run folder, or the run is not in progress.
+        DataError: the folder is not a run folder, or that of a training on data; or the run is not in progress.
     """
+    if (command := trained_by(folder)) is not None:
+        raise DataError(
+            f"{folder} is the folder of `rollmesh {command}`, which has no mesh that could be asked",
+            hint=f"`rollmesh status {folder}` says how it goes; Ctrl-C or SIGTERM ends it with a checkpoint",
+        )
     try:
         address = str(json.loads((folder / MESH).read_text(encoding="utf-8"))["address"])
     except FileNotFoundError:

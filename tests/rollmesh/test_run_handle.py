@@ -11,8 +11,10 @@ import rollmesh
 from rollmesh.learner.checkpoint.names import checkpoint_name
 from rollmesh.learner.recovery.run_id import take_run_id
 from rollmesh.mesh.config import load_config, save_config
-from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.run_files import check_command
+from rollmesh.trainers import read_trainer_config
 
 
 @pytest.fixture
@@ -50,6 +52,30 @@ def test_requests_need_a_run_in_progress(folder: Path) -> None:
     for request in (run.stop, run.request_checkpoint):
         with pytest.raises(DataError, match="is not in progress"):
             request()
+
+
+def test_a_training_has_no_mesh_that_could_be_asked(folder: Path) -> None:
+    (folder / "command").write_text("rm\n")
+    save_config(read_trainer_config("rm", {"model": {"path": "m"}, "data": {"train": "t"}}), folder / "config.yaml")
+    run = rollmesh.Run(folder)
+    assert [found.version for found in run.checkpoints()] == [2, 3]
+    assert run.summary().command == "rm"
+    for request in (run.stop, run.request_checkpoint):
+        with pytest.raises(DataError, match="is the folder of `rollmesh rm`, which has no mesh that could be asked"):
+            request()
+
+
+@pytest.mark.parametrize("command", ["run", "sft", "dpo"])
+def test_a_command_is_not_begun_in_the_folder_of_another_one(folder: Path, command: str) -> None:
+    for begun in ("run", "sft", "dpo"):
+        if begun != "run":
+            (folder / "command").write_text(f"{begun}\n")
+        if begun == command:
+            check_command(folder, command)
+            continue
+        with pytest.raises(ConfigError, match=f"is the folder of a `rollmesh {begun}`"):
+            check_command(folder, command)
+    check_command(folder / "absent", command)
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:

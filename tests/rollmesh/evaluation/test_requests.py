@@ -18,6 +18,7 @@ from rollmesh.learner.evaluation.result_log import ResultLog
 from rollmesh.learner.standalone.response_file import RESPONSES
 from rollmesh.mesh.config import Config, load_config, save_config
 from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.trainers import read_trainer_config
 from tests.rollmesh.evaluation.records import record
 
 
@@ -107,6 +108,23 @@ def test_a_model_is_a_folder_a_run_a_checkpoint_or_an_adapter(run: Path, tmp_pat
         checkpoint.rmdir()
     with pytest.raises(DataError, match="has no checkpoint yet"):
         choose_model(config, str(run))
+
+
+def test_the_folder_of_a_training_is_one_of_a_run(run: Path) -> None:
+    """Its kind is in the folder: a configuration of `rollmesh run` has other keys."""
+    given = {"model": {"path": "base"}, "data": {"train": "rows", "max_tokens": 99}, "learner": {"lora": {"rank": 2}}}
+    for command in ("sft", "dpo"):
+        (run / "command").write_text(f"{command}\n")
+        save_config(read_trainer_config(command, given), run / "config.yaml")
+        for path in (run, run / "checkpoints" / "i0001-v00000004"):
+            chosen = choose_model(read(), str(path))
+            assert (chosen.name, chosen.base.path) == ("mine-i0001-v00000004", "base")
+            assert chosen.lora is not None
+            assert chosen.lora.rank == 2
+    (run / "command").write_text("rm\n")
+    save_config(read_trainer_config("rm", given), run / "config.yaml")
+    with pytest.raises(DataError, match="has a reward model, which answers nothing"):
+        choose_model(read(), str(run))
 
 
 def test_a_folder_is_continued_with_the_same_measurement_alone(tmp_path: Path) -> None:
