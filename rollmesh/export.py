@@ -29,6 +29,8 @@ def latest_checkpoint(run: Path) -> Path:
 def export_checkpoint(config: Config | TrainerConfig, checkpoint: Path, out: Path) -> None:
     """Writes model and tokenizer with the checkpoint's weights, in `model.dtype`, tensor by tensor and on no device.
 
+    A reward model becomes a sequence classifier.
+
     Args:
         config: of the run; its model folder or hub id gives architecture and tokenizer.
         checkpoint: folder of a checkpoint, of any world size.
@@ -40,7 +42,14 @@ def export_checkpoint(config: Config | TrainerConfig, checkpoint: Path, out: Pat
     """
     _require_readable(config)
     model = Path(resolve_model(config.model).path)
-    write_hf_folder(checkpoint, model, getattr(torch, config.model.dtype), out, config.learner.lora)
+    write_hf_folder(
+        checkpoint,
+        model,
+        getattr(torch, config.model.dtype),
+        out,
+        config.learner.lora,
+        classifier=isinstance(config, RewardModelConfig),
+    )
 
 
 def export_adapter(config: Config | TrainerConfig, checkpoint: Path, out: Path) -> None:
@@ -62,11 +71,6 @@ def export_adapter(config: Config | TrainerConfig, checkpoint: Path, out: Path) 
 
 
 def _require_readable(config: Config | TrainerConfig) -> None:
-    if isinstance(config, RewardModelConfig):
-        raise ConfigError(
-            "checkpoints of reward models are exported at the end of their training alone",
-            hint="hf/last has the model; with checkpoint.hf=[last,best] the same command leaves hf/best too",
-        )
     if not config.learner.has_readable_checkpoints:
         raise ConfigError(
             "only checkpoints of fsdp2 and megatron are read without their engine, and learner.engine is "

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from rollmesh.learner.engines.tensors.checkpoint_tensors import read_tensors
 from rollmesh.learner.engines.tensors.state import MODEL_KEY
 from rollmesh.learner.model_files.adapter_names import A_END, B_END, adapted_layer
+from rollmesh.learner.model_files.value_head import HEAD
 from rollmesh.mesh.errors import DataError
 
 
@@ -45,6 +46,11 @@ class CheckpointAdapter:
         wanted = {f"{layer}{end}": self._described[f"{layer}{end}"] for end in (A_END, B_END)}
         (_, a), (_, b) = read_tensors(self._checkpoint, wanted, torch.float32)
         return a, b
+
+    def head(self) -> Tensor | None:
+        """The weight of a value model's head, [1, hidden], in float32; None where the model has none."""
+        wanted = {name: tensor for name, tensor in self._described.items() if name == f"{HEAD}.weight"}
+        return next((weight for _, weight in read_tensors(self._checkpoint, wanted, torch.float32)), None)
 
 
 def _describe(checkpoint: Path) -> dict[str, Tensor]:

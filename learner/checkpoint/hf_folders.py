@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -20,9 +21,11 @@ from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, checkpoint_name,
 from rollmesh.learner.engines.interface import STATE_NAME
 from rollmesh.learner.engines.tensors.checkpoint_tensors import read_tensors
 from rollmesh.learner.model_files.adapter_names import A_END, B_END, peft_name
+from rollmesh.learner.model_files.classifier import SCORE, value_model_tensors, write_classifier
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.full_weights import read_full
 from rollmesh.learner.model_files.stored_model import StoredModel
+from rollmesh.learner.model_files.value_head import HEAD
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import ConfigError, DataError
@@ -34,7 +37,13 @@ FOLDER = "hf"
 
 
 def write_hf_folder(
-    checkpoint: Path, model: Path, dtype: torch.dtype, out: Path, lora: LoraSection | None = None
+    checkpoint: Path,
+    model: Path,
+    dtype: torch.dtype,
+    out: Path,
+    lora: LoraSection | None = None,
+    *,
+    classifier: bool = False,
 ) -> None:
     """Writes model and tokenizer with a checkpoint's weights.
 
@@ -44,6 +53,7 @@ def write_hf_folder(
         dtype: of floating-point tensors.
         out: folder to write; must not hold files yet.
         lora: the adapter that the checkpoint holds; it is merged with the model of the folder.
+        classifier: the checkpoint is of a reward model, which becomes a sequence classifier with one label.
 
     Raises:
         ConfigError: `out` is not empty, is a file, or cannot be a folder.
@@ -51,10 +61,13 @@ def write_hf_folder(
     """
     require_checkpoint(checkpoint)
     out = _empty(out)
-    with StoredModel(model) as source:
+    with StoredModel(model, backbone_only=classifier) as source:
         tensors = checkpoint_weights(checkpoint, source, dtype, lora)
         try:
-            write_folder(out, source, source.describe(), tensors, dtype)
+            if classifier:
+                write_classifier(out, source, value_model_tensors(source), tensors, dtype)
+            else:
+                write_folder(out, source, source.describe(), tensors, dtype)
         except BaseException:
             # Half a model is of no use, and the folder could not be given again.
             shutil.rmtree(out, ignore_errors=True)
@@ -83,7 +96,8 @@ def checkpoint_weights(
 
     Args:
         checkpoint: of any world size.
-        source: the model that gives the architecture, open; with an adapter, its base.
+        source: the model that gives the architecture, open; with an adapter, its base. Where its output layer is not
+            used, the checkpoint is of a value model on its backbone.
         dtype: of floating-point tensors.
         lora: the adapter that the checkpoint holds; it is merged with the model.
 
@@ -91,13 +105,17 @@ def checkpoint_weights(
         DataError: a damaged checkpoint, or one of another model.
     """
     check_actor_digests(checkpoint)
-    if lora is not None:
-        return read_full(source, dtype, CheckpointAdapter(checkpoint, lora.scale))
-    return read_tensors(checkpoint, source.describe(), dtype)
+    described = value_model_tensors(source) if source.backbone_only else source.describe()
+    if lora is None:
+        return read_tensors(checkpoint, described, dtype)
+    # The base has no head: it is trained whole, and is in the checkpoint.
+    head = {name: described.pop(name) for name in list(described) if name.startswith(f"{HEAD}.")}
+    base = read_full(source, dtype, CheckpointAdapter(checkpoint, lora.scale), described)
+    return chain(base, read_tensors(checkpoint, head, dtype))
 
 
 def write_adapter_folder(checkpoint: Path, model: Path, lora: LoraSection, out: Path) -> None:
-    """Writes a checkpoint's adapter alone, as peft does, in float32.
+    """Writes a checkpoint's adapter alone, as peft does, in float32; with it the head of a reward model.
 
     Args:
         checkpoint: of any world size.
@@ -116,9 +134,11 @@ def write_adapter_folder(checkpoint: Path, model: Path, lora: LoraSection, out: 
     for layer in sorted(adapter.layers):
         for end, matrix in zip((A_END, B_END), adapter.read(layer), strict=True):
             factors[peft_name(f"{layer}{end}")] = matrix
+    weight = adapter.head()
+    head = None if weight is None else (SCORE, weight)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_peft_folder(out, factors, alpha=lora.alpha, rslora=lora.rank_stabilized, base=str(model))
+        write_peft_folder(out, factors, alpha=lora.alpha, rslora=lora.rank_stabilized, base=str(model), head=head)
     except OSError as error:
         shutil.rmtree(out, ignore_errors=True)
         raise DataError(f"{out} cannot be written: {error.strerror or error}", hint="is the disk full?") from error

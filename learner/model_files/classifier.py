@@ -6,13 +6,17 @@ another one than the end token, which responses end with.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from rollmesh.learner.model_files.conversion import store_alike
+from rollmesh.learner.model_files.folder_writer import write_folder
+from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.learner.model_files.value_head import HEAD
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.tokenizer_files import load_optional_tokenizer
@@ -54,6 +58,38 @@ def classifier_of(language_model: PreTrainedModel, folder: Path) -> PreTrainedMo
         )
     store_alike(model, language_model)
     return model
+
+
+def value_model_tensors(source: StoredModel) -> dict[str, Tensor]:
+    """The tensors of a value model on a backbone, without memory: those of the backbone, and the head's weight.
+
+    Args:
+        source: the model, open; its output layer is not used.
+    """
+    prefix = f"{source.model.base_model_prefix}."
+    backbone = {name: tensor for name, tensor in source.describe().items() if name.startswith(prefix)}
+    width = source.model.config.get_text_config().hidden_size
+    return backbone | {f"{HEAD}.weight": torch.empty(1, width, device="meta")}
+
+
+def write_classifier(
+    folder: Path,
+    source: StoredModel,
+    described: Mapping[str, Tensor],
+    tensors: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype,
+) -> None:
+    """Writes a value model as a sequence classifier; arguments and errors as those of `write_folder`.
+
+    Args:
+        folder: made where it is absent.
+        source: gives configuration and tokenizer; it becomes the classifier.
+        described, tensors, dtype: of the value model.
+    """
+    source.model = classifier_of(source.model, source.folder)
+    renamed = ((classifier_name(name), tensor) for name, tensor in tensors)
+    write_folder(folder, source, {classifier_name(name): one for name, one in described.items()}, renamed, dtype)
+    set_padding(folder)
 
 
 def padding_token(tokenizer: PreTrainedTokenizerBase) -> int | None:

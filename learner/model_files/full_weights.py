@@ -5,7 +5,7 @@ Invariant: memory holds one tensor of the model, and one layer's adapter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -38,18 +38,24 @@ class Adapter(Protocol):
         ...
 
 
-def read_full(source: StoredModel, dtype: torch.dtype, adapter: Adapter | None = None) -> Iterator[tuple[str, Tensor]]:
+def read_full(
+    source: StoredModel,
+    dtype: torch.dtype,
+    adapter: Adapter | None = None,
+    described: Mapping[str, Tensor] | None = None,
+) -> Iterator[tuple[str, Tensor]]:
     """Full tensors of a model in its order, on the CPU.
 
     Args:
         source: open.
         dtype: of floating-point tensors.
         adapter: W + scale * B A takes the place of the weight W of its layers.
+        described: the tensors that are wanted, without memory; None: all.
 
     Raises:
         DataError: the adapter is of another model; a file cannot be read.
     """
-    shapes = source.describe()
+    shapes = source.describe() if described is None else described
     layers = adapter.layers if adapter is not None else frozenset()
     if adapter is not None and (unknown := sorted(layer for layer in layers if f"{layer}{_WEIGHT}" not in shapes)):
         raise DataError(

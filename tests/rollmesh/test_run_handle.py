@@ -15,6 +15,7 @@ from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.run_files import check_command
 from rollmesh.trainers import read_trainer_config
+from rollmesh.training.summary import TrainingSummary
 
 
 @pytest.fixture
@@ -59,7 +60,8 @@ def test_a_training_has_no_mesh_that_could_be_asked(folder: Path) -> None:
     save_config(read_trainer_config("rm", {"model": {"path": "m"}, "data": {"train": "t"}}), folder / "config.yaml")
     run = rollmesh.Run(folder)
     assert [found.version for found in run.checkpoints()] == [2, 3]
-    assert run.summary().command == "rm"
+    assert isinstance(summary := run.summary(), TrainingSummary)
+    assert summary.command == "rm"
     for request in (run.stop, run.request_checkpoint):
         with pytest.raises(DataError, match="is the folder of `rollmesh rm`, which has no mesh that could be asked"):
             request()

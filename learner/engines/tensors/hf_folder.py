@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.model_files.adapter_names import peft_name
-from rollmesh.learner.model_files.classifier import SCORE, classifier_name, classifier_of, set_padding
+from rollmesh.learner.model_files.classifier import SCORE, write_classifier
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.location import local_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
@@ -116,12 +116,8 @@ def _write(
 def _write_classifier(
     engine: Engine, model: ModelSection, folder: Path, tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype
 ) -> None:
-    described = {classifier_name(name): tensor for name, tensor in _described(engine, dtype).items()}
     with StoredModel(local_folder(model), backbone_only=True) as source:
-        source.model = classifier_of(source.model, source.folder)
-        renamed = ((classifier_name(name), tensor) for name, tensor in tensors)
-        write_folder(folder, source, described, renamed, dtype)
-    set_padding(folder)
+        write_classifier(folder, source, _described(engine, dtype), tensors, dtype)
 
 
 def _described(engine: Engine, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from rollmesh.export import export_checkpoint
+from rollmesh.export import export_adapter, export_checkpoint, latest_checkpoint
 from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.data.examples import Example, sequence_from
 from rollmesh.learner.metrics.catalogue import describe
@@ -26,6 +26,7 @@ from rollmesh.mesh.errors import ConfigError
 from rollmesh.reward_service.loading import load_function
 from rollmesh.reward_service.outcomes import RewardItem, Scored
 from rollmesh.run_files import read_any_config
+from rollmesh.run_handle import Run
 from tests.learner.trainers.tiny import metrics, train
 
 COMMANDS: list[tuple[str, str, dict[str, Any]]] = [
@@ -36,6 +37,13 @@ COMMANDS: list[tuple[str, str, dict[str, Any]]] = [
     ("dpo", "dpo", {"loss__name": "ipo", "learner__lora": "{rank: 4}"}),
     ("dpo", "kto", {"loss__name": "kto"}),
 ]
+
+
+def assert_same_folder(left: Path, right: Path) -> None:
+    """Compares the folder that a training leaves with that which is exported of its last checkpoint."""
+    assert sorted(path.name for path in left.iterdir()) == sorted(path.name for path in right.iterdir())
+    for path in left.iterdir():
+        assert path.read_bytes() == (right / path.name).read_bytes(), path.name
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -204,6 +212,7 @@ def test_a_reward_model_is_a_classifier_with_the_same_scores(
     scores = [outcome.total for outcome in found if isinstance(outcome, Scored)]
     assert scores == pytest.approx(expected, abs=1e-5)
     record = metrics(tmp_path / "rm")[-1]
+    assert_same_folder(folder, Run(tmp_path / "rm").export(tmp_path / "exported"))
     assert len(set(map(round, scores, [6] * 6))) == 6
     assert record["eval/rewards/accuracies"] > 0.5
 
@@ -223,6 +232,10 @@ def test_peft_loads_the_adapter_of_a_reward_model_with_its_head(
     assert expected.abs().max() > 1e-3
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     assert metrics(tmp_path / "rm")[-1]["eval/rewards/accuracies"] > 0.5
+    run = Run(tmp_path / "rm")
+    assert_same_folder(left / "last", run.export(tmp_path / "exported"))
+    export_adapter(run.config, latest_checkpoint(run.folder), tmp_path / "adapter")
+    assert_same_folder(left / "last-adapter", tmp_path / "adapter")
 
 
 def test_each_takes_the_folder_of_the_one_before(chat_model: Path, row_files: dict[str, Path], tmp_path: Path) -> None:
