@@ -85,16 +85,20 @@ def security_of(**given: Any) -> SecuritySection:
 
 
 def ended_run(run: Path | None, mesh: str | None) -> Path | None:
-    """The folder of the named run where it has ended and left a summary; else None."""
+    """The folder of the named run where it has ended and left a summary; else None. Trainings on data are left out."""
     from rollmesh.launcher import folder
+    from rollmesh.run_files import trained_by
 
     if mesh is not None:
         return None
     if run is None:
         if any(Path("runs").glob(f"*/{folder.MESH}")):
             return None
-        ended = sorted(Path("runs").glob(f"*/{folder.SUMMARY}"), key=lambda path: path.stat().st_mtime)
+        found = (path for path in Path("runs").glob(f"*/{folder.SUMMARY}") if trained_by(path.parent) is None)
+        ended = sorted(found, key=lambda path: path.stat().st_mtime)
         return ended[-1].parent if ended else None
+    if trained_by(run) is not None:
+        return None
     return run if (run / folder.SUMMARY).exists() and not (run / folder.MESH).exists() else None
 
 

@@ -32,7 +32,9 @@ def _samples(
     if (command := trained_by(run)) is not None:
         raise DataError(
             f"{run} is of `rollmesh {command}`, which trains on data and samples nothing",
-            hint=f"`rollmesh generate --model {run}/hf/last` shows what the model says",
+            hint=f"score with `model:{run}/hf/last`"
+            if command == "rm"
+            else f"`rollmesh generate --model {run}` shows what the model says",
         )
     for sample in read_samples(run, worst=worst, number=number):
         for line in sample_lines(sample):

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-import rollmesh
 from rollmesh.learner.checkpoint.names import checkpoint_name
 from rollmesh.learner.recovery.run_id import take_run_id
 from rollmesh.mesh.config import load_config, save_config
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.run_files import check_command
+from rollmesh.run_handle import Run
 from rollmesh.trainers import read_trainer_config
-from rollmesh.training.summary import TrainingSummary
+from rollmesh.training.summary import TrainingSummary, write_training_summary
+from tests.command import Command
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_results_are_read_from_the_folder(folder: Path) -> None:
-    run = rollmesh.Run(str(folder))
+    run = Run(str(folder))
     assert run.config.run.name == "r"
     assert [(record["step"], record["attempt"]) for record in run.metrics()] == [(1, 0), (2, 2), (3, 3)]
     assert [sample["reward"] for sample in run.samples(2)] == [0.9, 0.1]
@@ -49,7 +50,7 @@ def test_results_are_read_from_the_folder(folder: Path) -> None:
 
 
 def test_requests_need_a_run_in_progress(folder: Path) -> None:
-    run = rollmesh.Run(folder)
+    run = Run(folder)
     for request in (run.stop, run.request_checkpoint):
         with pytest.raises(DataError, match="is not in progress"):
             request()
@@ -58,13 +59,28 @@ def test_requests_need_a_run_in_progress(folder: Path) -> None:
 def test_a_training_has_no_mesh_that_could_be_asked(folder: Path) -> None:
     (folder / "command").write_text("rm\n")
     save_config(read_trainer_config("rm", {"model": {"path": "m"}, "data": {"train": "t"}}), folder / "config.yaml")
-    run = rollmesh.Run(folder)
+    run = Run(folder)
     assert [found.version for found in run.checkpoints()] == [2, 3]
     assert isinstance(summary := run.summary(), TrainingSummary)
     assert summary.command == "rm"
     for request in (run.stop, run.request_checkpoint):
         with pytest.raises(DataError, match="is the folder of `rollmesh rm`, which has no mesh that could be asked"):
             request()
+
+
+@pytest.mark.parametrize(
+    "command", [("ledger",), ("yield",), ("resume",), ("weights", "verify"), ("replay",), ("samples",)], ids=" ".join
+)
+def test_what_a_training_has_not_is_said_by_every_command(
+    folder: Path, rollmesh: Command, command: tuple[str, ...]
+) -> None:
+    (folder / "command").write_text("sft\n")
+    save_config(read_trainer_config("sft", {"model": {"path": "m"}, "data": {"train": "t"}}), folder / "config.yaml")
+    write_training_summary(folder, "sft", "finished", 0.0)
+    refused = rollmesh(*command, str(folder))
+    assert refused.returncode == DataError.exit_code
+    assert "of `rollmesh sft`, which" in refused.stderr
+    assert "hint: " in refused.stderr
 
 
 @pytest.mark.parametrize("command", ["run", "sft", "dpo"])
@@ -82,4 +98,4 @@ def test_a_command_is_not_begun_in_the_folder_of_another_one(folder: Path, comma
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a run folder"):
-        rollmesh.Run(tmp_path)
+        Run(tmp_path)
