@@ -15,6 +15,7 @@ from rollmesh import trainers
 from rollmesh.evaluation.runs import run_outcome
 from rollmesh.launcher.folder import locked
 from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.mesh.config import load_config, save_config
 from rollmesh.mesh.config.trainers.configs import CONFIGS
 from rollmesh.mesh.errors import ConfigError, DataError, RunBusyError
 from rollmesh.run_files import read_any_config
@@ -88,6 +89,15 @@ def test_one_training_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
     config = read_trainer_config("sft", GIVEN, [f"run.dir={tmp_path}"])
     with locked(tmp_path / "run"):
         assert run_here("sft", config) == RunBusyError.exit_code
+
+
+def test_no_training_begins_in_the_folder_of_a_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = read_trainer_config("sft", GIVEN, [f"run.dir={tmp_path}"])
+    (tmp_path / "run").mkdir()
+    save_config(load_config(GIVEN), tmp_path / "run" / "config.yaml")
+    assert run_here("sft", config) == ConfigError.exit_code
+    assert "is the folder of a `rollmesh run`" in capfd.readouterr().err
+    assert [path.name for path in (tmp_path / "run").glob("*.yaml")] == ["config.yaml"]
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:

@@ -43,6 +43,13 @@ def test_a_run_starts_continues_or_starts_over(config: Config, tmp_path: Path) -
     assert sorted(folder.rglob("*")) == before
 
 
+def test_the_folder_of_a_training_is_another_ones(config: Config) -> None:
+    begin(config)
+    (config.run.folder / "command").write_text("sft\n")
+    with pytest.raises(ConfigError, match="is the folder of a `rollmesh sft`"):
+        dry_run(config)
+
+
 def test_what_a_start_refuses_is_refused(config: Config, tmp_path: Path) -> None:
     begin(config)
     (config.run.folder / LOG_NAME).write_text("{}\n")
