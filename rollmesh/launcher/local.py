@@ -44,7 +44,6 @@ from rollmesh.protos import buffer_pb2
 from rollmesh.report.html import write_report
 from rollmesh.report.metrics import MetricsTail, Record, is_training
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary, write_summary
-from rollmesh.run_files import RUN, check_command
 
 _LOOK_EVERY_S = 1.0
 
@@ -167,8 +166,6 @@ class LocalRun:
             RollmeshError: what ended the run early.
         """
         config, record = self._config, _record(self._config)
-        if not self._fresh:
-            check_command(self._folder, RUN)
         kept = self._set_aside(record)
         with folders.locked(self._folder):
             before = self._begin(record, kept)

@@ -32,6 +32,7 @@ from rollmesh.mesh.files import require_writable
 from rollmesh.mesh.runtime.threads import available_cores
 from rollmesh.reward_service.loading import is_path, load_function
 from rollmesh.reward_service.routing import split_routes
+from rollmesh.run_files import RUN, check_command
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 # A module that loads a model when it is imported takes longer; its service waits for it.
@@ -80,11 +81,13 @@ def check_code(config: Config, *, fresh: bool = False) -> Iterator[Preparation]:
     Raises:
         ConfigError: a setting of the algorithm is wrong, or something that it needs is not configured. A function of
             the user's is not there. The devices do not suffice. The learner's state cannot be written to
-            `placement.rest_dir`.
+            `placement.rest_dir`. The folder is that of a training on data.
         DataError: a row of the data lacks a needed field; generators do not serve the model; the run's checkpoint is
             another algorithm's.
         RewardError: a reward function cannot be loaded.
     """
+    if not fresh:
+        check_command(config.run.folder, RUN)
     devices = device_plan(config)
     _check_rest(config, devices)
     with _learner_trial(config, devices, fresh=fresh) as learner:

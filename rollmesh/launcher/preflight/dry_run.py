@@ -12,7 +12,6 @@ from rollmesh.launcher.services import describe_threads, thread_plan
 from rollmesh.launcher.trials.opening import opening
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
-from rollmesh.run_files import RUN, check_command
 
 
 def dry_run(config: Config, *, fresh: bool = False, allow_changes: bool = False) -> list[str]:
@@ -48,7 +47,6 @@ def _begin(config: Config, *, fresh: bool, allow_changes: bool) -> list[str]:
     model, folder, name = Path(config.model.path), config.run.folder, config.run.name
     if fresh:
         return [f"run {name} would start over in {folder}"]
-    check_command(folder, RUN)
     record = RunRecord(config, model if model.is_dir() else None)
     before = Continuation.of(config, record.edited_files(), inputs_differ=record.inputs_differ())
     if before is None:
