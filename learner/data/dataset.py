@@ -65,6 +65,7 @@ def row_form(source: DataSource, prompt_key: str) -> RowForm:
         name=source.name,
         label=source.path if is_hub_id(source.path) else Path(source.path).stem,
         template_kwargs=source.chat_template_kwargs,
+        confined=is_hub_id(source.path),
     )
 
 

@@ -36,6 +36,7 @@ class RowForm:
         name: `data_source` of rows that have none; None: rows of verl's form need one.
         label: the same for rows of TRL's form where there is no name.
         template_kwargs: further arguments of the chat template.
+        confined: images are files of the dataset's own: it is a stranger's, and may name none elsewhere.
     """
 
     prompt_key: str = "prompt"
@@ -43,6 +44,7 @@ class RowForm:
     name: str | None = None
     label: str = "data"
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    confined: bool = False
 
     def has_columns(self, names: Collection[str]) -> bool:
         """True where a row with these fields has TRL's form."""
@@ -140,7 +142,7 @@ def parse_row(path: Path, index: int, record: Mapping[str, Any], form: RowForm, 
     images: tuple[ImageSource, ...] = ()
     if pictured:
         try:
-            prompt, images = _with_images(prompt, given or [], path.parent)
+            prompt, images = _with_images(prompt, given or [], path.parent, confined=form.confined)
         except ValueError as error:
             raise missing("images" if given else key, str(error)) from error
     return Row(
@@ -197,7 +199,7 @@ def _column_parts(record: Mapping[str, Any], form: RowForm) -> tuple[str, Any, M
 
 
 def _with_images(
-    prompt: str | list[dict[str, Any]], given: Sequence[Any], folder: Path
+    prompt: str | list[dict[str, Any]], given: Sequence[Any], folder: Path, *, confined: bool
 ) -> tuple[str | list[dict[str, Any]], tuple[ImageSource, ...]]:
     """A prompt with marked images, and the images in the order of their marks.
 
@@ -213,4 +215,5 @@ def _with_images(
     if places != len(given):
         raise ValueError(f"has {len(given)} images for {places} marks ({MARK}, or parts of type image)")
     others = iter(given)
-    return prompt, tuple(image_source(next(others) if value is None else value, folder) for value in brought)
+    values = (next(others) if value is None else value for value in brought)
+    return prompt, tuple(image_source(value, folder, confined=confined) for value in values)
