@@ -50,7 +50,7 @@ def _page(folder: Path, config: Config, summary: Summary) -> str:
     template = resources.files("rollmesh.report").joinpath("report.template.html").read_text(encoding="utf-8")
     return (
         template.replace("{{title}}", escape(f"Rollmesh: {summary.run}"))
-        .replace("{{figures}}", _plots(folder, config, summary))
+        .replace("{{plots}}", _plots(folder, config, summary))
         .replace("{{summary}}", _table(_rows(summary)))
         .replace("{{pushes}}", _grid(push_rows(summary, read_receivers(folder))))
         .replace("{{stalls}}", _grid(stall_grid(read_stalls(folder))))
