@@ -27,11 +27,11 @@ class Dataset(Protocol):
         ...
 
 
-Rows = Dataset | Iterable[Mapping[str, Any]]
+RowObjects = Dataset | Iterable[Mapping[str, Any]]
 """Rows of a dataset: the library's object, or mappings."""
 
 
-def write_rows(rows: Rows, folder: Path, name: str) -> Path:
+def write_rows(rows: RowObjects, folder: Path, name: str) -> Path:
     """Writes rows as a file of `folder`, unless it is there.
 
     Args:
