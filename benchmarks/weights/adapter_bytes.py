@@ -2,10 +2,10 @@
 
     python -m benchmarks.weights.adapter_bytes --json bytes.json
 
-The first model is that of the demonstration. Its pushes are real: the learner's engine exports it, the publisher
-announces it, and a receiver in a process of its own fetches it over gRPC and says how many bytes came. The other
-models are counted by the sums of `rollmesh plan`, which have to agree with the pushes of the first to the byte. Half a
-minute on a CPU, most of it the start of processes.
+The first model is that of the demonstration. Its pushes are real: the learner's engine exports it, and the publisher
+announces it. A receiver in a process of its own fetches it over gRPC, and says how many bytes came. The other models
+are counted by the sums of `rollmesh plan`, which have to agree with the pushes of the first to the byte. Half a minute
+on a CPU, most of it the start of processes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PushBytes:
 
     @property
     def share(self) -> float:
-        """Of all weights."""
+        """The adapter's share of all weights."""
         return self.adapter / self.full
 
 
