@@ -98,7 +98,7 @@ class SeenPrompt(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class MemberMeta(_message.Message):
-    __slots__ = ("member", "outcome", "reward", "components", "reason", "finish_reason", "prompt_tokens", "response_tokens", "oldest", "newest", "generator", "finished_unix_ns", "side", "figures")
+    __slots__ = ("member", "outcome", "reward", "components", "reason", "finish_reason", "prompt_tokens", "response_tokens", "oldest", "newest", "generator", "finished_unix_ns", "side", "metrics")
     class ComponentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -106,7 +106,7 @@ class MemberMeta(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
-    class FiguresEntry(_message.Message):
+    class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -126,7 +126,7 @@ class MemberMeta(_message.Message):
     GENERATOR_FIELD_NUMBER: _ClassVar[int]
     FINISHED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     SIDE_FIELD_NUMBER: _ClassVar[int]
-    FIGURES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     member: int
     outcome: Outcome
     reward: float
@@ -140,8 +140,8 @@ class MemberMeta(_message.Message):
     generator: str
     finished_unix_ns: int
     side: _containers.RepeatedCompositeFieldContainer[SideData]
-    figures: _containers.ScalarMap[str, float]
-    def __init__(self, member: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., response_tokens: _Optional[int] = ..., oldest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., newest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., generator: _Optional[str] = ..., finished_unix_ns: _Optional[int] = ..., side: _Optional[_Iterable[_Union[SideData, _Mapping]]] = ..., figures: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, member: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., response_tokens: _Optional[int] = ..., oldest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., newest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., generator: _Optional[str] = ..., finished_unix_ns: _Optional[int] = ..., side: _Optional[_Iterable[_Union[SideData, _Mapping]]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class SideData(_message.Message):
     __slots__ = ("name", "bytes", "digest", "dtype", "shape")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from rollmesh.caller_callbacks import called_back, with_callbacks
-from rollmesh.data.objects import Rows, with_rows
+from rollmesh.data.objects import RowObjects, with_rows
 from rollmesh.evaluation.evaluate import Evaluation, EvaluationRequest
 from rollmesh.evaluation.function_identity import function_identity
 from rollmesh.evaluation.settings import read_for_evaluation
@@ -51,8 +51,8 @@ def train(
     config: Config | Mapping[str, Any] | Path | str,
     reward_fn: RewardFunction | str | Sequence[RewardFunction | str] | None = None,
     *,
-    train: Rows | Path | str | None = None,
-    eval: Rows | Path | str | None = None,  # noqa: A002 - the name of the configuration's key
+    train: RowObjects | Path | str | None = None,
+    eval: RowObjects | Path | str | None = None,  # noqa: A002 - the name of the configuration's key
     callbacks: Sequence[Callback | str] = (),
     overrides: Sequence[str] = (),
     quiet: bool = False,

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollmesh.data.objects import Rows, with_rows
+from rollmesh.data.objects import RowObjects, with_rows
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.folder import locked, set_aside
 from rollmesh.launcher.preflight.changes import describe_changes
@@ -45,8 +45,8 @@ Source = TrainerConfig | Mapping[str, Any] | Path | str
 def sft(
     config: Source,
     *,
-    train: Rows | Path | str | None = None,
-    eval: Rows | Path | str | None = None,  # noqa: A002 - the name of the configuration's key
+    train: RowObjects | Path | str | None = None,
+    eval: RowObjects | Path | str | None = None,  # noqa: A002 - the name of the configuration's key
     overrides: Sequence[str] = (),
     fresh: bool = False,
 ) -> Path:
@@ -74,8 +74,8 @@ def sft(
 def rm(
     config: Source,
     *,
-    train: Rows | Path | str | None = None,
-    eval: Rows | Path | str | None = None,  # noqa: A002 - the name of the configuration's key
+    train: RowObjects | Path | str | None = None,
+    eval: RowObjects | Path | str | None = None,  # noqa: A002 - the name of the configuration's key
     overrides: Sequence[str] = (),
     fresh: bool = False,
 ) -> Path:
@@ -86,8 +86,8 @@ def rm(
 def dpo(
     config: Source,
     *,
-    train: Rows | Path | str | None = None,
-    eval: Rows | Path | str | None = None,  # noqa: A002 - the name of the configuration's key
+    train: RowObjects | Path | str | None = None,
+    eval: RowObjects | Path | str | None = None,  # noqa: A002 - the name of the configuration's key
     overrides: Sequence[str] = (),
     fresh: bool = False,
 ) -> Path:
@@ -189,7 +189,7 @@ def _train(
     command: str,
     source: Source,
     overrides: Sequence[str],
-    rows: Mapping[str, Rows | Path | str | None],
+    rows: Mapping[str, RowObjects | Path | str | None],
     *,
     fresh: bool,
 ) -> Path:

@@ -34,11 +34,13 @@ from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.mesh.weights.adapter import FROZEN_BASE
 from rollmesh.protos import membership_pb2, weights_pb2, weights_pb2_grpc
 
 RUN = "benchmark"
 _OPEN = SecuritySection(allow_insecure=True)
 _PUSH_S = 120.0
+_GENERATOR = "generator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,11 @@ class _Service(WeightsService):
 class LearnerEnd:
     """A publisher with its service, and the receivers that were started for it."""
 
-    def __init__(self, bridge: AsyncBridge, host: str, encoding: EncodingName) -> None:
-        self.publisher = WeightPublisher(RUN, {}, PublishRules(transport="grpc", encoding=encoding))
+    def __init__(
+        self, bridge: AsyncBridge, host: str, encoding: EncodingName, adapter_scale: float | None = None
+    ) -> None:
+        rules = PublishRules(transport="grpc", encoding=encoding, adapter_scale=adapter_scale)
+        self.publisher = WeightPublisher(RUN, {}, rules)
         self._encoding = encoding
         self._bridge = bridge
         self._service = _Service(self.publisher)
@@ -106,6 +111,10 @@ class LearnerEnd:
         finally:
             process.communicate(timeout=20)
 
+    def publish_base(self, tensors: Iterable[tuple[str, torch.Tensor]], wire: torch.dtype) -> None:
+        """Publishes the base to which all versions belong; receivers fetch it with the first of these."""
+        self.publisher.publish(FROZEN_BASE, tensors, wire)
+
     def push(self, tensors: Iterable[tuple[str, torch.Tensor]], wire: torch.dtype) -> Push:
         """Publishes the next version and waits until the receiver has it in service."""
         self._version += 1
@@ -128,7 +137,7 @@ class _Named:
 
     def __init__(self, address: str) -> None:
         self.learner = membership_pb2.Member(member_id="learner", address=address)
-        self.policy = None
+        self.policy, self.member_id = None, _GENERATOR
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Nothing changes."""
@@ -158,7 +167,7 @@ class _Engine:
 async def _receive(address: str, encoding: EncodingName) -> None:
     link = LearnerDirectory(cast(MembershipAgent, _Named(address)), SecuritySection())
     engine = cast(InferenceEngine, _Engine())
-    settings = ReceiverSettings(member_id="generator", run=RUN, host_id="far", transport="grpc", encoding=encoding)
+    settings = ReceiverSettings(member_id=_GENERATOR, run=RUN, host_id="far", transport="grpc", encoding=encoding)
     receiver = WeightReceiver(link, engine, settings)
     running = asyncio.create_task(receiver.run())
     # Until the benchmark closes this process' input.

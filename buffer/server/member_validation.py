@@ -144,8 +144,8 @@ def _check_scored(meta: trajectory.MemberMeta, payload: bytes, pieces: int, size
         raise PayloadError("meta.reward", f"must be finite, got {meta.reward}")
     if components := meta.components:
         _check_finite("components", components)
-    if figures := meta.figures:
-        _check_finite("figures", figures)
+    if metrics := meta.metrics:
+        _check_finite("metrics", metrics)
     ranges, oldest, newest = _span(versions.versions)
     _check_version("oldest", meta.oldest, oldest)
     _check_version("newest", meta.newest, newest)

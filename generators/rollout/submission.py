@@ -256,7 +256,7 @@ class TrajectorySubmitter:
             newest=sampled.versions.newest._asdict(),
             generator=self._generator_id,
             finished_unix_ns=finished.finished_unix_ns,
-            figures=result.stats if isinstance(result, EpisodeResult) else None,
+            metrics=result.stats if isinstance(result, EpisodeResult) else None,
         )
 
     def _write_of_failure(self, group: ActiveGroup, member: int, reason: str) -> PendingWrite:

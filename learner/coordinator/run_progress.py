@@ -49,8 +49,8 @@ class RunProgress:
 
     def totals_to_wire(self) -> dict[str, object]:
         """The totals alone: a replay continues no lineage."""
-        return {"figures": self.totals.to_wire()}
+        return {"totals": self.totals.to_wire()}
 
 
 def _stored_totals(extra: Mapping[str, Any]) -> RunTotals:
-    return RunTotals.from_wire(extra["figures"]) if "figures" in extra else RunTotals()
+    return RunTotals.from_wire(extra["totals"]) if "totals" in extra else RunTotals()

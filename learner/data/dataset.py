@@ -85,6 +85,7 @@ def row_form(source: DataSource, prompt_key: str) -> PromptForm:
         label=source.path if is_hub_id(source.path) else Path(source.path).stem,
         template_kwargs=source.chat_template_kwargs,
         sampling=source.sampling,
+        confined=is_hub_id(source.path),
     )
 
 

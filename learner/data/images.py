@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rollmesh.learner.data.locations import stays_inside
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.images import MAX_IMAGE_BYTES
 
@@ -25,15 +26,20 @@ _BASE64 = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")
 _IMAGE_PARTS = ("image", "image_url")
 
 
-def image_source(value: Any, folder: Path) -> ImageSource:
+def image_source(value: Any, folder: Path, *, confined: bool = False) -> ImageSource:
     """The source of an image of a row.
 
+    Args:
+        value: as the row has it.
+        folder: from which relative paths lead.
+        confined: a path may not leave the folder.
+
     Raises:
-        ValueError: its form is unknown.
+        ValueError: its form is unknown, or its path leaves the folder.
     """
     if isinstance(value, Mapping):
         content = value.get("bytes")
-        return image_source(content if content is not None else value.get("path"), folder)
+        return image_source(content if content is not None else value.get("path"), folder, confined=confined)
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str) or not value:
@@ -46,6 +52,8 @@ def image_source(value: Any, folder: Path) -> ImageSource:
             raise ValueError(f"is not valid base64: {error}") from error
     if "://" in value:
         raise ValueError("is a URL: images are not fetched from the network")
+    if confined and not stays_inside(value):
+        raise ValueError(f"names {value}, which lies outside of the dataset")
     return folder / value
 
 

@@ -159,10 +159,11 @@ def _hub_splits(card: Path, source: DataSource) -> dict[str, list[str]] | None:
     except yaml.YAMLError as error:
         raise DataError(f"dataset {source.path}: the head of its README.md is no YAML: {error}") from error
     given = values.get("configs") if isinstance(values, dict) else None
-    subsets = {str(item["config_name"]): item.get("data_files") for item in given or () if "config_name" in item}
+    described = [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
+    subsets = {str(item["config_name"]): item.get("data_files") for item in described if "config_name" in item}
     if not subsets:
         return None
-    marked = [item["config_name"] for item in given or () if item.get("default")]
+    marked = [str(item.get("config_name")) for item in described if item.get("default")]
     likely = [*marked, *(name for name in subsets if name == "default"), *(subsets if len(subsets) == 1 else ())]
     subset = source.subset or next(iter(likely), None)
     if subset not in subsets:
@@ -173,9 +174,30 @@ def _hub_splits(card: Path, source: DataSource) -> dict[str, list[str]] | None:
         files = [{"split": _SPLIT, "path": files}]
     if not isinstance(files, list):
         return None
-    return {
-        str(item["split"]): [item["path"]] if isinstance(item["path"], str) else list(item["path"]) for item in files
-    }
+    splits: dict[str, list[str]] = {}
+    for item in files:
+        paths = item.get("path") if isinstance(item, dict) else None
+        patterns = [paths] if isinstance(paths, str) else paths
+        if not isinstance(patterns, list) or not patterns or "split" not in item:
+            raise _wrong_card(source, f"an entry of data_files has no split or no path: {item}")
+        splits[str(item["split"])] = [_inner(pattern, source) for pattern in patterns]
+    return splits
+
+
+def _inner(pattern: Any, source: DataSource) -> str:
+    """A pattern of a card, which names files of its dataset alone: cards are strangers' texts."""
+    if not isinstance(pattern, str) or not pattern or not stays_inside(pattern):
+        raise _wrong_card(source, f"data_files names {pattern!r}, which lies outside of the dataset")
+    return pattern
+
+
+def stays_inside(path: str) -> bool:
+    """True for a relative path or pattern that does not leave its folder."""
+    return not Path(path).is_absolute() and ".." not in Path(path).parts
+
+
+def _wrong_card(source: DataSource, why: str) -> DataError:
+    return DataError(f"dataset {source.path}: its README.md is wrong: {why}", hint="download it, and name its files")
 
 
 def _snapshot(source: DataSource, patterns: list[str], *, download: bool) -> Path:

@@ -40,6 +40,7 @@ class PromptForm:
         label: the same for rows of TRL's form where there is no name.
         template_kwargs: further arguments of the chat template.
         sampling: of responses, where the source has settings of its own.
+        confined: images are files of the dataset's own: it is a stranger's, and may name none elsewhere.
     """
 
     prompt_key: str = "prompt"
@@ -48,6 +49,7 @@ class PromptForm:
     label: str = "data"
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     sampling: SourceSampling = field(default_factory=SourceSampling)
+    confined: bool = False
 
     @property
     def nulls_alone(self) -> bool:
@@ -94,7 +96,7 @@ class PromptForm:
         images: tuple[ImageSource, ...] = ()
         if pictured:
             try:
-                prompt, images = _with_images(prompt, given or [], path.parent)
+                prompt, images = _with_images(prompt, given or [], path.parent, confined=self.confined)
             except ValueError as error:
                 raise missing("images" if given else key, str(error)) from error
         origin = f"{path}, row {index}"
@@ -173,7 +175,7 @@ def _column_parts(record: Mapping[str, Any], form: PromptForm) -> tuple[str, Any
 
 
 def _with_images(
-    prompt: str | list[dict[str, Any]], given: Sequence[Any], folder: Path
+    prompt: str | list[dict[str, Any]], given: Sequence[Any], folder: Path, *, confined: bool
 ) -> tuple[str | list[dict[str, Any]], tuple[ImageSource, ...]]:
     """A prompt with marked images, and the images in the order of their marks.
 
@@ -189,4 +191,5 @@ def _with_images(
     if places != len(given):
         raise ValueError(f"has {len(given)} images for {places} marks ({MARK}, or parts of type image)")
     others = iter(given)
-    return prompt, tuple(image_source(next(others) if value is None else value, folder) for value in brought)
+    values = (next(others) if value is None else value for value in brought)
+    return prompt, tuple(image_source(value, folder, confined=confined) for value in values)

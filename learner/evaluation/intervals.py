@@ -4,7 +4,7 @@ The unit is the prompt: responses to one prompt are not independent, and prompts
 and the interval says how the mean would vary with other prompts of the same kind. It is the percentile bootstrap (Efron
 and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13): means of prompts drawn with putting back. For the
 difference of two models each prompt gives the difference of its two values, which is less noisy than two means apart.
-Of many different values the mean is normal, and so is its interval.
+The mean of many different values is nearly normal, and they have the normal interval.
 
 Invariants: the same values give the same interval, whatever their order. An interval takes less than a second.
 """

@@ -72,7 +72,7 @@ class EvalResult:
             "version": self.policy.version,
             "reward": self.reward,
             "by_source": self.by_source,
-            "figures": self.metrics,
+            "metrics": self.metrics,
             "scored": self.scored,
             "failed": self.failed,
             "response_length": self.response_length,

@@ -58,8 +58,8 @@ def group_metrics(groups: Sequence[SampledGroup]) -> dict[str, Any]:
         values = [member.components[name] for member in scored if name in member.components]
         metrics[f"rewards/{name}/mean"] = float(np.mean(values))
         metrics[f"rewards/{name}/std"] = _sample_std(values)
-    for name in sorted({name for member in scored for name in member.figures}):
-        metrics[f"agent/{name}/mean"] = float(np.mean([m.figures[name] for m in scored if name in m.figures]))
+    for name in sorted({name for member in scored for name in member.metrics}):
+        metrics[f"agent/{name}/mean"] = float(np.mean([m.metrics[name] for m in scored if name in m.metrics]))
     greedy = [group.baseline_reward for group in groups if group.baseline_reward is not None]
     if greedy:
         metrics["reward/greedy/mean"] = float(np.mean(greedy))

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rollmesh.mesh.config.base import Section, section_of
+from rollmesh.mesh.config.base import Section, holds_several, section_of
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.trainers.configs import CONFIGS
 
@@ -55,16 +55,31 @@ def _trainers() -> Iterator[str]:
         yield ""
 
 
-def _rows(section: type[Section], prefix: str) -> Iterator[tuple[str, str, str, str]]:
+def _rows(
+    section: type[Section], prefix: str, plain: frozenset[type[Section]] = frozenset()
+) -> Iterator[tuple[str, str, str, str]]:
+    """The keys of a section; those of an optional one too, unless the same section is there plainly.
+
+    Args:
+        section: whose keys are listed.
+        prefix: of their names.
+        plain: sections whose keys are listed above.
+    """
+    inside = [field.annotation for field in section.model_fields.values()]
+    plain |= {inner for inner in inside if isinstance(inner, type) and issubclass(inner, Section)}
     for name, field in section.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, Section):
-            yield from _rows(inner, f"{prefix}{name}.")
+            yield from _rows(inner, f"{prefix}{name}.", plain)
             continue
         yield f"{prefix}{name}", _kind(inner), _default(field), (field.description or "").replace("|", "\\|")
         entries = section_of(inner)
-        if entries is not None and (origin := get_origin(inner)) in (dict, tuple):
-            yield from _rows(entries, f"{prefix}{name}.{'NAME' if origin is dict else 'N'}.")
+        if entries is None:
+            continue
+        if (origin := get_origin(inner)) in (dict, tuple):
+            yield from _rows(entries, f"{prefix}{name}.{'NAME' if origin is dict else 'N'}.", plain)
+        elif origin in (Union, UnionType) and entries not in plain and not holds_several(inner):
+            yield from _rows(entries, f"{prefix}{name}.", plain)
 
 
 def _kind(annotation: Any) -> str:

@@ -38,6 +38,7 @@ VLLM: Mapping[str, str] = {
     "enable_return_routed_experts": _set_by("rollout.vllm.routed_experts"),
     "weight_transfer_config": _set_by("rollout.vllm.transfer"),
     "seed": _set_by("run.seed"),
+    **dict.fromkeys(("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras"), _set_by("learner.lora")),
     **dict.fromkeys(
         (
             "load_format",
@@ -98,6 +99,17 @@ SGLANG: Mapping[str, str] = {
     "max_total_tokens": _set_by("rollout.sglang.kv_cache_tokens"),
     "disable_overlap_schedule": _set_by("weights.kv"),
     "random_seed": _set_by("run.seed"),
+    **dict.fromkeys(
+        (
+            "enable_lora",
+            "lora_paths",
+            "lora_target_modules",
+            "max_loaded_loras",
+            "max_lora_rank",
+            "max_loras_per_batch",
+        ),
+        _set_by("learner.lora"),
+    ),
     **dict.fromkeys(("load_format", "skip_tokenizer_init", "host", "port", "device", "base_gpu_id"), _OURS),
     **dict.fromkeys(
         (

@@ -30,8 +30,8 @@ class WeightsSection(Section):
         "auto",
         description="Running sequences at a swap: keep their KV cache; recompute it, all at once; or "
         "interrupt them. Interrupted ones continue from their tokens, prefilled again over "
-        "several steps. With auto it is keep; with sglang recompute, since keep turns off the "
-        "overlap of its scheduler with the device.",
+        "several steps. With auto it is keep; with sglang recompute, unless adapters are served, "
+        "since keep turns off the overlap of its scheduler with the device.",
     )
     bucket_bytes: PositiveInt = Field(64 << 20, description="Bytes per bucket.")
     keep_versions: PositiveInt | None = Field(

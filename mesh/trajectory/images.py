@@ -80,7 +80,7 @@ def has_processor(folder: Path) -> bool:
 
 
 _Processed: TypeAlias = "tuple[list[tuple[int, ...]], Mapping[str, torch.Tensor]]"
-"""Of each image its tokens; of all together the inputs of the model's vision part."""
+"""The tokens of each image, and the inputs of the model's vision part for all together."""
 
 
 class ImageProcessor:

@@ -30,7 +30,7 @@ class Dataset(Protocol):
         ...
 
 
-Rows = Dataset | Iterable[Mapping[str, Any]]
+RowObjects = Dataset | Iterable[Mapping[str, Any]]
 """Rows of a dataset: the library's object, or mappings."""
 ROWS = "rows"
 """Folder below `run.dir` with rows that were objects."""
@@ -39,7 +39,9 @@ _PENDING = "pending.jsonl"
 
 
 def with_rows(
-    read: Callable[[Sequence[str]], AnyConfig], overrides: Sequence[str], given: Mapping[str, Rows | Path | str | None]
+    read: Callable[[Sequence[str]], AnyConfig],
+    overrides: Sequence[str],
+    given: Mapping[str, RowObjects | Path | str | None],
 ) -> AnyConfig:
     """A configuration with these rows as its data.
 
@@ -52,7 +54,7 @@ def with_rows(
         ConfigError: the configuration is wrong, or an object holds no rows.
         DataError: the disk refuses.
     """
-    data: dict[str, Rows | Path | str] = {name: rows for name, rows in given.items() if rows is not None}
+    data: dict[str, RowObjects | Path | str] = {name: rows for name, rows in given.items() if rows is not None}
     # `run.dir` is known once the configuration is read, and that is refused without `data.train`.
     config = read([*overrides, *(f"data.{name}={_PENDING}" for name in data)])
     sources = {}
@@ -62,7 +64,7 @@ def with_rows(
     return config.model_copy(update={"data": config.data.model_copy(update=sources)})
 
 
-def write_rows(rows: Rows, folder: Path, name: str) -> Path:
+def write_rows(rows: RowObjects, folder: Path, name: str) -> Path:
     """Writes rows as a file of `folder`, unless it is there.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any
 from rollmesh.mesh.errors import DataError
 from rollmesh.reward_service.scorers.boxes import last_boxed
 
-Record = Mapping[str, Any]
+PublishedRecord = Mapping[str, Any]
 
 
 class UnusableRecordError(Exception):
@@ -58,13 +58,13 @@ class Recipe:
     ability: str
     instruction: str
     published: str
-    read: Callable[[Record], Problem]
+    read: Callable[[PublishedRecord], Problem]
     reward: str = ""
     preamble: str = ""
     about: tuple[str, ...] = ()
     with_images: bool = False
 
-    def problem(self, record: Record) -> Problem:
+    def problem(self, record: PublishedRecord) -> Problem:
         """The problem of a record, with what its row keeps of it.
 
         Raises:
@@ -90,7 +90,7 @@ def recipe_named(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def _given(record: Record, *names: str) -> Any:
+def _given(record: PublishedRecord, *names: str) -> Any:
     """The first of these fields that a record has, whatever its case.
 
     Raises:
@@ -103,14 +103,14 @@ def _given(record: Record, *names: str) -> Any:
     return value
 
 
-def _text(record: Record, *names: str) -> str:
+def _text(record: PublishedRecord, *names: str) -> str:
     text = str(_given(record, *names)).strip()
     if not text:
         raise UnusableRecordError(f"field `{names[0]}` is empty")
     return text
 
 
-def _gsm8k(record: Record) -> Problem:
+def _gsm8k(record: PublishedRecord) -> Problem:
     """The solution ends with `#### 1,234`."""
     _, mark, answer = _text(record, "answer").rpartition("####")
     answer = answer.strip().replace(",", "")
@@ -119,7 +119,7 @@ def _gsm8k(record: Record) -> Problem:
     return Problem(_text(record, "question"), answer)
 
 
-def _math(record: Record) -> Problem:
+def _math(record: PublishedRecord) -> Problem:
     r"""The answer is given (MATH-500), or the last `\boxed{}` of the solution (Hendrycks et al., arXiv:2103.03874)."""
     if record.get("answer") is not None:
         return Problem(_text(record, "problem"), _text(record, "answer"))
@@ -136,7 +136,7 @@ _DAPO_HEAD = (
 _DAPO_TAIL = 'Remember to put your answer on its own line after "Answer:".'
 
 
-def _dapo_math(record: Record) -> Problem:
+def _dapo_math(record: PublishedRecord) -> Problem:
     """verl's rows, whose prompts have the instruction; it is taken off, and stands in every prompt again later."""
     if "reward_model" not in record:
         return Problem(_text(record, "problem", "question", "prompt"), _text(record, "answer", "solution"))
@@ -151,7 +151,7 @@ def _dapo_math(record: Record) -> Problem:
     return Problem(question, answer)
 
 
-def _aime(record: Record) -> Problem:
+def _aime(record: PublishedRecord) -> Problem:
     """Published by several hands: `problem` or `question`, `answer` in any case; or verl's rows."""
     if "reward_model" in record:
         return _dapo_math(record)
@@ -161,7 +161,7 @@ def _aime(record: Record) -> Problem:
     return Problem(_text(record, "problem", "question"), answer)
 
 
-def _geo3k(record: Record) -> Problem:
+def _geo3k(record: PublishedRecord) -> Problem:
     images = _given(record, "images")
     if not isinstance(images, list) or not images:
         raise UnusableRecordError("field `images` is no list of images")
@@ -170,7 +170,7 @@ def _geo3k(record: Record) -> Problem:
     return Problem("<image>" * max(0, missing) + question, _text(record, "answer"), images=images)
 
 
-def _countdown(record: Record) -> Problem:
+def _countdown(record: PublishedRecord) -> Problem:
     """Numbers and a target. The ground truth is JSON of both, for a reward function of the user's."""
     try:
         numbers, target = [int(number) for number in _given(record, "nums", "numbers")], int(_given(record, "target"))

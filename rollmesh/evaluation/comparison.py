@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollmesh.evaluation.summary import Record, scored_responses
+from rollmesh.evaluation.summary import PromptRecord, scored_responses
 from rollmesh.learner.evaluation.intervals import LEVEL, Estimate, estimate_mean
 from rollmesh.learner.evaluation.metrics import prompt_metrics
 from rollmesh.mesh.errors import DataError
@@ -39,7 +39,7 @@ class Measured:
     name: str
     data: str
     measurement: Mapping[str, Any]
-    records: Sequence[Record]
+    records: Sequence[PromptRecord]
 
     @property
     def n(self) -> int:

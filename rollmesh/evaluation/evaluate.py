@@ -14,7 +14,7 @@ from rollmesh.evaluation.identity import claim_folder, identity_of
 from rollmesh.evaluation.local import LocalEvaluation
 from rollmesh.evaluation.model_choice import ModelChoice, choose_model
 from rollmesh.evaluation.settings import evaluation_config
-from rollmesh.evaluation.summary import EvaluationSummary, Record, summarize_records
+from rollmesh.evaluation.summary import EvaluationSummary, PromptRecord, summarize_records
 from rollmesh.launcher import folder as folders
 from rollmesh.launcher.console.view import View
 from rollmesh.launcher.preflight.checks import check_files, check_rewards
@@ -103,7 +103,7 @@ class Evaluation:
             execute(launch)
         return self._summarize()
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[PromptRecord]:
         """The prompts that have responses, in the order of the file."""
         found = (record for record in read_responses(self.folder / RESPONSES) if record["row"] in self._asked)
         return sorted(found, key=lambda record: int(record["row"]))

@@ -59,7 +59,7 @@ class _Reading:
             return [self.value(value.__func__), self.value(value.__self__)]
         if isinstance(value, FunctionType):
             return self._function(value)
-        return self._object(value)
+        return self._fields(value)
 
     def _function(self, function: FunctionType) -> Any:
         if function.__module__ != self._module:
@@ -78,7 +78,7 @@ class _Reading:
         constants = [self._code(one) if isinstance(one, CodeType) else self.value(one) for one in code.co_consts]
         return [code.co_code.hex(), list(code.co_names), constants]
 
-    def _object(self, value: Any) -> Any:
+    def _fields(self, value: Any) -> Any:
         if isinstance(value, type) and self._is_own(value):
             return [_name(value), [[name, self.value(one)] for name, one in vars(value).items() if callable(one)]]
         if hasattr(value, "__qualname__") or isinstance(value, ModuleType):

@@ -14,7 +14,7 @@ from rollmesh.evaluation.evaluate import Evaluation, EvaluationRequest
 from rollmesh.evaluation.local import LocalEvaluation
 from rollmesh.evaluation.prompts import Prompt, parse_prompts, read_prompts, write_prompts
 from rollmesh.evaluation.settings import WITHOUT_REWARDS, read_for_evaluation
-from rollmesh.evaluation.summary import Record
+from rollmesh.evaluation.summary import PromptRecord
 from rollmesh.launcher.console.view import View
 
 _STDIN = Path("-")
@@ -85,7 +85,7 @@ def _read(file: Path | None) -> list[Prompt]:
     return parse_prompts(sys.stdin.read(), "stdin", _KEY) if file == _STDIN else read_prompts(file, _KEY)
 
 
-def _line(record: Record) -> str:
+def _line(record: PromptRecord) -> str:
     """A prompt and its responses, without what concerns rewards."""
     kept = {key: value for key, value in record.items() if key not in ("data_source", "ground_truth", "responses")}
     responses = []

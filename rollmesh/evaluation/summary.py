@@ -15,7 +15,7 @@ from typing import Any
 from rollmesh.learner.evaluation.intervals import LEVEL, Estimate, estimate_mean
 from rollmesh.learner.evaluation.metrics import prompt_metrics
 
-Record = Mapping[str, Any]
+PromptRecord = Mapping[str, Any]
 """A prompt with its responses (`rollmesh.learner.evaluation.result.prompt_record`)."""
 
 
@@ -54,7 +54,7 @@ class EvaluationSummary:
 
 
 def summarize_records(
-    records: Iterable[Record], *, name: str, folder: str, asked: int, n: int, right_at: float
+    records: Iterable[PromptRecord], *, name: str, folder: str, asked: int, n: int, right_at: float
 ) -> EvaluationSummary:
     """The result of an evaluation.
 
@@ -103,14 +103,14 @@ def summarize_records(
     )
 
 
-def scored_responses(record: Record) -> list[tuple[float, str]]:
+def scored_responses(record: PromptRecord) -> list[tuple[float, str]]:
     """Reward and text of the scored responses to a prompt."""
     return [
         (response["reward"], response["text"]) for response in record["responses"] if response["reward"] is not None
     ]
 
 
-def unscored_responses(record: Record) -> list[Mapping[str, Any]]:
+def unscored_responses(record: PromptRecord) -> list[Mapping[str, Any]]:
     """The responses to a prompt that have no score."""
     return [response for response in record["responses"] if response["reward"] is None]
 

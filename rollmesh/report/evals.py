@@ -30,13 +30,13 @@ def evaluations(run: Path) -> tuple[list[dict[str, Any]], Best | None]:
 
 def result_table(results: list[dict[str, Any]], best: Best | None) -> tuple[list[str], list[list[str]]]:
     """Head and rows of a table."""
-    names = list(dict.fromkeys(name for result in results for name in result["figures"]))
+    names = list(dict.fromkeys(name for result in results for name in result["metrics"]))
     sources = list(dict.fromkeys(source for result in results for source in result["by_source"]))
     of_sources = [f"reward/{source}" for source in sources] if len(sources) > 1 else []
     head = ["version", "reward", *of_sources, *names, "scored", "failed", "tokens", "seconds", ""]
     rows = []
     for result in results:
-        by_source, metrics = result["by_source"], result["figures"]
+        by_source, metrics = result["by_source"], result["metrics"]
         is_best = best is not None and (best.incarnation, best.version) == (result["incarnation"], result["version"])
         rows.append(
             [

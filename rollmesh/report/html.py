@@ -54,7 +54,7 @@ def fill_page(**parts: str) -> str:
     return page
 
 
-def figures(drawn: Sequence[tuple[str, str]]) -> str:
+def draw_plots(drawn: Sequence[tuple[str, str]]) -> str:
     """Plots under their titles."""
     return "\n".join(f"<figure><figcaption>{escape(title)}</figcaption>{svg}</figure>" for title, svg in drawn)
 
@@ -62,7 +62,7 @@ def figures(drawn: Sequence[tuple[str, str]]) -> str:
 def _page(folder: Path, config: Config, summary: Summary) -> str:
     return fill_page(
         title=f"Rollmesh: {summary.run}",
-        figures=_plots(folder, config, summary),
+        plots=_plots(folder, config, summary),
         summary=table(_rows(summary)),
         pushes=grid(push_rows(summary, read_receivers(folder))),
         stalls=grid(stall_grid(read_stalls(folder))),
@@ -93,7 +93,7 @@ def _plots(folder: Path, config: Config, summary: Summary) -> str:
     if memory:
         drawing = plots.memory_over_time(memory, read_phases(folder), turns_ended(records))
         sections.append(("Memory of all services", drawing))
-    return figures(sections)
+    return draw_plots(sections)
 
 
 def _rows(summary: Summary) -> Iterator[tuple[str, str]]:

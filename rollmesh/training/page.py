@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.files import write_atomically
-from rollmesh.report.html import FILE, figures, fill_page, grid, table
+from rollmesh.report.html import FILE, draw_plots, fill_page, grid, table
 from rollmesh.report.metrics import Record
 from rollmesh.report.series import metric_value
 from rollmesh.report.speed import speed_lines
@@ -35,7 +35,7 @@ def write_training_report(folder: Path, summary: TrainingSummary) -> Path:
         raise DataError(f"nothing to report in {folder}: it has no metrics yet", hint="train a step first")
     page = fill_page(
         title=f"Rollmesh: {summary.run}",
-        figures=_plots(records),
+        plots=_plots(records),
         summary=table(_rows(summary)),
         pushes=grid([[f"weight pushes: {_NONE}"]]),
         stalls=grid([[f"stalls: {_NONE}"]]),
@@ -79,7 +79,7 @@ def _plots(records: list[Record]) -> str:
         ("Throughput", over_steps({"trained": series("tokens_per_second")}, "tokens per second")),
         ("Learning rate", over_steps({"learning rate": series("actor/lr")}, "learning rate")),
     ]
-    return figures(drawn)
+    return draw_plots(drawn)
 
 
 def _rows(summary: TrainingSummary) -> Iterator[tuple[str, str]]:

@@ -34,6 +34,10 @@ def test_what_a_swap_keeps_is_chosen_for_the_engine() -> None:
         chosen = {**least, "rollout": {"engine": engine}}
         assert kv_policy(load_config(chosen)) == policy
         assert kv_policy(load_config({**chosen, "weights": {"kv": "interrupt"}})) == "interrupt"
+    served = {"rollout": {"engine": "sglang"}, "learner": {"lora": {"push": "served"}}}
+    assert kv_policy(load_config({**least, **served})) == "keep", (
+        "an adapter leaves the keys and values of others alone"
+    )
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,10 @@ class AdapterLoader:
         """Waits until the server has unloaded them; each call of it has a deadline."""
         await self._unloads.drain()
 
+    def close(self) -> None:
+        """Gives up unloads: the server ends, or has them in its queue."""
+        self._unloads.cancel()
+
     def _unload(self, adapters: Iterable[LiveAdapter]) -> None:
         for adapter in adapters:
             self._unloads.spawn(self._client.post("/unload_lora_adapter", {"lora_name": adapter.name}))

@@ -303,6 +303,7 @@ class SglangBackend(Backend):
                 await self._requests.close()
                 if server.process is None:
                     await self._leave_server()
+            self._loader.close()
             await self._transfer.close()
             # The rest may be repeated.
             server.up = False

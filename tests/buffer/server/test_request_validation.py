@@ -99,11 +99,11 @@ async def test_metadata_over_its_limit_is_rejected_by_name(mesh: Mesh) -> None:
     writer = generator.writer()
     large, infinite, sound = (make_write(grant, member, [V0] * 3) for member in (0, 0, 0))
     large.head.meta.components.update({f"component-{i}": 1.0 for i in range(META_BYTES // 20)})
-    infinite.head.meta.figures["turns"] = float("inf")
+    infinite.head.meta.metrics["turns"] = float("inf")
     results = await writer.write([large, infinite, sound])
     assert [(r.status, r.field) for r in results] == [
         (pb.WRITE_STATUS_REJECTED, "meta"),
-        (pb.WRITE_STATUS_REJECTED, "meta.figures.turns"),
+        (pb.WRITE_STATUS_REJECTED, "meta.metrics.turns"),
         (pb.WRITE_STATUS_STORED, ""),
     ]
 

@@ -68,7 +68,7 @@ async def test_trajectories_of_an_agent_reach_the_learner(tmp_path: Path) -> Non
             for meta, payload in zip(group.members, learner.payloads[group.group_id], strict=True):
                 assert meta.outcome == trajectory_pb2.OUTCOME_SCORED
                 assert meta.reward == meta.components["reward"] == 0.5 + meta.member
-                assert (meta.figures["turns"], meta.figures["calls"]) == (2, 2)
+                assert (meta.metrics["turns"], meta.metrics["calls"]) == (2, 2)
                 found = decode(payload)
                 ids = [EOS, *found.response_ids.tolist()]
                 text = tokenizer.decode(ids)

@@ -149,6 +149,52 @@ def test_a_hub_id_is_found_in_the_local_cache(tmp_path: Path, monkeypatch: pytes
             found(**settings)
 
 
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's local cache, with a file beside it that no dataset may name."""
+    cache = tmp_path / "cache"
+    write_jsonl(tmp_path / "private.jsonl", [record(0)])
+    (tmp_path / "private.png").write_bytes(b"png")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"split": "train", "path": "../../../../private*"}, "outside of the dataset"),
+        ({"split": "train", "path": ["a.jsonl", "x/../../../../../private.jsonl"]}, "outside of the dataset"),
+        ({"split": "train", "path": "{parent}/private.jsonl"}, "outside of the dataset"),
+        ({"split": "train", "path": ""}, "outside of the dataset"),
+        ({"split": "train", "path": []}, "no split or no path"),
+        ({"split": "train"}, "no split or no path"),
+        ({"path": "a.jsonl"}, "no split or no path"),
+        (["a.jsonl"], "no split or no path"),
+    ],
+)
+def test_a_card_names_files_of_its_dataset_alone(hub: Path, entry: Any, words: str) -> None:
+    files = json.loads(json.dumps([entry]).replace("{parent}", str(hub.parent)))
+    card = json.dumps({"configs": ["odd", {"config_name": "default", "data_files": files}]})
+    line = json.dumps(record(0)).encode() + b"\n"
+    cache_of_hub(hub, "org/tasks", {"README.md": f"---\n{card}\n---\n".encode(), "a.jsonl": line})
+    with pytest.raises(DataError, match=words):
+        data_files(DataSource(path="org/tasks"), download=False)
+
+
+@pytest.mark.parametrize("place", ["{parent}/private.png", "../../../../private.png", "a/../../x.png"])
+def test_rows_of_the_hub_name_images_of_their_dataset_alone(hub: Path, place: str) -> None:
+    def line(image: str) -> bytes:
+        return json.dumps(record(0, prompt="<image>", images=[{"path": image}])).encode() + b"\n"
+
+    cache_of_hub(hub, "org/own", {"train.jsonl": line("images/a.png")})
+    [row] = open_source(DataSource(path="org/own")).rows([0])
+    assert [source.name for source in row.images if isinstance(source, Path)] == ["a.png"]
+    cache_of_hub(hub, "org/other", {"train.jsonl": line(place.replace("{parent}", str(hub.parent)))})
+    with pytest.raises(DataError, match="lies outside of the dataset"):
+        open_source(DataSource(path="org/other"))
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

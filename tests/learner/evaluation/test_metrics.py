@@ -47,7 +47,7 @@ def test_what_a_response_says_in_the_end(response: str, answer: str) -> None:
     assert answer_of(response) == answer
 
 
-def test_figures_are_means_over_prompts() -> None:
+def test_metrics_are_means_over_prompts() -> None:
     prompts = [
         [(1.0, "=3"), (0.0, "=4"), (0.0, "=4"), (1.0, "=3"), (1.0, "=3")],
         [(0.0, "=1"), (0.2, "=2"), (0.0, "=1")],

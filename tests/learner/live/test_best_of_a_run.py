@@ -55,8 +55,8 @@ def test_the_best_version_is_kept_listed_exported_and_gone_on_from(
         assert not (run / "hf").exists(), "the run is not complete"
         best = best_checkpoint(run / "checkpoints")
         assert best is not None
-        least = min(result["figures"]["mean@2"] for result in results)
-        first = next(result["version"] for result in results if result["figures"]["mean@2"] == least)
+        least = min(result["metrics"]["mean@2"] for result in results)
+        first = next(result["version"] for result in results if result["metrics"]["mean@2"] == least)
         assert (best.value, best.version, best.incarnation) == (least, first, 1)
         kept = [policy.version for policy, _ in CheckpointStore(run / "checkpoints").list()]
         assert best.version in kept

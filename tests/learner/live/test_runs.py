@@ -148,12 +148,12 @@ def test_a_run_from_start_to_end(tmp_path: Path) -> None:
     assert steps[0]["staleness/max"] == 0
     assert steps[-1]["clock/stalls"] == 0
     assert steps[0]["rollout_corr/log_ratio_max"] < 1e-4
-    figures = summary(config)
-    assert (figures["steps"], figures["version"], figures["stop_reason"]) == (8, 8, "steps")
-    assert (figures["eval_first"]["version"], figures["eval_last"]["version"]) == (0, 8)
-    assert figures["eval_last"]["scored"] == 8
-    assert sum(figures["staleness_tokens"].values()) == figures["tokens_trained"] == sum(r["tokens"] for r in steps)
-    assert figures["pushes"]["count"] > 0
+    outcome = summary(config)
+    assert (outcome["steps"], outcome["version"], outcome["stop_reason"]) == (8, 8, "steps")
+    assert (outcome["eval_first"]["version"], outcome["eval_last"]["version"]) == (0, 8)
+    assert outcome["eval_last"]["scored"] == 8
+    assert sum(outcome["staleness_tokens"].values()) == outcome["tokens_trained"] == sum(r["tokens"] for r in steps)
+    assert outcome["pushes"]["count"] > 0
     samples = [json.loads(line) for line in (config.run.folder / "samples.jsonl").read_text().splitlines()]
     assert {sample["step"] for sample in samples} == set(range(1, 9))
     assert samples[0]["versions"] == [[len_ := samples[0]["versions"][0][0], 1, 0]]

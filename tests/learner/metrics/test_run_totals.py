@@ -128,7 +128,7 @@ def test_a_group_that_contradicts_itself_is_refused() -> None:
         decode_group(short, [])
 
 
-def test_figures_survive_a_checkpoint_and_end_in_learner_json(tmp_path: Path) -> None:
+def test_totals_survive_a_checkpoint_and_end_in_learner_json(tmp_path: Path) -> None:
     run_totals = RunTotals()
     run_totals.add_step(groups=2, samples=4, tokens=10, staleness=Counter({0: 4, 2: 6}), wait_s=0.5)
     run_totals.evals.append({"version": 0, "reward": 0.25})

@@ -1,4 +1,4 @@
-"""What the files of a model rule out for an adapter is said before anything is started."""
+"""An adapter that the files of a model rule out is refused before anything is started."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def role_on_ranks(
 
 
 def _wait_for_address(path: Path, running: Future[Any]) -> str:
-    deadline = time.monotonic() + 8 * _END_S
+    deadline = time.monotonic() + _SERVED_S
     while not path.exists():
         assert not running.done(), running.result()
         assert time.monotonic() < deadline

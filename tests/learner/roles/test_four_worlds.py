@@ -39,6 +39,7 @@ def two_worlds() -> Iterator[tuple[EngineWorld, EngineWorld]]:
         yield first, second
 
 
+@pytest.mark.timeout(600)
 def test_four_worlds_are_as_one(
     engine_worlds: GetWorld, two_worlds: tuple[EngineWorld, EngineWorld], tmp_path: Path
 ) -> None:

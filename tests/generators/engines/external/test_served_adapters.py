@@ -35,7 +35,7 @@ def adapter(base: str = "base") -> AdapterWeights:
 
 
 class Engine:
-    """What was loaded, in order."""
+    """An engine that records the labels of all loads, in order."""
 
     def __init__(self) -> None:
         self.adapters = ServedAdapters(most=2)

@@ -134,6 +134,7 @@ def test_no_option_contradicts_what_a_server_is_started_with(device: str, tmp_pa
         ("preferred_sampling_params", "another distribution"),
         ("config", "give its arguments here"),
         ("enable-return-routed-experts", "rollout.vllm.routed_experts"),
+        ("max-lora-rank", r"learner\.lora sets it"),
     ):
         with pytest.raises(ValidationError, match=f"{name}: .*{why}"):
             SglangSection(options={name: 2})
