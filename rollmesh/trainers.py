@@ -28,7 +28,7 @@ from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_as, save_config
 from rollmesh.mesh.config.trainers.configs import CONFIGS, TrainerConfig
-from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.errors import ConfigError, RollmeshError
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
@@ -165,9 +165,9 @@ def _report_changes(command: str, config: TrainerConfig) -> None:
 
 @dataclass(slots=True)
 class _End:
-    """The end of a training, in words."""
+    """The end of a training, in words; None where it was refused, so that an earlier end still holds."""
 
-    text: str = "interrupted"
+    text: str | None = "interrupted"
 
 
 @contextmanager
@@ -177,10 +177,10 @@ def _summarized(command: str, folder: Path) -> Iterator[_End]:
     try:
         yield end
     except RollmeshError as error:
-        end.text = str(error)
+        end.text = None if isinstance(error, ConfigError) else str(error)
         raise
     finally:
-        if trained_by(folder) is not None:
+        if end.text is not None and trained_by(folder) is not None:
             for line in write_training_summary(folder, command, end.text, began_s).lines():
                 log.info("%s", line)
 

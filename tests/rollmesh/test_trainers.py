@@ -141,6 +141,9 @@ def test_a_training_that_is_asked_to_end_is_not_done(
     monkeypatch.setattr(trainers, "ControlRequests", ControlRequests)
     assert run_here("dpo", read_trainer_config("dpo", given, ["loss.beta=0.5"])) == 0
     assert "changed since the last launch: loss.beta 0.1 -> 0.5" in capsys.readouterr().err
+    ended = (tmp_path / "run" / "summary.json").read_text()
+    assert run_here("dpo", read_trainer_config("dpo", given, ["run.seed=9"])) == ConfigError.exit_code
+    assert (tmp_path / "run" / "summary.json").read_text() == ended, "a refused attempt has changed nothing"
 
 
 def test_an_interrupt_ends_the_command_in_order(tmp_path: Path) -> None:
