@@ -39,7 +39,7 @@ from rollmesh.learner.roles.remote_role import RemoteRole
 from rollmesh.mesh.config.derived.memory_release import REST_KEY, rest_folder
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
-from rollmesh.mesh.config.lora import LoraSection
+from rollmesh.mesh.config.lora import LoraSection, adapter_form
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.parallel import RouterSection
 from rollmesh.mesh.errors import ConfigError
@@ -315,6 +315,7 @@ def build_worker(
             profiler=StepProfiler(profile, engines[ACTOR].device, profile.dir or config.run.folder / PROFILE_FOLDER),
             base_roles=base_roles(config, algorithm.needs.roles),
             optimizers=optimizer_forms(config.learner, algorithm),
+            adapter=adapter_form(config.learner.lora),
         ),
         experts=experts,
         elsewhere=elsewhere,

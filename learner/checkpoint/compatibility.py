@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollmesh.learner.checkpoint.names import checkpoint_name, newest_version
 from rollmesh.learner.engines.interface import STATE_NAME
+from rollmesh.mesh.config.lora import adapter_form
 from rollmesh.mesh.errors import DataError
 
 if TYPE_CHECKING:
@@ -17,13 +18,15 @@ if TYPE_CHECKING:
 
 OPTIMIZERS = "optimizers"
 """Key of the data stored with a checkpoint: the settings of each role's optimizer that its state depends on."""
+ADAPTER = "adapter"
+"""Key of the same about the adapter that is trained in place of the weights (`adapter_form`)."""
 _ACTOR = "actor"
 _FORM = ("name", "state_dtype")
 _HINT = "resume with the algorithm that wrote it, or start a run under another name"
 
 
 def check_newest(root: Path, algorithm: Algorithm, learner: LearnerSection) -> None:
-    """Refuses an algorithm, or optimizers, that cannot continue from the newest checkpoint of a run.
+    """Refuses an algorithm, optimizers or an adapter that cannot continue from the newest checkpoint of a run.
 
     Args:
         root: folder of the checkpoints; may be absent.
@@ -40,6 +43,7 @@ def check_newest(root: Path, algorithm: Algorithm, learner: LearnerSection) -> N
     if (extra := _extra(folder)) is not None:
         algorithm_state(folder, extra, algorithm)
     check_optimizers(folder, optimizer_forms(learner, algorithm))
+    check_adapter_form(folder, adapter_form(learner.lora))
 
 
 def optimizer_forms(learner: LearnerSection, algorithm: Algorithm) -> dict[str, dict[str, str]]:
@@ -73,6 +77,27 @@ def check_optimizers(folder: Path, forms: Mapping[str, Mapping[str, str]]) -> No
                     hint=f"set learner.optimizer.{key}={before} (or that of learner.roles.{role}), or start a run "
                     "under another name",
                 )
+
+
+def check_adapter_form(folder: Path, form: Mapping[str, str]) -> None:
+    """Refuses an adapter of another shape or scale than a checkpoint's, whose weights would mean something else.
+
+    Args:
+        folder: of the checkpoint.
+        form: see `adapter_form`.
+
+    Raises:
+        DataError: names the key and both values.
+    """
+    stored = (_extra(folder) or {}).get(ADAPTER)
+    for key, value in form.items():
+        before = stored.get(key, value) if isinstance(stored, dict) else value
+        if before != value:
+            raise DataError(
+                f"{key} is {value}, and checkpoint {folder} was written with {before}",
+                hint="set it as it was, or start a run under another name, whose learner.lora.start_from may be the "
+                "adapter that `rollmesh export --adapter` writes",
+            )
 
 
 def check_roles(folder: Path, roles: Iterable[str]) -> None:

@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import Packing, TrainSequence
-from rollmesh.learner.checkpoint.compatibility import OPTIMIZERS, algorithm_name, algorithm_state, check_optimizers
+from rollmesh.learner.checkpoint.compatibility import (
+    ADAPTER,
+    OPTIMIZERS,
+    algorithm_name,
+    algorithm_state,
+    check_adapter_form,
+    check_optimizers,
+)
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.distributed.batch_agreement import agree_on_state
 from rollmesh.learner.distributed.mismatch import Mismatch
@@ -84,6 +91,7 @@ class WorkerRules:
         profiler: records chosen steps.
         base_roles: those whose model is the actor's without its adapter.
         optimizers: see `compatibility.optimizer_forms`.
+        adapter: see `mesh.config.lora.adapter_form`.
     """
 
     epochs: int
@@ -92,6 +100,7 @@ class WorkerRules:
     profiler: StepProfiler
     base_roles: frozenset[str] = frozenset()
     optimizers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    adapter: Mapping[str, str] = field(default_factory=dict)
 
 
 class Worker:
@@ -267,16 +276,18 @@ class Worker:
     def begin_checkpoint(self, version: PolicyVersion, extra: dict[str, object]) -> Future[Path]:
         """Has a checkpoint of all that is trained written, as it is now; see `CheckpointStore.begin`."""
         algorithm = {"name": algorithm_name(self._algorithm), "state": self._algorithm.state()}
-        extra = extra | {"algorithm": algorithm, OPTIMIZERS: self._rules.optimizers}
+        extra = extra | {"algorithm": algorithm, OPTIMIZERS: self._rules.optimizers, ADAPTER: self._rules.adapter}
         return self._store.begin(self._engines, version, extra, self._elsewhere)
 
     def load(self, folder: Path) -> dict[str, object]:
         """Goes back to a checkpoint; returns the extra data stored with it.
 
         Raises:
-            DataError: it is not one of this model, or of this algorithm, its roles and their optimizers.
+            DataError: it is not one of this model, or of this algorithm, its roles, their optimizers and its
+                adapter.
         """
         check_optimizers(folder, self._rules.optimizers)
+        check_adapter_form(folder, self._rules.adapter)
         extra = load_checkpoint(self._engines, folder, self._elsewhere)
         self._algorithm.restore(algorithm_state(folder, extra, self._algorithm))
         return extra

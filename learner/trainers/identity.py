@@ -12,7 +12,7 @@ import xxhash
 from rollmesh.learner.recovery.run_identity import fingerprint, model_files, rows_content
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.learner import EngineSection
-from rollmesh.mesh.config.lora import LoraSection
+from rollmesh.mesh.config.lora import adapter_form
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import ConfigError
 
@@ -38,7 +38,7 @@ def identity_of(command: str, config: TrainerConfig) -> dict[str, str]:
         "run.seed": str(config.run.seed),
         "learner.batch.rows": str(config.learner.batch.rows),
         **{f"data.{name}": str(value) for name, value in data.items()},
-        **_adapter(config.learner.lora),
+        **adapter_form(config.learner.lora),
     }
 
 
@@ -106,14 +106,6 @@ def check_identity(folder: Path, before: object, now: Mapping[str, str]) -> None
             f"run {folder} was begun with something else: {', '.join(named)}",
             hint="choose a --run.name of its own, or start over with --fresh",
         )
-
-
-def _adapter(lora: LoraSection | None) -> dict[str, str]:
-    """Settings on which the shapes and the meaning of an adapter's weights depend."""
-    if lora is None:
-        return {_ADAPTER: "none"}
-    settings = lora.model_dump(mode="json", exclude={"start_from", "push"})
-    return {_ADAPTER: "trained", **{f"{_ADAPTER}.{name}": str(value) for name, value in settings.items()}}
 
 
 def _templates(sources: Sequence[DataSource]) -> str:

@@ -9,6 +9,8 @@ from pydantic import Field
 
 from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
 
+_KEY = "learner.lora"
+
 
 class LoraSection(Section):
     rank: PositiveInt = Field(16, description="Rank r of the products that are added to the weights of layers.")
@@ -39,3 +41,11 @@ class LoraSection(Section):
     def scale(self) -> float:
         """The factor of the products."""
         return self.alpha / (self.rank**0.5 if self.rank_stabilized else self.rank)
+
+
+def adapter_form(lora: LoraSection | None) -> dict[str, str]:
+    """Settings on which the shapes and the meaning of an adapter's weights depend, by key of the configuration."""
+    if lora is None:
+        return {_KEY: "none"}
+    settings = lora.model_dump(mode="json", exclude={"start_from", "push"})
+    return {_KEY: "trained", **{f"{_KEY}.{name}": str(value) for name, value in settings.items()}}

@@ -11,8 +11,9 @@ import pytest
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.load import load_algorithm
 from rollmesh.learner.algorithms.types import UpdatePlan
-from rollmesh.learner.checkpoint.compatibility import OPTIMIZERS, check_newest, optimizer_forms
+from rollmesh.learner.checkpoint.compatibility import ADAPTER, OPTIMIZERS, check_newest, optimizer_forms
 from rollmesh.mesh.config.learner import LearnerSection
+from rollmesh.mesh.config.lora import LoraSection, adapter_form
 from rollmesh.mesh.errors import DataError
 
 LEARNER = LearnerSection()
@@ -65,6 +66,31 @@ def test_another_optimizer_is_named_with_both_values(tmp_path: Path, learner: di
     check_newest(tmp_path, ppo, LearnerSection.model_validate({"optimizer": {"lr": 1.0}}))
     with pytest.raises(DataError, match=message):
         check_newest(tmp_path, ppo, LearnerSection.model_validate(learner))
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ({"rank": 8, "alpha": 16, "push": "full", "start_from": "elsewhere"}, None),
+        ({"rank": 8, "alpha": 32}, r"learner\.lora\.alpha is 32\.0, .* was written with 16\.0"),
+        ({"rank": 4, "alpha": 16}, r"learner\.lora\.rank is 4, .* was written with 8"),
+        ({"rank": 8, "alpha": 16, "targets": ["q_proj"]}, r"learner\.lora\.targets is .* was written with all-linear"),
+        (None, r"learner\.lora is none, .* was written with trained"),
+    ],
+)
+def test_another_adapter_is_named_with_both_values(tmp_path: Path, lora: dict[str, Any] | None, message: str) -> None:
+    grpo = algorithm("grpo")
+    write(tmp_path, "i0001-v00000001", type(grpo).__qualname__)
+    path = tmp_path / "i0001-v00000001" / "state.json"
+    state = json.loads(path.read_text())
+    state["extra"][ADAPTER] = adapter_form(LoraSection(rank=8, alpha=16))
+    path.write_text(json.dumps(state))
+    learner = LearnerSection.model_validate({"lora": lora})
+    if message is None:
+        check_newest(tmp_path, grpo, learner)
+        return
+    with pytest.raises(DataError, match=message):
+        check_newest(tmp_path, grpo, learner)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"extra": {"algorithm": 3}}'])
