@@ -157,10 +157,15 @@ def test_an_interrupt_ends_the_command_in_order(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        trainers._status_of([sys.executable, "-c", code])
-    thread.join()
+    # A shell that starts the tests in the background has it ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            trainers._status_of([sys.executable, "-c", code])
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_commands_of_a_run_read_a_training(tmp_path: Path, rollmesh: Command) -> None:

@@ -224,11 +224,11 @@ async def test_nothing_is_left_of_workers(make_engine: Any, make_item: Any, work
         return psutil.Process().num_fds(), len(worker_processes())
 
     engine = make_engine("compute_score", workers=1, call_timeout_s=_LIMIT_S)
-    await engine.score([make_item()], 30.0)
+    await engine.score([make_item()], 240.0)
     before = held()
-    results = await engine.score([make_item(str(n), "exit" if n % 2 else "good") for n in range(12)], 30.0)
+    results = await engine.score([make_item(str(n), "exit" if n % 2 else "good") for n in range(12)], 240.0)
     assert [said(result) for result in results] == ["1", "crashed"] * 6
-    assert said((await engine.score([make_item()], 30.0))[0]) == "1"
+    assert said((await engine.score([make_item()], 240.0))[0]) == "1"
     assert held() == before
     await engine.close()
     assert held()[1] == 0

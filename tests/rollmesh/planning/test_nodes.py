@@ -234,7 +234,7 @@ def test_named_devices_of_generators_are_those_of_one_node() -> None:
 
 
 def test_ranks_and_devices_of_an_engine_are_doubled_until_they_fit() -> None:
-    rollout = {"engine": "vllm", "replicas": 1, "max_prompt_tokens": 2048, "max_response_tokens": 8192}
+    rollout = {"engine": "vllm", "replicas": 1, "max_prompt_tokens": 2048, "max_response_tokens": 6144}
     config = with_settings(configured("llama-3-70b", rollout=rollout), {"model.dtype": "float32"})
     *_, together = found(config, H100, 8).savings
     assert together.fits
