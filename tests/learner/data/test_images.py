@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 from safetensors.numpy import save_file
 
 from rollmesh.learner.coordinator.prompt_sources import open_prompts
@@ -123,6 +124,16 @@ def test_images_that_no_one_can_take_are_refused(tmp_path: Path, vlm: TinyVlm) -
             encoded(vlm, row)
     with pytest.raises(DataError, match="a model that is trained with images"):
         encoded(vlm, large, blind=True)
+
+
+def test_images_with_too_many_pixels_are_refused_with_their_row(tmp_path: Path, vlm: TinyVlm) -> None:
+    """A file of 8 kB has 64 million pixels here."""
+    Image.new("1", (8001, 8000)).save(tmp_path / "bomb.png")
+    path = write_jsonl(tmp_path / "d.jsonl", [record(0, prompt="<image>", images=["bomb.png"])])
+    [row] = open_file(path).rows([0])
+    with pytest.raises(DataError, match="row 0: images: 1 of its 1 images have 64008000 pixels") as refused:
+        encoded(vlm, row)
+    assert refused.value.hint == "scale them down"
 
 
 def test_held_out_images_are_refused_where_the_engine_takes_none(tmp_path: Path, vlm: TinyVlm) -> None:
