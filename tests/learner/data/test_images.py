@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from rollmesh.learner.coordinator.prompt_sources import open_prompts
+from rollmesh.learner.data.images import load_images
 from rollmesh.learner.data.prompts import PromptEncoder, RefusedRow, TaskShape
 from rollmesh.learner.data.rows import Row
 from rollmesh.learner.model_files.location import resolve_model
@@ -124,6 +126,18 @@ def test_images_that_no_one_can_take_are_refused(tmp_path: Path, vlm: TinyVlm) -
             encoded(vlm, row)
     with pytest.raises(DataError, match="a model that is trained with images"):
         encoded(vlm, large, blind=True)
+
+
+def test_files_of_images_are_measured_before_they_are_read(tmp_path: Path) -> None:
+    """One that is far larger than the limit would fill the memory, and a pipe would be waited for."""
+    with (tmp_path / "sparse.png").open("wb") as file:
+        file.truncate(1 << 33)
+    with pytest.raises(DataError, match=f"row 0: its images have {1 << 33} bytes"):
+        load_images("row 0", [tmp_path / "sparse.png"])
+    os.mkfifo(tmp_path / "pipe.png")
+    for odd in (tmp_path / "pipe.png", Path("/dev/zero"), tmp_path):
+        with pytest.raises(DataError, match=f"row 0: image {odd} is no regular file"):
+            load_images("row 0", [odd])
 
 
 def test_images_with_too_many_pixels_are_refused_with_their_row(tmp_path: Path, vlm: TinyVlm) -> None:
