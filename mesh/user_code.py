@@ -9,7 +9,9 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -38,7 +40,9 @@ def load_callable(path: str, what: str, raises: type[RollmeshError]) -> Callable
         raise raises(
             f"{what} {path}: no file {location}", hint=f"paths are relative to the working directory {Path.cwd()}"
         ) from error
-    except Exception as error:  # a user's module may raise anything while it is imported
+    except BaseException as error:  # a user's module may raise anything while it is imported, SystemExit included
+        if not raised_by_user(error):
+            raise
         raise raises(
             f"{what} {path}: importing it raised {type(error).__name__}: {error}",
             hint="it must import in the environment of the service that runs it",
@@ -49,6 +53,16 @@ def load_callable(path: str, what: str, raises: type[RollmeshError]) -> Callable
         raise raises(f"{what} {path}: no function {attribute!r} there", hint=_nearest(attribute, defined))
     loaded: Callable[..., Any] = function
     return loaded
+
+
+def raised_by_user(error: BaseException) -> bool:
+    """False for Ctrl-C, which Python raises in whatever the main thread runs; True for all other errors of users' code.
+
+    A process that handles SIGINT in another way gets no such error, so that the code itself has raised it.
+    """
+    if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
+        return True
+    return signal.getsignal(signal.SIGINT) is not signal.default_int_handler
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -15,11 +15,13 @@ from typing import Any
 
 from rollmesh.learner.data.interleaving import Interleaving
 from rollmesh.mesh.errors import DataError
-from rollmesh.mesh.user_code import load_callable
+from rollmesh.mesh.user_code import load_callable, raised_by_user
 
 SEGMENT = 64
 """Prompts between two questions to the function."""
 _SHARES = 1_000_000
+# The sum of weights may have this much, so that no product with it overflows.
+_LARGEST_SUM = 1e100
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,9 @@ class CurriculumTurns:
         hint = "it takes the progress and returns {name of a source: weight}, weights at least 0 and not all 0"
         try:
             given: Any = self._curriculum(progress)
-        except Exception as error:  # a user's function may raise anything
+        except BaseException as error:  # a user's function may raise anything, SystemExit included
+            if not raised_by_user(error):
+                raise
             raise DataError(f"{when}: it raised {type(error).__name__}: {error}", hint=hint) from error
         if not isinstance(given, Mapping):
             raise DataError(f"{when}: it returned {type(given).__name__}", hint=hint)
@@ -110,9 +114,11 @@ class CurriculumTurns:
 def _as_shares(given: Mapping[str, Any], names: Sequence[str] | Mapping[str, int], when: str, hint: str) -> list[int]:
     try:
         weights = [float(given.get(name, 0.0)) for name in names]
+        total = math.fsum(weights)
     except (TypeError, ValueError) as error:
         raise DataError(f"{when}: a weight is no number: {error}", hint=hint) from error
-    total = math.fsum(weights)
-    if not math.isfinite(total) or total <= 0 or min(weights) < 0:
+    except OverflowError as error:
+        raise DataError(f"{when}: its weights are too large: {error}", hint=hint) from error
+    if not 0 < total <= _LARGEST_SUM or min(weights) < 0:
         raise DataError(f"{when}: it returned the weights {weights}", hint=hint)
     return [round(_SHARES * weight / total) or int(weight > 0) for weight in weights]

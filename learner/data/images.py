@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,13 +105,20 @@ def load_images(origin: str, sources: Sequence[ImageSource]) -> tuple[bytes, ...
         DataError: a file cannot be read, or they are too large to travel with their prompt.
     """
     try:
-        loaded = tuple(source if isinstance(source, bytes) else source.read_bytes() for source in sources)
+        size = sum(len(source) if isinstance(source, bytes) else _file_size(origin, source) for source in sources)
+        if size > MAX_IMAGE_BYTES:
+            raise DataError(
+                f"{origin}: its images have {size} bytes, at most {MAX_IMAGE_BYTES} can travel with a prompt",
+                hint="scale them down, or store them as JPEG",
+            )
+        return tuple(source if isinstance(source, bytes) else source.read_bytes() for source in sources)
     except OSError as error:
         raise DataError(f"{origin}: an image cannot be read: {error}", hint="see `images` of the row") from error
-    size = sum(map(len, loaded))
-    if size > MAX_IMAGE_BYTES:
-        raise DataError(
-            f"{origin}: its images have {size} bytes, at most {MAX_IMAGE_BYTES} can travel with a prompt",
-            hint="scale them down, or store them as JPEG",
-        )
-    return loaded
+
+
+def _file_size(origin: str, path: Path) -> int:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        # A pipe is waited for, and a device may have no end.
+        raise DataError(f"{origin}: image {path} is no regular file", hint="see `images` of the row")
+    return status.st_size

@@ -51,7 +51,7 @@ def data_files(source: DataSource, *, download: bool = True) -> list[Path]:
         return _known(sorted(one for one in path.iterdir() if one.suffix.lower() in _FORMS), source)
     if _WILD.search(source.path):
         root = Path(path.anchor)
-        return _known(sorted(one for one in root.glob(str(path.relative_to(root))) if one.is_file()), source)
+        return _known(sorted(one for one in root.glob(str(path.relative_to(root))) if not one.is_dir()), source)
     if is_hub_id(source.path):
         return _hub_files(source, download=download)
     raise DataError(f"dataset {path} does not exist", hint=_HINT)
@@ -76,6 +76,11 @@ def _known(files: Sequence[Path], source: DataSource) -> list[Path]:
 
 
 def _one_form(files: Sequence[Path], source: DataSource) -> list[Path]:
+    # No one would notice a shard that is left out, and a pipe is waited for.
+    if odd := next((file for file in files if not file.is_file()), None):
+        raise DataError(
+            f"dataset {odd} is no regular file, nor a link to one", hint="remove it, or copy the file there again"
+        )
     forms = {PARQUET if file.suffix.lower() == PARQUET else JSON_LINES[0] for file in files}
     if unknown := next((file for file in files if file.suffix.lower() not in _FORMS), None):
         raise DataError(f"dataset {unknown} has an unknown form", hint="use .parquet or .jsonl files")

@@ -216,7 +216,7 @@ class PromptEncoder:
         try:
             return self._images.widened(ids, images)
         except PayloadError as error:
-            raise DataError(f"{row.origin}: {error.message}") from error
+            raise DataError(f"{row.origin}: {error.message}", hint=error.hint) from error
 
     def _with_messages(self, row: Row) -> bool:
         return self._agent is not None and not isinstance(row.prompt, str)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.files import refuse_special_files
 from rollmesh.mesh.weights.adapter import adapted_weight, factor_names
 from rollmesh.mesh.weights.peft_folder import CONFIG_NAME, WEIGHTS_NAME
 
@@ -43,14 +45,16 @@ def read_adapter_config(folder: Path) -> tuple[float, str]:
     Raises:
         DataError: unreadable, or not a plain low-rank adapter.
     """
+    refuse_special_files(folder)
     path = folder / CONFIG_NAME
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         lora = LoraSection(
             rank=values["r"], alpha=values["lora_alpha"], rank_stabilized=bool(values.get("use_rslora", False))
         )
+        scale = lora.scale
         base = str(values.get("base_model_name_or_path") or "")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{path} cannot be read: {type(error).__name__}: {error}", hint="give a folder that peft has written"
         ) from error
@@ -61,7 +65,7 @@ def read_adapter_config(folder: Path) -> tuple[float, str]:
             f"{path} has {what}, and only plain low-rank adapters are read",
             hint="merge it with peft (`merge_and_unload`), and give the model's folder",
         )
-    return lora.scale, base
+    return scale, base
 
 
 class FolderAdapter:
@@ -83,18 +87,19 @@ class FolderAdapter:
         self.scale, _ = read_adapter_config(folder)
         try:
             with safe_open(self._path, framework="pt") as file:
-                names = list(file.keys())
+                shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise DataError(f"{self._path} cannot be read: {error}", hint="copy the folder again") from error
-        weights = {weight for name in names if (weight := adapted_weight(name)) is not None}
+        weights = {weight for name in shapes if (weight := adapted_weight(name)) is not None}
         expected = {name for weight in weights for name in factor_names(weight)}
-        if not weights or expected != set(names):
-            odd = sorted(expected.symmetric_difference(names))
+        if not weights or expected != set(shapes):
+            odd = sorted(expected.symmetric_difference(shapes))
             raise DataError(
                 f"{self._path} is not a low-rank adapter of linear layers: {odd[0] if odd else 'it is empty'}",
                 hint="merge it with peft (`merge_and_unload`), and give the model's folder",
             )
         self.layers = frozenset(weight.removesuffix(".weight") for weight in weights)
+        self._check_shapes(shapes)
 
     def check_scale(self, section: LoraSection) -> None:
         """Refuses to be continued with another scale.
@@ -109,7 +114,25 @@ class FolderAdapter:
             )
 
     def read(self, layer: str) -> tuple[Tensor, Tensor]:
-        """A and B of a layer, in float32."""
+        """A and B of a layer, in float32.
+
+        Raises:
+            DataError: some of their numbers are not finite.
+        """
         with safe_open(self._path, framework="pt") as file:
             a, b = (file.get_tensor(name).to(torch.float32) for name in factor_names(f"{layer}.weight"))
+        if not (a.isfinite().all() and b.isfinite().all()):
+            raise DataError(
+                f"{self.origin}: the factors of {layer} have numbers that are not finite",
+                hint="give an adapter of a training that did not diverge",
+            )
         return a, b
+
+    def _check_shapes(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        for layer in sorted(self.layers):
+            a, b = (shapes[name] for name in factor_names(f"{layer}.weight"))
+            if not (len(a) == len(b) == 2 and a[0] == b[1] > 0):
+                raise DataError(
+                    f"{self.origin}: the factors of {layer} have the shapes {list(a)} and {list(b)}, without a product",
+                    hint="give a folder that peft has written",
+                )

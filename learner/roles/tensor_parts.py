@@ -19,6 +19,8 @@ from rollmesh.protos import role_pb2
 PART_BYTES = 4 << 20
 """Bytes of a part: far below what a message may have, and enough that its frame costs nothing."""
 _DTYPES = frozenset({"<f4", "<f8", "<i4", "<i8", "|u1", "|b1"})
+# Far more than any tensor of a batch has.
+_MOST_DIMENSIONS = 8
 
 Arrays = dict[str, NDArray[Any]]
 """Arrays by name."""
@@ -93,9 +95,18 @@ class TensorAssembly:
     def _allocate(self, part: role_pb2.TensorPart) -> NDArray[Any]:
         if part.dtype not in _DTYPES:
             raise PayloadError(f"tensor {part.name}", f"has the unknown dtype {part.dtype!r}")
+        if len(part.shape) > _MOST_DIMENSIONS:
+            raise PayloadError(
+                f"tensor {part.name}", f"{len(part.shape)} dimensions, and {_MOST_DIMENSIONS} are allowed"
+            )
         dtype = np.dtype(part.dtype)
         size = math.prod(part.shape) * dtype.itemsize
         if size > self._left:
             raise PayloadError(f"tensor {part.name}", f"{size} bytes, and {self._left} more are allowed")
+        try:
+            array = np.empty(tuple(part.shape), dtype=dtype)
+        except (ValueError, OverflowError) as error:
+            # Sides of an empty tensor count, whatever they are.
+            raise PayloadError(f"tensor {part.name}", f"no array has the shape {list(part.shape)}: {error}") from error
         self._left -= size
-        return np.empty(tuple(part.shape), dtype=dtype)
+        return array

@@ -47,6 +47,7 @@ class DataSource(Section):
     )
     weight: PositiveFloat | None = Field(
         None,
+        le=1e12,
         description="Share of the prompts, relative to the other sources. All sources have one, or none: then every "
         "row comes once per epoch.",
     )

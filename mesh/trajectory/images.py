@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 # Bytes of all images of one prompt: they travel and are stored with it.
 MAX_IMAGE_BYTES = 4 << 20
+MAX_IMAGE_PIXELS = 64_000_000
+"""Pixels of all images of one prompt, which are in memory at once: 4 bytes each, and more in a processor."""
+# Forms in which Pillow decodes nothing when it opens a file, and runs no other program: not ICO, not EPS.
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _CONFIGS = ("processor_config.json", "preprocessor_config.json")
 PROCESSOR_FILES = (*_CONFIGS, "video_preprocessor_config.json", "chat_template.json", "chat_template.jinja")
 """Files of a model's folder that belong to its processor, not to its tokenizer alone."""
@@ -28,24 +32,49 @@ PROCESSOR_FILES = (*_CONFIGS, "video_preprocessor_config.json", "chat_template.j
 _KEPT_BYTES = 256 << 20
 
 
-def open_image(encoded: bytes) -> Image:
-    """The pixels of an encoded file (PNG, JPEG, WebP, ...), as RGB.
+def open_images(encoded: Sequence[bytes]) -> list[Image]:
+    """The pixels of a prompt's images, encoded as PNG, JPEG, WebP, GIF, BMP or TIFF files, as RGB.
+
+    Invariant: none is decoded before the headers of all have said how many pixels they have.
 
     Raises:
-        PayloadError: it cannot be read.
+        PayloadError: one cannot be read, or they have too many pixels.
     """
+    headers: list[Image] = []
+    pixels = 0
+    for file in encoded:
+        headers.append(_read_header(file))
+        pixels += headers[-1].width * headers[-1].height
+        if pixels > MAX_IMAGE_PIXELS:
+            count = f"{len(headers)} of its {len(encoded)} images have {pixels} pixels"
+            raise PayloadError(
+                "images", f"{count}, a prompt's images may have {MAX_IMAGE_PIXELS} together", hint="scale them down"
+            )
+    return [_decode(image) for image in headers]
+
+
+def _read_header(encoded: bytes) -> Image:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        image = Image.open(io.BytesIO(encoded))
-        image.load()
+        return Image.open(io.BytesIO(encoded), formats=_FORMATS)
     except UnidentifiedImageError as error:
         # Its own words name the place of the bytes in memory.
-        cause = f"{len(encoded)} bytes of no known format"
-        raise PayloadError("images", f"an image that cannot be read: {cause}") from error
+        raise _unreadable(f"{len(encoded)} bytes of no known format") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise PayloadError("images", f"an image that cannot be read: {error}") from error
+        raise _unreadable(error) from error
+
+
+def _decode(image: Image) -> Image:
+    try:
+        image.load()
+    except (OSError, ValueError, SyntaxError) as error:
+        raise _unreadable(error) from error
     return image.convert("RGB")
+
+
+def _unreadable(cause: object) -> PayloadError:
+    return PayloadError("images", f"an image that cannot be read: {cause}")
 
 
 def digest_tokens(ids: Sequence[int]) -> str:
@@ -157,7 +186,7 @@ class ImageProcessor:
         return self._processed.get(images)[1]
 
     def _process(self, images: tuple[bytes, ...]) -> _Processed:
-        opened = [open_image(encoded) for encoded in images]
+        opened = open_images(images)
         together = self._call(opened)
         inputs = {
             name: value

@@ -42,6 +42,10 @@ def test_data_are_written_as_they_were_given(train: Any) -> None:
         ({"eval": [{"path": "a", "weight": 1}]}, "weights are for training alone"),
         ({"curriculum": "c.py:f"}, "needs several sources"),
         (
+            {"train": [{"path": "a", "weight": 1e308}, {"path": "b", "weight": 1e308}]},
+            r"data\.train\.0\.weight: .*at most 1e\+12",
+        ),
+        (
             {"train": [{"path": "a", "weight": 1}, {"path": "b", "weight": 1}], "curriculum": "c.py:f"},
             "gives the weights",
         ),

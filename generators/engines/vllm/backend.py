@@ -58,7 +58,7 @@ from rollmesh.generators.engines.vllm.worker import HELD_BYTES, PLAIN_BYTES
 from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from rollmesh.mesh.model_config import read_config
-from rollmesh.mesh.trajectory.images import check_seen, open_image
+from rollmesh.mesh.trajectory.images import check_seen, open_images
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -294,7 +294,7 @@ class VllmBackend(Backend):
     def _with_images(self, job: DecodeJob) -> PromptType:
         """The prompt with its images; vLLM adds their tokens."""
         prompt = TokensPrompt(prompt_token_ids=list(job.token_ids), cache_salt=self._label or _WARM_UP)
-        prompt["multi_modal_data"] = {"image": [open_image(encoded) for encoded in job.images]}
+        prompt["multi_modal_data"] = {"image": open_images(job.images)}
         return prompt
 
     async def _forget_jobs(self, dropped: Sequence[_SubmittedRequest]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 from safetensors.numpy import save_file
 
 from rollmesh.learner.coordinator.prompt_sources import open_prompts
+from rollmesh.learner.data.images import load_images
 from rollmesh.learner.data.prompts import PromptEncoder, RefusedRow, TaskShape
 from rollmesh.learner.data.rows import Row
 from rollmesh.learner.model_files.location import resolve_model
@@ -123,6 +126,28 @@ def test_images_that_no_one_can_take_are_refused(tmp_path: Path, vlm: TinyVlm) -
             encoded(vlm, row)
     with pytest.raises(DataError, match="a model that is trained with images"):
         encoded(vlm, large, blind=True)
+
+
+def test_files_of_images_are_measured_before_they_are_read(tmp_path: Path) -> None:
+    """One that is far larger than the limit would fill the memory, and a pipe would be waited for."""
+    with (tmp_path / "sparse.png").open("wb") as file:
+        file.truncate(1 << 33)
+    with pytest.raises(DataError, match=f"row 0: its images have {1 << 33} bytes"):
+        load_images("row 0", [tmp_path / "sparse.png"])
+    os.mkfifo(tmp_path / "pipe.png")
+    for odd in (tmp_path / "pipe.png", Path("/dev/zero"), tmp_path):
+        with pytest.raises(DataError, match=f"row 0: image {odd} is no regular file"):
+            load_images("row 0", [odd])
+
+
+def test_images_with_too_many_pixels_are_refused_with_their_row(tmp_path: Path, vlm: TinyVlm) -> None:
+    """A file of 8 kB has 64 million pixels here."""
+    Image.new("1", (8001, 8000)).save(tmp_path / "bomb.png")
+    path = write_jsonl(tmp_path / "d.jsonl", [record(0, prompt="<image>", images=["bomb.png"])])
+    [row] = open_file(path).rows([0])
+    with pytest.raises(DataError, match="row 0: images: 1 of its 1 images have 64008000 pixels") as refused:
+        encoded(vlm, row)
+    assert refused.value.hint == "scale them down"
 
 
 def test_held_out_images_are_refused_where_the_engine_takes_none(tmp_path: Path, vlm: TinyVlm) -> None:

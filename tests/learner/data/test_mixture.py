@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import signal
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -196,6 +198,9 @@ def test_under_a_curriculum_every_row_comes_once_per_epoch(weights: list[tuple[i
         ({"a": -1.0, "b": 2.0}, "it returned the weights"),
         ({"a": math.nan}, "it returned the weights"),
         ({"a": "much"}, "a weight is no number"),
+        ({"a": 1e308, "b": 1e308}, "its weights are too large"),
+        ({"a": 10**400}, "its weights are too large"),
+        ({"a": 1e305}, "it returned the weights"),
         (0.5, "it returned float"),
         (None, "it raised ValueError: no"),
     ],
@@ -207,4 +212,27 @@ def test_a_curriculum_that_gives_no_weights_is_named(answer: Any, words: str) ->
         return answer
 
     with pytest.raises(DataError, match=f"data.curriculum, after 0 prompts: {words}"):
+        taught(curriculum, {"a": 3, "b": 3}).locate(1)
+
+
+@pytest.mark.parametrize("raised", [SystemExit(0), KeyboardInterrupt("own"), asyncio.CancelledError()])
+def test_a_curriculum_ends_no_process(raised: BaseException) -> None:
+    def curriculum(_progress: Progress) -> Any:
+        raise raised
+
+    # As in trainers and learners, which handle the signal themselves.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(DataError, match=f"data.curriculum, after 0 prompts: it raised {type(raised).__name__}"):
+            taught(curriculum, {"a": 3, "b": 3}).locate(1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_in_a_curriculum_is_no_error_of_its_own() -> None:
+    def curriculum(_progress: Progress) -> Any:
+        raise KeyboardInterrupt
+
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt):
         taught(curriculum, {"a": 3, "b": 3}).locate(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,19 @@ def test_shards_are_joined_in_the_order_of_their_names(
     assert prompts(source) == [f"{i}+1=" for i in range(7)]
     last = source.rows([6, 0])[0]
     assert last.origin == "shards/p1.parquet, row 2"
+
+
+@pytest.mark.parametrize("pattern", ["", "*.jsonl"])
+@pytest.mark.parametrize("kind", ["loop", "gone", "pipe"])
+def test_a_shard_that_is_no_file_is_named_and_not_left_out(tmp_path: Path, kind: str, pattern: str) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [record(0)])
+    odd = tmp_path / "b.jsonl"
+    if kind == "pipe":
+        os.mkfifo(odd)
+    else:
+        odd.symlink_to(odd if kind == "loop" else tmp_path / "gone.jsonl")
+    with pytest.raises(DataError, match=f"dataset {odd} is no regular file"):
+        data_files(DataSource(path=str(tmp_path / pattern)))
 
 
 def test_lines_of_several_files_are_numbered_through(tmp_path: Path) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rollmesh.learner.model_files.adapter_folder import (
@@ -18,6 +22,8 @@ from rollmesh.learner.model_files.adapter_folder import (
 from rollmesh.learner.model_files.full_weights import read_full
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.weights.adapter import factor_names
+from rollmesh.mesh.weights.peft_folder import WEIGHTS_NAME
 from tests.learner.engines.models import make_model
 
 
@@ -65,6 +71,8 @@ def test_an_adapter_is_merged_as_peft_merges_it(base: Path, adapter: Path) -> No
         ({"use_dora": True}, "has use_dora: True"),
         ({"peft_type": "IA3"}, "has peft_type: 'IA3'"),
         ({"r": "many"}, "cannot be read"),
+        ({"r": 10**400}, "cannot be read: OverflowError"),
+        ({"lora_alpha": math.inf}, "cannot be read: ValidationError"),
     ],
 )
 def test_other_adapters_are_refused(adapter: Path, tmp_path: Path, change: dict[str, object], said: str) -> None:
@@ -78,3 +86,37 @@ def test_an_adapter_of_another_model_is_refused(adapter: Path, tmp_path: Path) -
     other = make_model(tmp_path / "gpt2", "gpt2")
     with StoredModel(other) as source, pytest.raises(DataError, match="which the model does not have"):
         next(read_full(source, torch.float32, FolderAdapter(adapter)))
+
+
+def stored(folder: Path, a: Tensor, b: Tensor, layer: str = "up_proj") -> Path:
+    """A folder with the adapter of one layer."""
+    (folder / CONFIG_NAME).write_text(json.dumps({"r": 2, "lora_alpha": 4}))
+    save_file(dict(zip(factor_names(f"{layer}.weight"), (a, b), strict=True)), folder / WEIGHTS_NAME)
+    return folder
+
+
+@pytest.mark.parametrize("a", [(), (2,), (2, 4, 1), (3, 4), (0, 4)])
+def test_factors_that_have_no_product_are_refused(tmp_path: Path, a: tuple[int, ...]) -> None:
+    folder = stored(tmp_path, torch.zeros(a), torch.zeros(6, 2))
+    with pytest.raises(DataError, match=rf"the factors of up_proj have the shapes \{list(a)} and \[6, 2\]"):
+        FolderAdapter(folder)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_numbers_that_are_not_finite_are_the_adapters_own(tmp_path: Path, value: float) -> None:
+    adapter = FolderAdapter(stored(tmp_path, torch.full((2, 4), value), torch.zeros(6, 2)))
+    with pytest.raises(DataError, match=rf"adapter {tmp_path}: the factors of up_proj have .* not finite"):
+        adapter.read("up_proj")
+
+
+def test_a_config_of_endless_depth_is_refused(tmp_path: Path) -> None:
+    (tmp_path / CONFIG_NAME).write_text("[" * 100_000)
+    with pytest.raises(DataError, match="cannot be read: RecursionError"):
+        read_adapter_config(tmp_path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    (stored(tmp_path, torch.zeros(2, 4), torch.zeros(6, 2)) / WEIGHTS_NAME).unlink()
+    os.mkfifo(tmp_path / WEIGHTS_NAME)
+    with pytest.raises(DataError, match=f"{WEIGHTS_NAME} is a pipe"):
+        FolderAdapter(tmp_path)

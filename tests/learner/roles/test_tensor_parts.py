@@ -48,6 +48,9 @@ def part(**changes: object) -> role_pb2.TensorPart:
         ([part(data=b"abcde")], "more bytes"),
         ([part(dtype="|O8")], "unknown dtype"),
         ([part(shape=[1 << 40])], "more are allowed"),
+        ([part(dtype="<f8", shape=[0, 1 << 62], data=b"")], "no array has the shape"),
+        ([part(shape=[1] * 70, data=b"a")], "70 dimensions, and 8 are allowed"),
+        ([part(shape=[0, 1 << 63], data=b"")], "no array has the shape"),
         ([part(), part(name="u", shape=[7], data=b"")], "more are allowed"),
     ],
 )

@@ -1,0 +1,16 @@
+"""Users' code by import path: whatever a module raises is an error that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.user_code import load_callable
+
+
+def test_a_module_that_ends_the_process_on_import_is_named(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys\ndef main(): ...\nsys.exit(0)\n")
+    with pytest.raises(DataError, match=r"data.curriculum .*script.py:main: importing it raised SystemExit: 0"):
+        load_callable(f"{tmp_path / 'script.py'}:main", "data.curriculum", DataError)
