@@ -6,6 +6,7 @@ Forms (TRL's): `chosen` and `rejected`, each a text or messages, with `prompt` o
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -135,9 +136,14 @@ class LabeledForm(_ResponseForm):
     def read(self, record: Record) -> tuple[Text, Text, bool]:
         """Prompt, response, and whether that is good."""
         prompt = text_or_messages(record, self._prompt_key)
-        if not isinstance(label := record.get("label"), bool | int):
-            found = "is missing" if label is None else "is not true or false"
-            raise DataError(f"field `label` {found}", hint="" if label is None else "see docs/trainers.md")
+        if (label := record.get("label")) is None:
+            raise DataError("field `label` is missing")
+        # Tables may have 0 and 1. Of other numbers no one knows the good ones: -1 would be as true as 1.
+        if not isinstance(label, int) or label not in (0, 1):
+            raise DataError(
+                f"field `label` is {reprlib.repr(label)}, expected true or false (or 1 or 0)",
+                hint="write true for a good response, and false for a bad one",
+            )
         return prompt, text_or_messages(record, "completion"), bool(label)
 
     def encode(self, record: Record) -> Example | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -200,8 +201,19 @@ def test_labeled_rows_are_single_responses() -> None:
     assert parts(example) == [("hi ", "a|")]
     assert example is not None
     assert example.values == {"label": (0.0,)}
-    with pytest.raises(DataError, match="row 0: field `label` is not true or false"):
-        labeled({"prompt": "hi ", "completion": "a", "label": "good"})
+
+
+@pytest.mark.parametrize("label", [True, False, 1, 0])
+def test_labels_are_true_or_false(label: int) -> None:
+    example = labeled({"prompt": "hi ", "completion": "a", "label": label})
+    assert example is not None
+    assert example.values == {"label": (float(label),)}
+
+
+@pytest.mark.parametrize("label", [-1, 2, 1.0, 0.5, math.nan, "good", "true", 10**400, [True]])
+def test_other_labels_are_refused(label: object) -> None:
+    with pytest.raises(DataError, match=r"rows\.jsonl, row 0: field `label` is .*, expected true or false"):
+        labeled({"prompt": "hi ", "completion": "a", "label": label})
 
 
 def test_trainers_read_the_sources_of_runs(tmp_path: Path) -> None:
