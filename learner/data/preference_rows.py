@@ -23,6 +23,7 @@ from rollmesh.mesh.masked_text import MaskedTokens, continuation, tokenize_spans
 from rollmesh.mesh.scored_text import response_text, scored_tokens
 
 Text = str | Messages
+_LARGEST_MARGIN = float(np.finfo(np.float32).max)
 
 
 class _ResponseForm(ExampleForm):
@@ -91,6 +92,10 @@ class ScoredPairForm(PairForm):
     """
 
     _labels_belong = "a reward model needs pairs; `rollmesh dpo` with loss.name: kto takes single responses with labels"
+
+    def read(self, record: Record) -> tuple[Text, Text, Text]:
+        _margin(record)
+        return super().read(record)
 
     def encode(self, record: Record) -> Example | None:
         margin, example = _margin(record), super().encode(record)
@@ -195,9 +200,14 @@ def _conversation(prompt: Text, response: Text) -> tuple[Messages, list[int]]:
 
 
 def _margin(record: Record) -> float:
-    margin = record.get("margin")
-    if margin is None:
+    if (margin := record.get("margin")) is None:
         return 0.0
     if not isinstance(margin, int | float) or isinstance(margin, bool):
         raise DataError("field `margin` is not a number")
+    # The loss has it in float32. Integers are compared before they are converted: one may exceed all floats.
+    if not abs(margin) <= _LARGEST_MARGIN:
+        raise DataError(
+            f"field `margin` is {reprlib.repr(margin)}, expected a finite number in the range of float32",
+            hint="correct the row, or leave its margin out",
+        )
     return float(margin)

@@ -172,6 +172,22 @@ def test_a_reward_model_reads_the_end_of_the_response() -> None:
     assert example.values == {"margin": (2.0, 2.0)}
 
 
+@pytest.mark.parametrize("margin", [math.nan, math.inf, -math.inf, 1e308, -3.5e38, 10**400])
+def test_margins_that_no_loss_can_have_are_refused_before_training(margin: float) -> None:
+    form = ScoredPairForm(CHAT, RowsSection.model_validate({"train": "x"}), "prompt")
+    record = {"prompt": "hi ", "chosen": "a", "rejected": "bb", "margin": margin}
+    for look in (form.check, form.parse):
+        with pytest.raises(DataError, match=r"rows\.jsonl, row 0: field `margin` is .*, expected a finite number"):
+            look(ROWS, 0, record, tuple(record))
+
+
+@pytest.mark.parametrize("margin", [0, -1.5, 3.4e38, 10**30])
+def test_margins_may_be_large_and_negative(margin: float) -> None:
+    example = scored({"prompt": "hi ", "chosen": "a", "rejected": "bb", "margin": margin})
+    assert example is not None
+    assert example.values == {"margin": (float(margin),) * 2}
+
+
 @pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("template", [PLAIN, LINES, MARKED, ANOTHER_END, "<s>" + PLAIN])
 def test_a_reward_model_is_trained_on_the_tokens_that_it_is_served_with(template: str, begins: bool) -> None:
