@@ -2,7 +2,7 @@
 
 Invariants: the rows of a step depend on the data, the seed and the step's number alone. So a run that continues trains
 what it would have trained. Every process runs the loop, and rank 0 alone decides when a checkpoint is due and
-whether the training ends early. A checkpoint names the step that it contains.
+whether the training ends early. A checkpoint names the step that it contains, and has weights that were trained.
 """
 
 from __future__ import annotations
@@ -88,13 +88,17 @@ class TrainingLoop:
         self._train, self._held_out, self._rules = train, held_out, rules
         self._report, self._checkpoints, self._controls = report, checkpoints, controls or ControlRequests()
         self._limit = SkipLimit(rules.max_skipped)
+        self._first = 0
 
     def run(self, start: int = 0) -> bool:
         """Trains from a step on, which counts from 0; False: interrupted before the last one.
 
         A request of the user's code ends it too, but the training is complete then.
+
+        Raises:
+            DivergedError: gradients were not finite in too many steps in a row, or in all steps of a complete training.
         """
-        rules = self._rules
+        rules, self._first = self._rules, start
         if start >= rules.steps:
             return True
         ahead = self._load(self._train, start)
@@ -156,10 +160,18 @@ class TrainingLoop:
         }
 
     def _end_step(self, step: int, record: Mapping[str, Any]) -> _Stop:
-        """Writes a checkpoint where one is due, and at the end; says whether the training ends. Collective."""
+        """Writes a checkpoint where one is due, and at the end; says whether the training ends. Collective.
+
+        There is none before the first step that was taken; those that were asked for are written after it.
+        """
         asked = self._asked()
         due = self._checkpoints is not None and self._engine.layout.leads and self._checkpoints.due(step, record)
         stop, save = self._engine.world.max_ints([int(asked), int(due)] if self._engine.layout.leads else [0, 0])
+        if self._first == 0 and self._limit.only_skipped:
+            # A checkpoint would have the given weights. Without one, a run that continues counts from the first step.
+            if stop == _Stop.DONE or step == self._rules.steps:
+                self._limit.check_end()
+            return _Stop(stop)
         last = stop != _Stop.NONE or step == self._rules.steps
         if self._checkpoints is not None and (save or last):
             self._checkpoints.begin(self._engine, step)

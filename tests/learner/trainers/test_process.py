@@ -16,13 +16,15 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rollmesh.export import export_adapter, export_checkpoint, latest_checkpoint
 from rollmesh.learner.checkpoint.best import best_checkpoint
+from rollmesh.learner.checkpoint.names import list_checkpoints
 from rollmesh.learner.data.examples import Example, sequence_from
+from rollmesh.learner.engines.fsdp2 import step
 from rollmesh.learner.metrics.catalogue import describe
 from rollmesh.learner.metrics.trackers import opening
 from rollmesh.learner.metrics.writer import with_aliases
 from rollmesh.learner.trainers import process
 from rollmesh.learner.trainers.objectives.kto import mismatched
-from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.errors import ConfigError, DivergedError
 from rollmesh.reward_service.loading import load_function
 from rollmesh.reward_service.outcomes import RewardItem, Scored
 from rollmesh.run_files import read_any_config
@@ -244,3 +246,22 @@ def test_each_takes_the_folder_of_the_one_before(chat_model: Path, row_files: di
         run = tmp_path / f"{place}-{command}"
         assert train(command, model, row_files[command], run, learner__steps=1)
         model = run / "hf" / "last"
+
+
+def test_a_training_without_a_finite_gradient_leaves_neither_folder_nor_checkpoint(
+    chat_model: Path, row_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in pieces either; with one step that is taken it ends as others do."""
+    keys: dict[str, Any] = {"learner__steps": 3, "checkpoint__every_steps": 1}
+    run, clip = tmp_path / "run", step.clip_gradients
+    monkeypatch.setattr(step, "clip_gradients", lambda *_: math.nan)
+    assert not train("sft", chat_model, row_files["sft"], run, stop_after=2, **keys)
+    with pytest.raises(DivergedError, match="finite in none of 3 batches"):
+        train("sft", chat_model, row_files["sft"], run, **keys)
+    assert list_checkpoints(run / "checkpoints") == []
+    assert not (run / "hf").exists()
+    norms = iter([math.nan, None, math.nan])
+    monkeypatch.setattr(step, "clip_gradients", lambda *given: next(norms) or clip(*given))
+    assert train("sft", chat_model, row_files["sft"], run, **keys)
+    assert [version.version for version, _ in list_checkpoints(run / "checkpoints")] == [2, 3]
+    assert (run / "hf" / "last").is_dir()
