@@ -143,7 +143,7 @@ class LabeledForm(_ResponseForm):
         prompt = text_or_messages(record, self._prompt_key)
         if (label := record.get("label")) is None:
             raise DataError("field `label` is missing")
-        # Tables may have 0 and 1. Of other numbers no one knows the good ones: -1 would be as true as 1.
+        # Tables may have 0 and 1. Other numbers may mean either: -1 would be as true as 1.
         if not isinstance(label, int) or label not in (0, 1):
             raise DataError(
                 f"field `label` is {reprlib.repr(label)}, expected true or false (or 1 or 0)",
