@@ -22,12 +22,7 @@ class SkipLimit:
     def __init__(self, most: int) -> None:
         self._most = most
         self._in_a_row: Counter[str] = Counter()
-        self._trained = self._followed = False
-
-    @property
-    def only_skipped(self) -> bool:
-        """True where there were batches with steps to take, and not one step was taken."""
-        return bool(self._in_a_row.total()) and not self._followed
+        self._trained = False
 
     @property
     def healthy(self) -> bool:
@@ -45,7 +40,6 @@ class SkipLimit:
             DivergedError: too many in a row.
         """
         self._trained = bool(all_skipped)
-        self._followed |= not all(all_skipped.values())
         for role, skipped in all_skipped.items():
             self._in_a_row[role] = self._in_a_row[role] + 1 if skipped else 0
             if self._in_a_row[role] > self._most:
@@ -55,16 +49,3 @@ class SkipLimit:
                     hint="see loss and grad_norm in metrics.jsonl; --from-checkpoint=best goes back to the best "
                     "checkpoint; learner.max_skipped is the bound",
                 )
-
-    def check_end(self) -> None:
-        """Refuses the end of a training that has changed nothing, however few its batches are.
-
-        Raises:
-            DivergedError: no batch had a finite gradient.
-        """
-        if self.only_skipped:
-            role, batches = max(self._in_a_row.items(), key=lambda item: item[1])
-            raise DivergedError(
-                f"the {role}'s gradient was finite in none of {batches} batches: nothing was trained",
-                hint="see loss and grad_norm in metrics.jsonl; look at the rows, and whether the weights are finite",
-            )

@@ -39,19 +39,3 @@ def test_a_batch_that_trained_nothing_is_not_healthy_and_ends_no_run() -> None:
     for version in range(1, 5):
         limit.record(version, {})
         assert not limit.healthy, "a checkpoint would hold the weights of the one before"
-
-
-def test_a_training_ends_only_if_it_has_changed_something() -> None:
-    limit = SkipLimit(10)
-    limit.check_end()
-    limit.record(0, {})
-    assert not limit.only_skipped, "there was nothing to train"
-    for version in (1, 2):
-        limit.record(version, {"actor": True})
-    assert limit.only_skipped
-    with pytest.raises(DivergedError, match=r"the actor's gradient was finite in none of 2 batches"):
-        limit.check_end()
-    limit.record(3, {"actor": False})
-    limit.record(4, {"actor": True})
-    assert not limit.only_skipped
-    limit.check_end()

@@ -256,7 +256,7 @@ def test_a_training_without_a_finite_gradient_leaves_neither_folder_nor_checkpoi
     run, clip = tmp_path / "run", step.clip_gradients
     monkeypatch.setattr(step, "clip_gradients", lambda *_: math.nan)
     assert not train("sft", chat_model, row_files["sft"], run, stop_after=2, **keys)
-    with pytest.raises(DivergedError, match="finite in none of 3 batches"):
+    with pytest.raises(DivergedError, match="none of 3 steps had a finite loss"):
         train("sft", chat_model, row_files["sft"], run, **keys)
     assert list_checkpoints(run / "checkpoints") == []
     assert not (run / "hf").exists()
@@ -265,3 +265,14 @@ def test_a_training_without_a_finite_gradient_leaves_neither_folder_nor_checkpoi
     assert train("sft", chat_model, row_files["sft"], run, **keys)
     assert [version.version for version, _ in list_checkpoints(run / "checkpoints")] == [2, 3]
     assert (run / "hf" / "last").is_dir()
+
+
+def test_margins_with_which_the_loss_overflows_end_a_training_without_a_folder(
+    chat_model: Path, row_files: dict[str, Path], tmp_path: Path
+) -> None:
+    """Each is a number of float32, and every gradient is finite."""
+    rows = [json.loads(row) | {"margin": 3e38} for row in row_files["rm"].read_text().splitlines()]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DivergedError, match="none of 2 steps had a finite loss"):
+        train("rm", chat_model, tmp_path / "rows.jsonl", tmp_path / "run", learner__steps=2)
+    assert not (tmp_path / "run" / "hf").exists()
