@@ -9,12 +9,12 @@ from pathlib import Path
 from rollmesh.mesh.errors import ConfigError, DataError
 
 
-def write_atomically(path: Path, text: str, *, durable: bool = False) -> None:
+def write_atomically(path: Path, content: str | bytes, *, durable: bool = False) -> None:
     """Writes a file whole or not at all: readers find the former content or the new one.
 
     Args:
         path: in a folder that exists.
-        text: the whole content.
+        content: the whole of it; a text is written as UTF-8.
         durable: on disk at the return, whatever becomes of the machine.
 
     Raises:
@@ -22,8 +22,8 @@ def write_atomically(path: Path, text: str, *, durable: bool = False) -> None:
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with scratch.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with scratch.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())

@@ -6,6 +6,7 @@ Forms (TRL's): `chosen` and `rejected`, each a text or messages, with `prompt` o
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,6 +23,7 @@ from rollmesh.mesh.masked_text import MaskedTokens, continuation, tokenize_spans
 from rollmesh.mesh.scored_text import response_text, scored_tokens
 
 Text = str | Messages
+_LARGEST_MARGIN = float(np.finfo(np.float32).max)
 
 
 class _ResponseForm(ExampleForm):
@@ -91,6 +93,10 @@ class ScoredPairForm(PairForm):
 
     _labels_belong = "a reward model needs pairs; `rollmesh dpo` with loss.name: kto takes single responses with labels"
 
+    def read(self, record: Record) -> tuple[Text, Text, Text]:
+        _margin(record)
+        return super().read(record)
+
     def encode(self, record: Record) -> Example | None:
         margin, example = _margin(record), super().encode(record)
         return None if example is None else Example(example.sequences, {"margin": (margin, margin)})
@@ -135,9 +141,14 @@ class LabeledForm(_ResponseForm):
     def read(self, record: Record) -> tuple[Text, Text, bool]:
         """Prompt, response, and whether that is good."""
         prompt = text_or_messages(record, self._prompt_key)
-        if not isinstance(label := record.get("label"), bool | int):
-            found = "is missing" if label is None else "is not true or false"
-            raise DataError(f"field `label` {found}", hint="" if label is None else "see docs/trainers.md")
+        if (label := record.get("label")) is None:
+            raise DataError("field `label` is missing")
+        # Tables may have 0 and 1. Other numbers may mean either: -1 would be as true as 1.
+        if not isinstance(label, int) or label not in (0, 1):
+            raise DataError(
+                f"field `label` is {reprlib.repr(label)}, expected true or false (or 1 or 0)",
+                hint="write true for a good response, and false for a bad one",
+            )
         return prompt, text_or_messages(record, "completion"), bool(label)
 
     def encode(self, record: Record) -> Example | None:
@@ -189,9 +200,14 @@ def _conversation(prompt: Text, response: Text) -> tuple[Messages, list[int]]:
 
 
 def _margin(record: Record) -> float:
-    margin = record.get("margin")
-    if margin is None:
+    if (margin := record.get("margin")) is None:
         return 0.0
     if not isinstance(margin, int | float) or isinstance(margin, bool):
         raise DataError("field `margin` is not a number")
+    # The loss has it in float32. Integers are compared before they are converted: one may exceed all floats.
+    if not abs(margin) <= _LARGEST_MARGIN:
+        raise DataError(
+            f"field `margin` is {reprlib.repr(margin)}, expected a finite number in the range of float32",
+            hint="correct the row, or leave its margin out",
+        )
     return float(margin)

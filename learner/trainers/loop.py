@@ -2,7 +2,8 @@
 
 Invariants: the rows of a step depend on the data, the seed and the step's number alone. So a run that continues trains
 what it would have trained. Every process runs the loop, and rank 0 alone decides when a checkpoint is due and
-whether the training ends early. A checkpoint names the step that it contains.
+whether the training ends early. A checkpoint names the step that it contains. None is
+written before a step had a finite loss and gradient.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rollmesh.learner.distributed.step_meter import StepMeter
 from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.learner.trainers.checkpoints import Checkpoints
 from rollmesh.learner.trainers.example_loader import ExampleLoader, Examples
+from rollmesh.learner.trainers.finite_steps import FiniteSteps
 from rollmesh.learner.trainers.held_out import evaluate
 from rollmesh.learner.trainers.rows import OrderedRows
 from rollmesh.learner.trainers.step_batch import StepBatch, build_batch
@@ -88,13 +90,18 @@ class TrainingLoop:
         self._train, self._held_out, self._rules = train, held_out, rules
         self._report, self._checkpoints, self._controls = report, checkpoints, controls or ControlRequests()
         self._limit = SkipLimit(rules.max_skipped)
+        self._finite = FiniteSteps()
 
     def run(self, start: int = 0) -> bool:
         """Trains from a step on, which counts from 0; False: interrupted before the last one.
 
         A request of the user's code ends it too, but the training is complete then.
+
+        Raises:
+            DivergedError: gradients were not finite in too many steps in a row, or no step of a complete training had a
+                finite loss and gradient.
         """
-        rules = self._rules
+        rules, self._finite = self._rules, FiniteSteps(before=start > 0)
         if start >= rules.steps:
             return True
         ahead = self._load(self._train, start)
@@ -134,6 +141,7 @@ class TrainingLoop:
         with meter.timing("update", ACTOR):
             engine.accumulate(batch.micro_batches, self._loss, batch.counts)
             result = engine.apply()
+        self._finite.record(result)
         if result.metrics:
             self._limit.record(step + 1, {ACTOR: result.skipped})
         meter.count_update(ACTOR, batch.micro_batches)
@@ -156,10 +164,18 @@ class TrainingLoop:
         }
 
     def _end_step(self, step: int, record: Mapping[str, Any]) -> _Stop:
-        """Writes a checkpoint where one is due, and at the end; says whether the training ends. Collective."""
+        """Writes a checkpoint where one is due, and at the end; says whether the training ends. Collective.
+
+        There is none before the first finite step; those that were asked for are written after it.
+        """
         asked = self._asked()
         due = self._checkpoints is not None and self._engine.layout.leads and self._checkpoints.due(step, record)
         stop, save = self._engine.world.max_ints([int(asked), int(due)] if self._engine.layout.leads else [0, 0])
+        if self._finite.missing:
+            # No checkpoint: a run that continues from one takes it that there was a finite step.
+            if stop == _Stop.DONE or step == self._rules.steps:
+                self._finite.check_end()
+            return _Stop(stop)
         last = stop != _Stop.NONE or step == self._rules.steps
         if self._checkpoints is not None and (save or last):
             self._checkpoints.begin(self._engine, step)

@@ -17,6 +17,8 @@ def test_what_cannot_be_written_leaves_the_former_content_and_nothing_else(tmp_p
     assert list(tmp_path.iterdir()) == [path]
     write_atomically(path, "new", durable=True)
     assert path.read_text() == "new"
+    write_atomically(path, b"\xff\r\n", durable=True)
+    assert path.read_bytes() == b"\xff\r\n"
 
 
 def test_a_folder_that_takes_no_files_is_refused_with_its_key(tmp_path: Path) -> None:

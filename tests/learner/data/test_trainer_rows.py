@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,22 @@ def test_a_reward_model_reads_the_end_of_the_response() -> None:
     assert example.values == {"margin": (2.0, 2.0)}
 
 
+@pytest.mark.parametrize("margin", [math.nan, math.inf, -math.inf, 1e308, -3.5e38, 10**400])
+def test_margins_that_no_loss_can_have_are_refused_before_training(margin: float) -> None:
+    form = ScoredPairForm(CHAT, RowsSection.model_validate({"train": "x"}), "prompt")
+    record = {"prompt": "hi ", "chosen": "a", "rejected": "bb", "margin": margin}
+    for look in (form.check, form.parse):
+        with pytest.raises(DataError, match=r"rows\.jsonl, row 0: field `margin` is .*, expected a finite number"):
+            look(ROWS, 0, record, tuple(record))
+
+
+@pytest.mark.parametrize("margin", [0, -1.5, 3.4e38, 10**30])
+def test_margins_may_be_large_and_negative(margin: float) -> None:
+    example = scored({"prompt": "hi ", "chosen": "a", "rejected": "bb", "margin": margin})
+    assert example is not None
+    assert example.values == {"margin": (float(margin),) * 2}
+
+
 @pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("template", [PLAIN, LINES, MARKED, ANOTHER_END, "<s>" + PLAIN])
 def test_a_reward_model_is_trained_on_the_tokens_that_it_is_served_with(template: str, begins: bool) -> None:
@@ -200,8 +217,19 @@ def test_labeled_rows_are_single_responses() -> None:
     assert parts(example) == [("hi ", "a|")]
     assert example is not None
     assert example.values == {"label": (0.0,)}
-    with pytest.raises(DataError, match="row 0: field `label` is not true or false"):
-        labeled({"prompt": "hi ", "completion": "a", "label": "good"})
+
+
+@pytest.mark.parametrize("label", [True, False, 1, 0])
+def test_labels_are_true_or_false(label: int) -> None:
+    example = labeled({"prompt": "hi ", "completion": "a", "label": label})
+    assert example is not None
+    assert example.values == {"label": (float(label),)}
+
+
+@pytest.mark.parametrize("label", [-1, 2, 1.0, 0.5, math.nan, "good", "true", 10**400, [True]])
+def test_other_labels_are_refused(label: object) -> None:
+    with pytest.raises(DataError, match=r"rows\.jsonl, row 0: field `label` is .*, expected true or false"):
+        labeled({"prompt": "hi ", "completion": "a", "label": label})
 
 
 def test_trainers_read_the_sources_of_runs(tmp_path: Path) -> None:

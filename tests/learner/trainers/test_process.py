@@ -16,13 +16,15 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rollmesh.export import export_adapter, export_checkpoint, latest_checkpoint
 from rollmesh.learner.checkpoint.best import best_checkpoint
+from rollmesh.learner.checkpoint.names import list_checkpoints
 from rollmesh.learner.data.examples import Example, sequence_from
+from rollmesh.learner.engines.fsdp2 import step
 from rollmesh.learner.metrics.catalogue import describe
 from rollmesh.learner.metrics.trackers import opening
 from rollmesh.learner.metrics.writer import with_aliases
 from rollmesh.learner.trainers import process
 from rollmesh.learner.trainers.objectives.kto import mismatched
-from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.errors import ConfigError, DivergedError
 from rollmesh.reward_service.loading import load_function
 from rollmesh.reward_service.outcomes import RewardItem, Scored
 from rollmesh.run_files import read_any_config
@@ -244,3 +246,33 @@ def test_each_takes_the_folder_of_the_one_before(chat_model: Path, row_files: di
         run = tmp_path / f"{place}-{command}"
         assert train(command, model, row_files[command], run, learner__steps=1)
         model = run / "hf" / "last"
+
+
+def test_a_training_without_a_finite_gradient_leaves_neither_folder_nor_checkpoint(
+    chat_model: Path, row_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in pieces either; with one step that is taken it ends as others do."""
+    keys: dict[str, Any] = {"learner__steps": 3, "checkpoint__every_steps": 1}
+    run, clip = tmp_path / "run", step.clip_gradients
+    monkeypatch.setattr(step, "clip_gradients", lambda *_: math.nan)
+    assert not train("sft", chat_model, row_files["sft"], run, stop_after=2, **keys)
+    with pytest.raises(DivergedError, match="none of 3 steps had a finite loss"):
+        train("sft", chat_model, row_files["sft"], run, **keys)
+    assert list_checkpoints(run / "checkpoints") == []
+    assert not (run / "hf").exists()
+    norms = iter([math.nan, None, math.nan])
+    monkeypatch.setattr(step, "clip_gradients", lambda *given: next(norms) or clip(*given))
+    assert train("sft", chat_model, row_files["sft"], run, **keys)
+    assert [version.version for version, _ in list_checkpoints(run / "checkpoints")] == [2, 3]
+    assert (run / "hf" / "last").is_dir()
+
+
+def test_margins_with_which_the_loss_overflows_end_a_training_without_a_folder(
+    chat_model: Path, row_files: dict[str, Path], tmp_path: Path
+) -> None:
+    """Each is a number of float32, and every gradient is finite."""
+    rows = [json.loads(row) | {"margin": 3e38} for row in row_files["rm"].read_text().splitlines()]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DivergedError, match="none of 2 steps had a finite loss"):
+        train("rm", chat_model, tmp_path / "rows.jsonl", tmp_path / "run", learner__steps=2)
+    assert not (tmp_path / "run" / "hf").exists()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollmesh.learner.checkpoint.hf_folders import write_adapter_folder
 from rollmesh.learner.engines.world import World
@@ -15,11 +20,13 @@ from rollmesh.learner.trainers.identity import digest_of, prepared_identity
 from rollmesh.learner.trainers.objectives import reference, reference_file
 from rollmesh.learner.trainers.objectives.reference_file import ReferenceFile
 from rollmesh.mesh.config.trainers.sections import TrainerSection
+from rollmesh.mesh.errors import DataError
 from rollmesh.trainers import read_trainer_config
 from tests.learner.trainers.test_process import weights
 from tests.learner.trainers.tiny import ROWS, metrics, train
 
 LORA = {"rank": 4}
+SUMS = np.array([[-1.5, -2.25], [-3.0, -4.5], [np.nan, np.nan]])
 
 
 def kept(run: Path) -> dict[str, np.ndarray]:
@@ -98,6 +105,87 @@ def test_a_file_is_written_while_its_values_are_computed(tmp_path: Path, monkeyp
     assert np.isnan(more[3]).all()
     for other in ((3, 1), (2, 2), (3,)):
         assert np.isnan(ReferenceFile(path, world).read(other)).all()
+
+
+def _npy(values: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, values)
+    return buffer.getvalue()
+
+
+def _npz(values: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, values)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x93NUMPY",
+        _npy(SUMS),
+        _npz(SUMS),
+        _npy(SUMS.astype(str)),
+        _npy(SUMS.astype(complex)),
+        _npy(SUMS).replace(b"(3, 2)", b"(3, 2 "),
+        _npy(SUMS).replace(b"(3, 2), }" + b" " * 14, b"(300000000000000, 2), }"),
+    ],
+    ids=["empty", "cut off", "without a digest", "npz", "texts", "complex", "no header", "huge"],
+)
+def test_a_file_of_something_else_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "sums.npy"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"sums\.npy cannot be read: its bytes are not those that were") as caught:
+        ReferenceFile(path, World("cpu", need_group=False)).read(SUMS.shape)
+    assert caught.value.hint.startswith("remove it")
+
+
+@given(data=st.data())
+def test_a_byte_that_has_changed_or_gone_is_found(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "changed.npy"
+    file = ReferenceFile(path, World("cpu", need_group=False))
+    file.write(SUMS)
+    np.testing.assert_array_equal(file.read(SUMS.shape), SUMS)
+    content = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        content[place] ^= data.draw(st.integers(1, 255))
+    else:
+        del content[place:]
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"changed\.npy cannot be read"):
+        file.read(SUMS.shape)
+
+
+@pytest.mark.parametrize("value", [b"\0" * 8, np.float64(-np.inf).tobytes()])
+def test_values_that_were_overwritten_do_not_count_as_computed(value: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "sums.npy"
+    file = ReferenceFile(path, World("cpu", need_group=False))
+    file.write(SUMS)
+    content = path.read_bytes()
+    start = content.index(SUMS.tobytes())
+    path.write_bytes(content[:start] + value * SUMS.size + content[start + SUMS.nbytes :])
+    with pytest.raises(DataError, match="cannot be read"):
+        file.read(SUMS.shape)
+
+
+def test_a_disk_that_refuses_leaves_the_former_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it refuses at last, as the bytes are to be durable."""
+    path = tmp_path / "sums.npy"
+    file = ReferenceFile(path, World("cpu", need_group=False))
+    file.write(SUMS)
+
+    def refuse(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(DataError, match="No space left on device"):
+        file.write(SUMS + 1)
+    np.testing.assert_array_equal(file.read(SUMS.shape), SUMS)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_is_good_for_one_way_of_computing_alone() -> None:
