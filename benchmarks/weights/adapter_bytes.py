@@ -1,4 +1,4 @@
-"""Bytes of a push: all weights, and the adapter alone, beside the base that travels once.
+"""Bytes of a push: all weights, and the adapter alone, next to the base that travels once.
 
     python -m benchmarks.weights.adapter_bytes --json bytes.json
 

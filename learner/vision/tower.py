@@ -100,7 +100,7 @@ class VisionTower:
             return _placed(embedded, images.places, features)
         tokens = embedded.shape[1]
         places = images.places - division.first
-        # Features of other parts' tokens go to a token behind this part's: the host need not know how many these are.
+        # Features of other parts' tokens go to a token after this part's: the host need not know how many these are.
         places = torch.where((places >= 0) & (places < tokens), places, tokens)
         widened = functional.pad(embedded, (0, 0, 0, 1))
         return _placed(widened, places, division.gather(features, images.features))[:, :tokens]

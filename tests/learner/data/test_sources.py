@@ -165,7 +165,7 @@ def test_a_hub_id_is_found_in_the_local_cache(tmp_path: Path, monkeypatch: pytes
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The hub's local cache, with a file beside it that no dataset may name."""
+    """The hub's local cache, with a file next to it that no dataset may name."""
     cache = tmp_path / "cache"
     write_jsonl(tmp_path / "private.jsonl", [record(0)])
     (tmp_path / "private.png").write_bytes(b"png")

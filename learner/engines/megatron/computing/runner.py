@@ -90,7 +90,7 @@ class MegatronRunner:
             add_adapters(chunks, adapters, spec.lora)
         self._head = head_of(chunks)
         if value_model and self._head is not None:
-            # It is new, and trained whole beside adapters.
+            # It is new, and trained whole next to adapters.
             self._head.requires_grad_()
         self.parameters = named_parameters(chunks)
         self.chunks: list[Any] = list(chunks)
