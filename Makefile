@@ -22,7 +22,7 @@ NOT_FAST := $(addprefix tests/,integration faults generators/engines generators/
 DEVICE ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm sglang demo test test-mesh test-engines test-fast check lint types docs protos lock format clean
+.PHONY: help setup system-packages vllm sglang demo test test-mesh test-engines test-fast check lint types docs protos lock format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,11 @@ $(READY): pyproject.toml deploy/requirements-dev.txt
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python $(ROLLMESH)
 	@touch $(READY)
+
+# A browser for the page's tests, promtool for the alerts', network namespaces and clocks of their own for the nodes'.
+system-packages: ## Install the Debian packages with which every test runs (as root; without them some are skipped)
+	apt-get update --quiet=2
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends chromium faketime fonts-dejavu-core iproute2 prometheus
 
 vllm: $(VLLM)/.ready ## Create the environment of generators with vLLM (once)
 

@@ -14,22 +14,8 @@ from typing import Annotated
 
 import typer
 
-from rollmesh.cli import (
-    config,
-    data,
-    evaluation,
-    inspect,
-    ledger,
-    plan,
-    replay,
-    results,
-    run,
-    services,
-    token,
-    trainers,
-    turns,
-    weights,
-)
+from rollmesh.cli import config, data, evaluation, plan, replay, run, services, token, trainers
+from rollmesh.cli.observe import inspect, ledger, results, turns, weights
 from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.mesh.errors import PERMANENT, RollmeshError

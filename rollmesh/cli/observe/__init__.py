@@ -1,0 +1,1 @@
+"""The commands that look at a mesh or at the folder of a run."""
