@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TlsCert, TlsKey, TokenFile, ended_run, target
 from rollmesh.cli.observe.table_console import table_console
+from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TlsCert, TlsKey, TokenFile, ended_run, target
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.tables import TABLES
 

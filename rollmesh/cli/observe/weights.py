@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollmesh.cli.options import Mesh, OptionalRunFolder, TlsCa, TlsCert, TlsKey, TokenFile, target
 from rollmesh.cli.observe.table_console import table_console
+from rollmesh.cli.options import Mesh, OptionalRunFolder, TlsCa, TlsCert, TlsKey, TokenFile, target
 
 if TYPE_CHECKING:
     from rollmesh.verification.compare import Comparison
