@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rollmesh.checkpoint_choice import checkpoint_path
+from rollmesh.dashboard.report import write_report
 from rollmesh.launcher import folder as folders
 from rollmesh.launcher.console.output import stderr_into
 from rollmesh.launcher.console.quiet_notice import NoStepNotice, no_step_text
@@ -41,7 +42,6 @@ from rollmesh.mesh.rpc.held_ports import HeldPorts
 from rollmesh.mesh.tables import FAILED_EXAMINED, TABLES, TRAIN
 from rollmesh.mesh.weights.shared_files import SHARED_MEMORY, sweep
 from rollmesh.protos import buffer_pb2
-from rollmesh.report.html import write_report
 from rollmesh.report.metrics import MetricsTail, Record, is_training
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary, write_summary
 
@@ -290,7 +290,7 @@ class LocalRun:
             return summary
         try:
             summary = write_summary(self._folder, self._config, self._final)
-            report = f"report: {write_report(self._folder)}"
+            report = f"report: {write_report(self._folder, ended=True)}"
         except OSError as error:
             summary = build_summary(self._folder, self._config, self._final)
             report = f"summary and report are not written: {error.strerror or error}"

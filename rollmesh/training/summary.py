@@ -16,8 +16,7 @@ from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.files import write_atomically
-from rollmesh.report.metrics import Record, read_metrics
-from rollmesh.report.series import metric_value
+from rollmesh.report.metrics import Record, metric_value, read_metrics
 from rollmesh.report.speed import speed_of
 
 _FILE = "summary.json"

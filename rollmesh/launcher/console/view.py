@@ -22,8 +22,7 @@ from rollmesh.launcher.placement.turns import sleep_text, turns_text
 from rollmesh.mesh.tables import TRAIN
 from rollmesh.protos import membership_pb2
 from rollmesh.report.failures import failures_text
-from rollmesh.report.metrics import REWARD, Record, is_evaluation, is_training
-from rollmesh.report.series import metric_value
+from rollmesh.report.metrics import REWARD, Record, is_evaluation, is_training, metric_value
 from rollmesh.report.table_lines import table_lines
 from rollmesh.report.unscored import UnscoredMembers
 
