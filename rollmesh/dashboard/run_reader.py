@@ -35,7 +35,7 @@ class RunReader:
     def __init__(self, folder: Path, *, ended: bool = False) -> None:
         self._folder = folder
         self._ended = ended
-        self._begin()
+        self.view = self._begin()
         self.refresh()
 
     def refresh(self) -> None:
@@ -45,7 +45,7 @@ class RunReader:
             DataError: the folder is not that of a run any more.
         """
         if _identity(self._folder) != self._read_from:
-            self._begin()
+            self.view = self._begin()
         view = self.view
         for record in self._metrics.read():
             self._add(record)
@@ -57,15 +57,15 @@ class RunReader:
             self._summary_of = state
             view.summary = None if view.in_progress else self._summary()
 
-    def _begin(self) -> None:
-        """Forgets what was read: `--fresh` puts a new folder in the place of the old one."""
+    def _begin(self) -> RunView:
+        """A view without records: `--fresh` puts a new folder in the place of the old one."""
         command, config = trained_by(self._folder), read_any_config(self._folder)
         self._read_from = _identity(self._folder)
         self._metrics = MetricsTail(self._folder / METRICS)
         self._snapshots = MetricsTail(self._folder / SNAPSHOTS)
         self._last_step = -1
         self._summary_of: tuple[bool, int, int] | None = None
-        self.view = RunView(config.run.name, self._folder, command or RUN, config)
+        return RunView(config.run.name, self._folder, command or RUN, config)
 
     def _add(self, record: Record) -> None:
         of_training = self.view.command != RUN

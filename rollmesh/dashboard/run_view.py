@@ -93,6 +93,10 @@ class RunView:
             return summary.tokens_per_s_generated, summary.tokens_per_s_trained
         return (_recent_rate(self.snapshots, "generated_tokens"), _recent_rate(self.steps, "total/tokens"))
 
+    def steps_per_s(self) -> float:
+        """Steps per second over the last seconds; 0 where not known."""
+        return _recent_rate(self.steps, "step") or 0.0
+
 
 def _recent_rate(columns: RecordColumns, total: str) -> float | None:
     """Growth of a total per second over the last seconds."""

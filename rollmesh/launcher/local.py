@@ -25,6 +25,7 @@ from rollmesh.launcher.events import LOG, EventLog
 from rollmesh.launcher.memory import MemoryWatch, WatchRules
 from rollmesh.launcher.mesh_client import MeshClient, Snapshot
 from rollmesh.launcher.mesh_log import MeshLog
+from rollmesh.launcher.page.run_page import serve_run_page
 from rollmesh.launcher.placement.description import describe_turns
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.launcher.preflight.continuing import Continuation
@@ -202,6 +203,9 @@ class LocalRun:
                         start_from=self._start,
                     )
                     watching.append(asyncio.create_task(self._try_placements(catalogue), name="trials of placements"))
+                    if (port := config.logging.dashboard_port) is not None:
+                        page = serve_run_page(self._folder, config.run.name, port, self._view.event)
+                        watching.append(asyncio.create_task(page, name="page of the run"))
                     for task in watching:
                         task.add_done_callback(self._report_failed_watch)
                     await self._supervisor.run(

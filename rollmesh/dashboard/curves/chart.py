@@ -11,7 +11,7 @@ import numpy as np
 from rollmesh.dashboard.curves.columns import Column, RecordColumns
 from rollmesh.dashboard.curves.reduction import Buckets, rounded
 
-Rows = Literal["steps", "evaluations", "snapshots"]
+Rows = Literal["steps", "evaluations", "snapshots", "memory"]
 """Records from which a curve is drawn; they are also the axes of the page."""
 Form = Literal["line", "points", "area", "step"]
 
@@ -57,6 +57,7 @@ class Chart:
         bounds: lines to compare with.
         share: values are 0 to 1.
         by_time: it is drawn over time only, since its curves have no steps.
+        spans: phases of turns behind the curves (`curves.memory.turn_spans`).
     """
 
     name: str
@@ -68,6 +69,7 @@ class Chart:
     bounds: Sequence[Bound] = ()
     share: bool = False
     by_time: bool = False
+    spans: Sequence[dict[str, Any]] = ()
 
 
 @dataclass(slots=True)
@@ -136,6 +138,7 @@ def _documents(charts: Sequence[Chart], axes: Axes) -> Iterator[dict[str, Any]]:
                 "note": chart.note,
                 "share": chart.share,
                 "by_time": chart.by_time,
+                "spans": list(chart.spans),
                 "bounds": [{"value": bound.value, "label": bound.label} for bound in chart.bounds],
                 "curves": curves,
             }

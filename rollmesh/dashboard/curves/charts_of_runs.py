@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rollmesh.dashboard.curves.chart import Bound, Chart, Curve
 from rollmesh.dashboard.curves.columns import RecordColumns
 from rollmesh.dashboard.curves.derived import AGE, GATE_SHARE, GENERATED_PER_S, LEARNER_SHARE
+from rollmesh.dashboard.curves.memory import OF_SERVICE, ON_DEVICES
 from rollmesh.mesh.config.models import Config
 from rollmesh.report.metrics import REWARD
 
@@ -23,14 +25,35 @@ _MOST_AGES = 8
 _MOST_COMPONENTS = 6
 
 
-def charts_of_run(config: Config | None, steps: RecordColumns) -> list[Chart]:
+def charts_of_run(
+    config: Config | None, steps: RecordColumns, memory: RecordColumns, turns: Sequence[dict[str, Any]]
+) -> list[Chart]:
     """All charts of a run.
 
     Args:
         config: of the run, for its bounds; None: not known.
         steps: with the ages of tokens (`derived.token_ages`).
+        memory: of all services (`memory.memory_columns`).
+        turns: on shared devices (`memory.turn_spans`).
     """
-    return [*_learning(config, steps), *_staleness(config, steps), *_time()]
+    return [*_learning(config, steps), *_staleness(config, steps), *_time(), _memory(memory, turns)]
+
+
+def _memory(memory: RecordColumns, turns: Sequence[dict[str, Any]]) -> Chart:
+    services = [name for name in memory.names() if name.startswith(OF_SERVICE)]
+    return Chart(
+        "memory",
+        "time",
+        "Memory of all services",
+        "GiB",
+        (
+            *(Curve(name, name.removeprefix(OF_SERVICE), "memory", "area") for name in services),
+            Curve(ON_DEVICES, "on devices", "memory"),
+        ),
+        note="Turns of the learner are shaded, and swaps of the devices darker." if turns else "",
+        by_time=True,
+        spans=turns,
+    )
 
 
 def _learning(config: Config | None, steps: RecordColumns) -> Sequence[Chart]:

@@ -1,6 +1,6 @@
 """Long curves reduced to what a plot can show, and as short JSON.
 
-Invariant: a point of a reduced curve is the mean of successive values, with the smallest and the largest of them, so
+Invariant: a point of a reduced curve is the mean of successive values. Their smallest and largest stand with it, so
 that no outlier is hidden.
 """
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollmesh.dashboard.curves.chart import Axes, Curve, charts_document
+from rollmesh.dashboard.curves.chart import Axes, Curve, Rows, charts_document
 from rollmesh.dashboard.curves.charts_of_runs import charts_of_run
 from rollmesh.dashboard.curves.charts_of_trainings import charts_of_training
+from rollmesh.dashboard.curves.columns import RecordColumns
 from rollmesh.dashboard.curves.derived import token_ages, with_rates
+from rollmesh.dashboard.curves.memory import memory_columns, turn_spans
 from rollmesh.dashboard.run_view import RunView
 from rollmesh.learner.metrics.catalogue import CATALOGUE, describe
+from rollmesh.report.memory import read_memory
+from rollmesh.report.turns import read_phases
 from rollmesh.run_files import RUN
 
 _ALIASES = frozenset(alias for section in CATALOGUE.values() for metric in section for alias in metric.aliases)
@@ -24,8 +28,17 @@ def chart_document(view: RunView) -> dict[str, Any] | None:
 
 def _of_run(view: RunView) -> dict[str, Any]:
     steps = view.steps.extended(token_ages(view.steps))
-    axes = Axes({"steps": steps, "evaluations": view.evaluations, "snapshots": with_rates(view.snapshots)}, view.start)
-    return charts_document(charts_of_run(view.run_config, steps), axes)
+    samples = read_memory(view.folder) if view.folder is not None else []
+    memory = memory_columns(samples)
+    phases = read_phases(view.folder) if view.folder is not None else []
+    columns: dict[Rows, RecordColumns] = {
+        "steps": steps,
+        "evaluations": view.evaluations,
+        "snapshots": with_rates(view.snapshots),
+        "memory": memory,
+    }
+    turns = turn_spans(phases, view.start, samples[-1].unix_s if samples else 0.0)
+    return charts_document(charts_of_run(view.run_config, steps, memory, turns), Axes(columns, view.start))
 
 
 def metric_document(view: RunView) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 from rollmesh.dashboard.live import LiveMesh
 from rollmesh.dashboard.run_view import RunView
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.protos import buffer_pb2, membership_pb2
+from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2
 from rollmesh.report.table_lines import format_bytes, format_ms, table_lines
 
 # Members of a role that are shown one by one; of more only those that wait or are behind, and all as cells.
 _MOST_CARDS = 12
 # Without a heartbeat for longer, a member is likely to be gone or frozen.
 _SILENT_MS = 5_000
+# Heartbeats of a generator and of the learner may be so far apart, and as many versions are published meanwhile.
+_APART_S = 2.0
 STATES = ("working", "waits", "behind", "starts", "asleep", "silent")
 """States of a member, by which cells are coloured and counted."""
 
@@ -31,7 +34,7 @@ def mesh_document(view: RunView) -> dict[str, Any] | None:
         "waits": mesh.waits,
         "turns": mesh.turns,
         "version": None if newest is None else str(PolicyVersion.from_proto(newest)),
-        "generators": _generators(mesh),
+        "generators": _generators(mesh, _allowed_lag(view, mesh)),
         "rewards": _rewards(mesh),
         "models": _plain(mesh, membership_pb2.ROLE_MODEL),
         "fronts": _plain(mesh, membership_pb2.ROLE_BUFFER),
@@ -40,10 +43,16 @@ def mesh_document(view: RunView) -> dict[str, Any] | None:
     }
 
 
-def _generators(mesh: LiveMesh) -> dict[str, Any]:
+def _allowed_lag(view: RunView, mesh: LiveMesh) -> int:
+    """Versions by which a generator's heartbeat may be behind the learner's while all is well."""
+    bound = mesh.table.max_staleness if mesh.table is not None else 0
+    return bound + math.ceil(_APART_S * view.steps_per_s())
+
+
+def _generators(mesh: LiveMesh, allowed_lag: int) -> dict[str, Any]:
     members = mesh.of_role(membership_pb2.ROLE_GENERATOR)
-    newest = mesh.table.policy if mesh.table is not None else None
-    found = [(member, member_state(member, newest)) for member in members]
+    published = next((member.serving for member in mesh.of_role(membership_pb2.ROLE_LEARNER)), None)
+    found = [(member, generator_state(member, published, allowed_lag)) for member in members]
     return {
         **_counted(found),
         "tokens_per_s": sum(member.gauges.get("tokens_per_second", 0.0) for member in members),
@@ -61,30 +70,44 @@ def _generator(member: membership_pb2.Member, state: str) -> dict[str, Any]:
     }
 
 
-def member_state(member: membership_pb2.Member, newest: object) -> str:
-    """One of `STATES`; of a generator also by the version that it serves.
+def generator_state(
+    member: membership_pb2.Member, published: trajectory_pb2.PolicyVersion | None, allowed_lag: int
+) -> str:
+    """One of `STATES`.
 
     Args:
-        newest: the policy version in force; None: of no interest.
+        member: the generator.
+        published: newest version by the learner's heartbeat; None without a learner.
+        allowed_lag: versions that it may be behind.
     """
+    state = member_state(member)
+    if state in ("silent", "asleep"):
+        return state
+    if not member.serving.incarnation:
+        return "starts"
+    if published is not None and published.incarnation:
+        other = member.serving.incarnation != published.incarnation
+        if other or published.version - member.serving.version > allowed_lag:
+            return "behind"
+    return state
+
+
+def member_state(member: membership_pb2.Member) -> str:
+    """One of `STATES`, of a member of any role."""
     if member.heartbeat_age_ms > _SILENT_MS:
         return "silent"
     if member.gauges.get("asleep"):
         return "asleep"
-    if newest is not None and not member.serving.incarnation:
-        return "starts"
-    if member.waiting_reason:
-        return "waits"
-    return "behind" if newest is not None and member.serving != newest else "working"
+    return "waits" if member.waiting_reason else "working"
 
 
 def _rewards(mesh: LiveMesh) -> dict[str, Any]:
-    found = [(member, member_state(member, None)) for member in mesh.of_role(membership_pb2.ROLE_REWARD)]
+    found = [(member, member_state(member)) for member in mesh.of_role(membership_pb2.ROLE_REWARD)]
     return {**_counted(found), "members": [_member(member, state) for member, state in _shown(found)]}
 
 
 def _plain(mesh: LiveMesh, role: membership_pb2.Role) -> list[dict[str, Any]]:
-    found = [(member, member_state(member, None)) for member in mesh.of_role(role)]
+    found = [(member, member_state(member)) for member in mesh.of_role(role)]
     return [_member(member, state) for member, state in _shown(found)]
 
 
@@ -94,7 +117,7 @@ def _learner(mesh: LiveMesh) -> dict[str, Any] | None:
         return None
     member = members[0]
     return {
-        **_member(member, member_state(member, None)),
+        **_member(member, member_state(member)),
         "phase": mesh.phase,
         "steps": member.gauges.get("steps"),
         "tokens_per_s": member.gauges.get("tokens_per_second"),

@@ -95,7 +95,7 @@ export function smoothed(values) {
 /** The layout of a chart in the reader's colours. */
 export function layout(runs, options, pointer) {
   const { chart } = runs[0];
-  const { text, muted, grid, card } = theme();
+  const { text, muted, grid, card, series } = theme();
   const seconds = chart.by_time || options.x === "seconds";
   const axis = { gridcolor: grid, zeroline: false, linecolor: grid, tickfont: { color: muted, size: 11 }, automargin: true };
   const range = withoutOutliers(runs);
@@ -112,15 +112,23 @@ export function layout(runs, options, pointer) {
     dragmode: pointer ? "zoom" : false,
     xaxis: { ...axis, showgrid: false, title: { text: seconds ? "seconds" : "step", font: { size: 11, color: muted }, standoff: 4 } },
     yaxis: { ...axis, ...share, ...(range ? { range } : {}), nticks: 6 },
-    shapes: chart.bounds.map((bound) => ({
-      type: "line", xref: "paper", x0: 0, x1: 1, y0: bound.value, y1: bound.value,
-      line: { color: muted, width: 1, dash: "dash" },
-    })),
+    shapes: [...chart.spans.map((span) => shade(span, series)), ...chart.bounds.map((bound) => bar(bound, muted))],
     annotations: chart.bounds.map((bound) => ({
       xref: "paper", x: 1, xanchor: "right", y: bound.value, yanchor: "bottom", showarrow: false,
       text: escaped(bound.label), font: { size: 11, color: muted },
     })),
   };
+}
+
+function bar(bound, color) {
+  const line = { color, width: 1, dash: "dash" };
+  return { type: "line", xref: "paper", x0: 0, x1: 1, y0: bound.value, y1: bound.value, line };
+}
+
+/** A turn of the learner, or a swap, behind the curves. */
+function shade(span, series) {
+  const fillcolor = span.side === "swap" ? faded(series[4], 0.3) : faded(series[0], 0.14);
+  return { type: "rect", yref: "paper", x0: span.from, x1: span.to, y0: 0, y1: 1, line: { width: 0 }, fillcolor, layer: "below" };
 }
 
 /** The range of the values where a few are many times as large as all others; else null: that of all. */

@@ -19,7 +19,8 @@ export class Figure {
     this.caption = h("figcaption");
     this.plot = h("div", { class: "plot", role: "img" });
     this.note = h("p", { class: "note" });
-    this.root = h("figure", { class: "chart" }, this.caption, this.legend, this.plot, this.note);
+    this.about = h("details", { class: "about" }, h("summary", {}, "?"), this.note);
+    this.root = h("figure", { class: "chart" }, this.caption, this.legend, this.plot);
     this.root.figure = this;
     this.due = null;
     seen.observe(this.root);
@@ -28,8 +29,10 @@ export class Figure {
   /** Shows a chart of one or several runs; see `traces`. */
   show(runs, options) {
     const { chart } = runs[0];
-    this.caption.replaceChildren(h("span", { class: "chart-title" }, chart.title), h("span", { class: "unit" }, chart.unit));
     this.note.textContent = chart.note ?? "";
+    this.about.firstChild.setAttribute("aria-label", `About ${chart.title}`);
+    this.about.hidden = !chart.note;
+    this.caption.replaceChildren(h("span", { class: "chart-title" }, chart.title), h("span", { class: "unit" }, chart.unit), this.about);
     const entries = legend(runs);
     this.legend.replaceChildren(...entries.map((entry) => entry.element));
     this.plot.setAttribute("aria-label", `${chart.title}. Latest: ${entries.map((entry) => entry.text).join("; ")}`);

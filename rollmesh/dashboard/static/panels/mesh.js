@@ -10,7 +10,7 @@ const STATES = ["working", "waits", "behind", "starts", "asleep", "silent"];
 const WORDS = {
   working: "working",
   waits: "waiting",
-  behind: "a version behind",
+  behind: "too far behind",
   starts: "starting",
   asleep: "asleep",
   silent: "no heartbeat",

@@ -32,6 +32,6 @@ function show(axis, metrics, meaning) {
   if (!found) return;
   meaning.textContent = found.meaning;
   const curve = { ...found, label: found.metric, rows: "steps", form: "line", noisy: true };
-  const chart = { name: "metric", title: found.metric, unit: found.unit, bounds: [], curves: [curve] };
+  const chart = { name: "metric", title: found.metric, unit: found.unit, bounds: [], spans: [], curves: [curve] };
   figure.show([{ name: "", axes: { steps: axis }, chart }], { x: "step", smooth: true });
 }
