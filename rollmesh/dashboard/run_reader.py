@@ -1,22 +1,21 @@
 """A run as the page shows it, read from its folder, and followed as it grows.
 
-Invariants: what was read is not read again: each look costs as much as was written since. A step that a resumed learner
-trained again replaces the discarded one and all after it.
+Invariant: records that were read are not read again: each look costs as much as was written since.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from rollmesh.dashboard.curves.columns import RecordColumns
+from rollmesh.dashboard.curves.lineage import Lineage
 from rollmesh.dashboard.run_view import RunView
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import DataError
-from rollmesh.report.metrics import MetricsTail, Record, is_evaluation, is_training
+from rollmesh.report.metrics import MetricsTail
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary
 from rollmesh.run_files import RUN, is_in_use, read_any_config, trained_by
 from rollmesh.training.state import training_state
-from rollmesh.training.summary import HELD_OUT, TrainingSummary
+from rollmesh.training.summary import TrainingSummary
 
 METRICS, SNAPSHOTS, SUMMARY = "metrics.jsonl", "mesh.jsonl", "summary.json"
 
@@ -48,7 +47,7 @@ class RunReader:
             self.view = self._begin()
         view = self.view
         for record in self._metrics.read():
-            self._add(record)
+            self._lineage.add(record)
         for record in self._snapshots.read():
             view.snapshots.append(record)
         view.in_progress = not self._ended and is_in_use(self._folder)
@@ -63,21 +62,11 @@ class RunReader:
         self._read_from = _identity(self._folder)
         self._metrics = MetricsTail(self._folder / METRICS)
         self._snapshots = MetricsTail(self._folder / SNAPSHOTS)
-        self._last_step = -1
+        self._lineage = Lineage(of_training=command is not None)
         self._summary_of: tuple[bool, int, int] | None = None
-        return RunView(config.run.name, self._folder, command or RUN, config)
-
-    def _add(self, record: Record) -> None:
-        of_training = self.view.command != RUN
-        step = int(record.get("step", 0))
-        if of_training or is_training(record):
-            if step <= self._last_step:
-                _undo(self.view.steps, step)
-                _undo(self.view.evaluations, step)
-            self._last_step = step
-            self.view.steps.append(record)
-        if HELD_OUT in record if of_training else is_evaluation(record):
-            self.view.evaluations.append(record)
+        return RunView(
+            config.run.name, self._folder, command or RUN, config, self._lineage.steps, self._lineage.evaluations
+        )
 
     def _summary(self) -> Summary | TrainingSummary | None:
         """The summary of a run that has ended; one that was killed has left none, or that of the launch before."""
@@ -108,10 +97,3 @@ def _identity(folder: Path) -> tuple[int, int]:
     except OSError:
         return (0, 0)
     return (found.st_dev, found.st_ino)
-
-
-def _undo(columns: RecordColumns, step: int) -> None:
-    """Removes the records of a step and of all later ones; evaluations may come in another order than steps."""
-    kept = columns.column("step") < step
-    if not kept.all():
-        columns.keep(kept)

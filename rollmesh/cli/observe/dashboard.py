@@ -64,8 +64,8 @@ async def _serve(runs: list[Path], mesh: str | None, host: str, port: int, key: 
 
 
 def _source(runs: list[Path], mesh: str | None, security: SecuritySection) -> tuple[RunSource, str]:
-    from rollmesh.launcher.page.live_runs import FolderRuns, MeshRun
     from rollmesh.launcher.mesh_client import MeshClient
+    from rollmesh.launcher.page.live_runs import FolderRuns, MeshRun
 
     if mesh is not None:
         if runs:
