@@ -46,9 +46,8 @@ class Page {
 
   #drawPanel(name, panel) {
     const data = this.selectedRun.panels[name];
-    const state = panel.everyRun
-      ? JSON.stringify(this.source.tags.map((tags) => tags[name] ?? null))
-      : `${this.selected} ${JSON.stringify(this.source.tags[this.selected][name] ?? null)}`;
+    const tags = panel.everyRun ? this.source.tags : [this.source.tags[this.selected]];
+    const state = JSON.stringify([this.selected, ...tags.map((run) => run[name] ?? null)]);
     if (this.drawn.get(name) === state) return;
     this.drawn.set(name, state);
     const shown = panel.everyRun ? this.runs.some((run) => run.panels[name]) : Boolean(data);
