@@ -34,6 +34,8 @@ class RunReader:
     def __init__(self, folder: Path, *, ended: bool = False) -> None:
         self._folder = folder
         self._ended = ended
+        # State of the folder of which the summary is known.
+        self._summary_of: tuple[bool, int, int] | None = None
         self.view = self._begin()
         self.refresh()
 
@@ -44,7 +46,7 @@ class RunReader:
             DataError: the folder is not that of a run any more.
         """
         if _identity(self._folder) != self._read_from:
-            self.view = self._begin()
+            self.view, self._summary_of = self._begin(), None
         view = self.view
         for record in self._metrics.read():
             self._lineage.add(record)
@@ -63,7 +65,6 @@ class RunReader:
         self._metrics = MetricsTail(self._folder / METRICS)
         self._snapshots = MetricsTail(self._folder / SNAPSHOTS)
         self._lineage = Lineage(of_training=command is not None)
-        self._summary_of: tuple[bool, int, int] | None = None
         return RunView(
             config.run.name, self._folder, command or RUN, config, self._lineage.steps, self._lineage.evaluations
         )

@@ -99,7 +99,7 @@ def _progress(view: RunView) -> dict[str, Any]:
 
 
 def _run_values(view: RunView) -> Iterator[tuple[str, float | None, str, str]]:
-    steps, evaluations = view.steps, view.evaluations
+    steps = view.steps
     first, last = view.first_last("eval/reward")
     yield "held-out reward", last, "3", f"from {first:.3f}" if first is not None else ""
     recent = steps.column(REWARD)[-_LAST:]
@@ -110,8 +110,6 @@ def _run_values(view: RunView) -> Iterator[tuple[str, float | None, str, str]]:
     yield "effective sample size", steps.last("rollout_corr/ratio/ess"), "%", "of the last batch"
     generated, trained = view.tokens_per_s()
     yield "tokens/s trained", trained, "int", "" if generated is None else f"{generated:,.0f} generated"
-    yield "responses without a reward", view.unscored.codes.total() or None, "int", f"of {view.unscored.members}"
-    yield "evaluations", len(evaluations) or None, "int", ""
 
 
 def _training_values(view: RunView) -> Iterator[tuple[str, float | None, str, str]]:
