@@ -22,7 +22,7 @@ from rollmesh.dashboard.page_files import MAIN, PLOTLY, STATIC, fill_page, impor
 from rollmesh.dashboard.run_view import RunView
 from rollmesh.mesh.access.tls import server_context
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.errors import PortInUseError
+from rollmesh.mesh.errors import PortInUseError, RollmeshError
 from rollmesh.mesh.http.connections import Connections
 from rollmesh.mesh.http.server import log as http_log
 
@@ -138,7 +138,11 @@ class _Page:
 
     async def _json(self, request: web.BaseRequest, path: Sequence[str]) -> web.Response:
         if path == ["index"]:
-            await self._refresh()
+            try:
+                await self._refresh()
+            except RollmeshError as error:
+                # Of a folder that is being replaced, for example; the page shows what it has until it can be read.
+                return web.Response(status=503, text=f"{error.message}\n")
             return _tagged(request, self._data.index)
         if len(path) == 3 and path[0] == "runs" and path[1].isdecimal():
             panel = self._data.panel(int(path[1]), path[2])

@@ -52,6 +52,23 @@ class HeardHere(product.Callback):
         self.steps.append(step)
 
 
+def page_of(run: MeshRun) -> str:
+    """The data of the page that the run in progress serves; its mesh is there."""
+    shown = re.search(r"page of the run: (http://127\.0\.0\.1:\d+)/#key=(\S+)", "\n".join(run.lines))
+    assert shown is not None, run.tail()
+    at, key = shown.groups()
+    assert httpx.get(f"{at}/api/index", timeout=60).status_code == 401
+    assert key not in (run.folder / "logs" / "launcher.log").read_text()
+    asked = {"headers": {"Authorization": f"Bearer {key}"}, "timeout": 60}
+    (panels,) = (one["panels"] for one in httpx.get(f"{at}/api/index", **asked).json()["runs"])
+    assert {"head", "attention", "mesh", "charts", "ledger", "settings"} <= set(panels)
+    texts = {name: httpx.get(f"{at}/api/runs/0/{name}", **asked).text for name in panels}
+    assert json.loads(texts["head"])["state"]["kind"] == "running"
+    mesh = json.loads(texts["mesh"])
+    assert (mesh["generators"]["count"], mesh["rewards"]["count"], mesh["buffer"]["groups_per_step"]) == (1, 1, 8)
+    return "".join(texts.values())
+
+
 @pytest.mark.slow
 def test_a_run_writes_what_it_promises(
     start_mesh: Callable[..., MeshRun], demo_data: Path, rollmesh: Command, tmp_path: Path
@@ -67,6 +84,7 @@ def test_a_run_writes_what_it_promises(
         f"--eval.every_steps={_STEPS // 2}",
         "--rollout.replicas=1",
         "--rollout.endpoint.enabled=true",
+        "--logging.dashboard_port=0",
         # Whose data no one has: it is never asked.
         "--reward.by_data_source={elsewhere: ['grpc://127.0.0.1:9']}",
         *holding.ARGUMENTS,
@@ -99,6 +117,7 @@ def test_a_run_writes_what_it_promises(
         page = httpx.get(url, headers={"Authorization": f"Bearer {planted.texts['metrics']}"}, timeout=60).text
         assert figure in page
         shown.append(page)
+    shown.append(page_of(run))
     assert told(secrets, run.folder, [run.process.pid], shown) == []
     handle = product.Run(run.folder)
     assert handle.request_checkpoint(timeout_s=60).is_dir(), "it answers while its learner waits"

@@ -55,12 +55,15 @@ def _dashboard(
 
 async def _serve(runs: list[Path], mesh: str | None, host: str, port: int, key: str, security: SecuritySection) -> None:
     from rollmesh.dashboard.server import page_server
+    from rollmesh.launcher.local import handling_signals
 
     source, title = _source(runs, mesh, security)
-    async with page_server(source, title, host=host, port=port, key=key, security=security) as url:
-        typer.echo(f"{title}: {url}")
-        typer.echo("Ctrl-C ends it")
-        await asyncio.Event().wait()
+    ended = asyncio.Event()
+    with handling_signals(lambda _number: ended.set()):
+        async with page_server(source, title, host=host, port=port, key=key, security=security) as url:
+            typer.echo(f"{title}: {url}")
+            typer.echo("Ctrl-C ends it")
+            await ended.wait()
 
 
 def _source(runs: list[Path], mesh: str | None, security: SecuritySection) -> tuple[RunSource, str]:

@@ -82,14 +82,17 @@ def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
 
 
-def write_run(folder: Path, steps: int, *, learning_rate: float = 1e-6, ended: str = "finished") -> Path:
-    """A run folder with all that the page reads; its texts are hostile.
+def write_run(
+    folder: Path, steps: int, *, learning_rate: float = 1e-6, ended: str = "finished", text: str = HOSTILE
+) -> Path:
+    """A run folder with all that the page reads.
 
     Args:
         folder: that does not exist yet.
         steps: that were trained.
         learning_rate: a setting in which runs may differ.
         ended: how it did; empty: it has left no summary.
+        text: in place of what services and models say.
     """
     config = load_config(
         {
@@ -101,15 +104,17 @@ def write_run(folder: Path, steps: int, *, learning_rate: float = 1e-6, ended: s
     )
     folder.mkdir(parents=True)
     save_config(config, folder / CONFIG)
-    failing = {"unscored/reward_timeout": 3, "unscored_cause": HOSTILE}
+    failing = {"unscored/reward_timeout": 3, "unscored_cause": text}
     records = [training(step, **(failing if step == 2 else {})) for step in range(1, steps + 1)]
     records += [evaluation(step) for step in range(0, steps + 1, 20)]
     write_records(folder / "metrics.jsonl", sorted(records, key=lambda record: record["time"]))
     write_records(folder / "mesh.jsonl", map(snapshot, range(10 + steps // 2)))
-    write_records(folder / "samples.jsonl", [sample(step, member) for step in range(1, steps + 1) for member in (0, 1)])
+    write_records(
+        folder / "samples.jsonl", [sample(step, member, text) for step in range(1, steps + 1) for member in (0, 1)]
+    )
     write_records(folder / "restarts.jsonl", [{"time": START, "service": "generator-1", "reason": "exit"}])
     if ended:
-        write_summary(folder, read_config(folder), final_state(ended))
+        write_summary(folder, read_config(folder), final_state(ended, text))
     return folder
 
 
@@ -125,14 +130,14 @@ def snapshot(second: int) -> dict[str, Any]:
     }
 
 
-def sample(step: int, member: int) -> dict[str, Any]:
+def sample(step: int, member: int, text: str) -> dict[str, Any]:
     """A kept sample."""
     return {
         "step": step,
         "group": f"train-{step}",
         "member": member,
         "prompt": "A train covers 120 km in 1.5 hours. How fast is it?",
-        "response": HOSTILE if member else "It covers 120 / 1.5 = 80 km in an hour. The answer is 80.",
+        "response": text if member else "It covers 120 / 1.5 = 80 km in an hour. The answer is 80.",
         "reward": float(not member),
         "components": {"correct": float(not member), "format": 1.0},
         "ground_truth": "80",
@@ -140,13 +145,13 @@ def sample(step: int, member: int) -> dict[str, Any]:
     }
 
 
-def final_state(ended: str) -> FinalState:
+def final_state(ended: str, text: str) -> FinalState:
     """The launcher's knowledge at the end."""
     counts = buffer_pb2.LedgerCounts(admitted=3300, trained=3200, evicted_stale=40, filtered=20, failed=8, ready=32)
     counts.reasons.update({"trained/committed": 3200, "evicted_stale/too_old": 40, "filtered/zero_variance": 20})
     counts.reasons["failed/too_few_scored"] = 8
     ledger = buffer_pb2.LedgerResponse(counters=counts, recounted=counts)
-    ledger.failed.add(causes=[HOSTILE])
+    ledger.failed.add(causes=[text])
     return FinalState(
         tables={"train": buffer_pb2.DescribeResponse(waiting_for_inserts_ms=9000, waiting_for_samples_ms=52000)},
         ledgers={"train": ledger},

@@ -1,6 +1,6 @@
 """The page in a real browser: everything is drawn, nothing is loaded from elsewhere, and everyone can use it.
 
-With ROLLMESH_SCREENSHOTS=FOLDER the screenshots of the documentation are written there.
+With ROLLMESH_SCREENSHOTS=FOLDER the screenshots of the documentation are written there, of a run without hostile texts.
 """
 
 from __future__ import annotations
@@ -98,14 +98,6 @@ class Visit:
         """Titles of the charts in sight."""
         return set(self.page.locator("figure.chart:not([hidden]) .chart-title").all_inner_texts())
 
-    def screenshot(self, name: str) -> None:
-        """Writes a screenshot of the top of the page, where that is asked for."""
-        if SCREENSHOTS:
-            picture = Image.open(io.BytesIO(self.page.screenshot(animations="disabled")))
-            picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=128).save(
-                Path(SCREENSHOTS, f"{name}.png"), optimize=True
-            )
-
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
@@ -162,7 +154,6 @@ def test_a_mesh_in_progress(browser: Any, bridge: AsyncBridge, finished: Path) -
         for width in WIDTHS:
             visit.resize(width)
             visit.wait_for_charts()
-            visit.screenshot(f"dashboard-live-{width}")
             visit.check()
         assert {"Reward", "Entropy of the policy", "KL divergence", "Trained tokens by age"} <= visit.charts()
         page.get_by_text("All members and the buffer in words").click()
@@ -190,7 +181,6 @@ def test_a_finished_run(browser: Any, bridge: AsyncBridge, finished: Path) -> No
         for width in WIDTHS:
             visit.resize(width)
             visit.wait_for_charts()
-            visit.screenshot(f"dashboard-finished-{width}")
             visit.check()
         page.get_by_label("time", exact=True).check()
         page.locator("#learning .xtitle", has_text="seconds").first.wait_for()
@@ -222,7 +212,6 @@ def test_runs_side_by_side(browser: Any, bridge: AsyncBridge, finished: Path, tm
         assert [text.partition(":")[0].strip() for text in legend] == ["qwen3-8b-math"] * 2 + ["higher-rate"] * 2
         page.get_by_label("Everything else").select_option("1")
         page.locator("h1", has_text="higher-rate").wait_for()
-        visit.screenshot("dashboard-runs-1280")
         visit.check()
 
 
@@ -235,3 +224,24 @@ def test_the_page_asks_for_a_key_that_it_lacks(browser: Any, bridge: AsyncBridge
         visit.page.wait_for_selector("main[data-state=drawn]")
         # The refused request is told in the browser's console.
         assert all("401" in trouble for trouble in visit.troubles)
+
+
+@pytest.mark.skipif(not SCREENSHOTS, reason="ROLLMESH_SCREENSHOTS names no folder")
+def test_screenshots_of_the_documentation(
+    browser: Any, bridge: AsyncBridge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = write_run(Path("runs/qwen3-8b-math"), 140, text="reward reward_timeout: 8 s")
+    live, ended = RunReader(folder).view, RunReader(folder).view
+    live.in_progress, live.summary, live.mesh = True, None, mesh_now(7, 140)
+    for name, view in (("live", live), ("finished", ended)):
+        with served(bridge, [view]) as url, visiting(browser, url) as visit:
+            visit.open(url)
+            for width, height in ((1280, 1500), (400, 1500)):
+                visit.resize(width)
+                visit.wait_for_charts()
+                visit.page.set_viewport_size({"width": width, "height": height})
+                visit.page.wait_for_timeout(1000)
+                picture = Image.open(io.BytesIO(visit.page.screenshot(animations="disabled"))).convert("RGB")
+                small = picture.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+                small.save(Path(SCREENSHOTS, f"dashboard-{name}-{width}.png"), optimize=True)
