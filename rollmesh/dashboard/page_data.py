@@ -1,7 +1,7 @@
 """All data of the page as JSON texts, each with a tag that changes with it.
 
-Invariants: a panel that has not changed is neither sent nor drawn again. Panels of curves are made at most every few
-seconds, however often they are asked for.
+Invariants: a panel that has not changed is neither sent nor drawn again. Panels that grow with the run are made at most
+every few seconds, and take a small share of the time, however often they are asked for.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from rollmesh.dashboard.run_view import RunView
 # Their data grow with the run.
 _SLOW = frozenset({"charts", "metrics", "samples", "evaluations", "settings"})
 _SLOW_S = 5.0
+# So many times the time that a panel has taken passes before it is made again.
+_REST = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +44,17 @@ class RunPanels:
 
     def __init__(self) -> None:
         self.panels: dict[str, Panel] = {}
-        self._made: dict[str, float] = {}
+        # Monotonic seconds from which a panel is made again.
+        self._due: dict[str, float] = {}
 
     def update(self, view: RunView) -> None:
         """Makes the panels of a run as it is now."""
-        now = time.monotonic()
         for name, document_of in PANELS.items():
-            if name in _SLOW and view.in_progress and now - self._made.get(name, -_SLOW_S) < _SLOW_S:
+            began = time.monotonic()
+            if name in _SLOW and view.in_progress and began < self._due.get(name, began):
                 continue
-            self._made[name] = now
             document = document_of(view)
+            self._due[name] = began + max(_SLOW_S, _REST * (time.monotonic() - began))
             if document is None:
                 self.panels.pop(name, None)
             else:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rollmesh.dashboard.curves.columns import Column, RecordColumns
-from rollmesh.dashboard.curves.reduction import Buckets, rounded
+from rollmesh.dashboard.curves.reduction import MOST_POINTS, Buckets, rounded
 
 Rows = Literal["steps", "evaluations", "snapshots", "memory"]
 """Records from which a curve is drawn; they are also the axes of the page."""
@@ -77,15 +77,20 @@ class Axes:
     """Rows of a run as they are drawn: buckets, and the values of both axes by kind of rows.
 
     Attributes:
+        columns: by kind of rows.
         start: Unix time in seconds from which time counts.
+        points: of a curve at most.
+        ranges: curves have the range of the values of each point.
     """
 
     columns: dict[Rows, RecordColumns]
     start: float
-    buckets: dict[Rows, Buckets] = field(default_factory=dict)
+    points: int = MOST_POINTS
+    ranges: bool = True
+    buckets: dict[Rows, Buckets] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.buckets = {rows: Buckets.of(len(columns)) for rows, columns in self.columns.items()}
+        self.buckets = {rows: Buckets.of(len(columns), self.points) for rows, columns in self.columns.items()}
 
     def document(self) -> dict[str, Any]:
         """Steps and seconds of each kind of rows."""
@@ -109,7 +114,7 @@ class Axes:
     def values(self, column: Column, buckets: Buckets) -> dict[str, Any]:
         """A column as JSON: means, and the range where a point is of several rows."""
         found: dict[str, Any] = {"y": rounded(buckets.mean_of(column))}
-        if buckets.size > 1:
+        if self.ranges and buckets.size > 1:
             low, high = buckets.range_of(column)
             found |= {"low": rounded(low), "high": rounded(high)}
         known = column[~np.isnan(column)]

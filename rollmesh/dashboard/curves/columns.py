@@ -1,6 +1,7 @@
 """Records of a run as columns of numbers, so that a run of 100,000 steps fits into memory.
 
-Invariant: all columns have one value per record, NaN where a record lacks it. A value takes 8 bytes.
+Invariant: a column has one value per record, NaN where a record lacks it. A value takes 8 bytes. Columns may end early:
+NaN at their ends are left out until they are read.
 """
 
 from __future__ import annotations
@@ -45,15 +46,11 @@ class RecordColumns:
             else:
                 self._set(name, value)
         self._rows += 1
-        for column in self._columns.values():
-            if len(column) < self._rows:
-                column.append(math.nan)
 
     def keep(self, kept: NDArray[np.bool_]) -> None:
         """Removes all records but those marked: shape (records,)."""
         place = np.cumsum(kept) - 1
-        for name, column in self._columns.items():
-            self._columns[name] = array("d", np.array(column)[kept].tobytes())
+        self._columns = {name: array("d", self.column(name)[kept].tobytes()) for name in self._columns}
         self._texts = {name: (int(place[row]), text) for name, (row, text) in self._texts.items() if kept[row]}
         self._rows = int(kept.sum())
 
@@ -63,8 +60,11 @@ class RecordColumns:
 
     def column(self, name: str) -> Column:
         """A copy of a column: shape (records,); all NaN for an unknown name."""
+        found = np.full(self._rows, np.nan)
         values = self._columns.get(name)
-        return np.full(self._rows, np.nan) if values is None else np.array(values, dtype=np.float64)
+        if values is not None:
+            found[: len(values)] = values
+        return found
 
     def has(self, name: str) -> bool:
         """True where a record has a number of this name."""
@@ -88,6 +88,9 @@ class RecordColumns:
             return
         column = self._columns.get(name)
         if column is None:
-            column = self._columns[name] = array("d", [math.nan] * self._rows)
-        if len(column) == self._rows:
+            column = self._columns[name] = array("d")
+        missing = self._rows - len(column)
+        if missing > 0:
+            column.extend([math.nan] * missing)
+        if missing >= 0:
             column.append(float(value))

@@ -10,6 +10,7 @@ from rollmesh.dashboard.curves.charts_of_trainings import charts_of_training
 from rollmesh.dashboard.curves.columns import RecordColumns
 from rollmesh.dashboard.curves.derived import token_ages, with_rates
 from rollmesh.dashboard.curves.memory import memory_columns, turn_spans
+from rollmesh.dashboard.curves.reduction import MOST_POINTS
 from rollmesh.dashboard.run_view import RunView
 from rollmesh.learner.metrics.catalogue import CATALOGUE, describe
 from rollmesh.report.memory import read_memory
@@ -17,6 +18,8 @@ from rollmesh.report.turns import read_phases
 from rollmesh.run_files import RUN
 
 _ALIASES = frozenset(alias for section in CATALOGUE.values() for metric in section for alias in metric.aliases)
+# There may be hundreds of metrics.
+_POINTS_OF_METRICS = 300
 _NOT_DRAWN = frozenset({"step", "steps", "time", "version", "incarnation", "eval/version"})
 
 
@@ -43,7 +46,7 @@ def _of_run(view: RunView) -> dict[str, Any]:
 
 def metric_document(view: RunView) -> dict[str, Any] | None:
     """Every metric of steps with its values, meaning and unit, for a reader who looks for one; None without any."""
-    axes = _axes(view)
+    axes = _axes(view, points=_POINTS_OF_METRICS, ranges=False)
     found = []
     for name in view.steps.names():
         if name in _NOT_DRAWN or name in _ALIASES or (values := axes.curve(Curve(name, name))) is None:
@@ -56,5 +59,6 @@ def metric_document(view: RunView) -> dict[str, Any] | None:
     return {"axis": axes.document()["steps"], "metrics": sorted(found, key=lambda item: str(item["metric"]))}
 
 
-def _axes(view: RunView) -> Axes:
-    return Axes({"steps": view.steps, "evaluations": view.evaluations, "snapshots": view.snapshots}, view.start)
+def _axes(view: RunView, points: int = MOST_POINTS, *, ranges: bool = True) -> Axes:
+    columns: dict[Rows, RecordColumns] = {"steps": view.steps, "evaluations": view.evaluations}
+    return Axes(columns, view.start, points, ranges)

@@ -14,7 +14,7 @@ from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2
 from rollmesh.report.table_lines import format_bytes, format_ms, table_lines
 
 # Members of a role that are shown one by one; of more only those that wait or are behind, and all as cells.
-_MOST_CARDS = 12
+_MOST_CARDS = 8
 # Without a heartbeat for longer, a member is likely to be gone or frozen.
 _SILENT_MS = 5_000
 # Heartbeats of a generator and of the learner may be so far apart, and as many versions are published meanwhile.

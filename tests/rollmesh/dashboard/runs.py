@@ -52,7 +52,7 @@ def training(step: int, **more: Any) -> dict[str, Any]:
         "rollout_corr/ratio/ess": 0.95 - 0.1 * abs(wave),
         "mismatch/log_prob_diff": 0.002 + 0.001 * abs(wave),
         "tokens_per_second": 5200 + 900 * wave,
-        "total/tokens": 30_000 * step,
+        "total/tokens": 3_000 * step,
         "timing_s/gen": 0.05 + 0.05 * abs(wave),
         "timing_s/prepare": 0.04,
         "timing_s/update_actor": 0.32 + 0.05 * wave,
@@ -124,7 +124,7 @@ def snapshot(second: int) -> dict[str, Any]:
         "time": START + second,
         "version": max(0, 2 * (second - 10)),
         "generators": 4,
-        "generated_tokens": 6000.0 * max(0, second - 6),
+        "generated_tokens": 6100.0 * max(0, second - 6),
         "gate_wait_s": 0.8 * max(0, second - 8),
         "learner_wait_s": 0.9 * min(second, 10) + 0.1 * second,
     }
@@ -203,7 +203,7 @@ def mesh_now(count: int = 4, version: int = 120) -> LiveMesh:
         policy=policy(version),
         counts=counts,
         groups_per_step=32,
-        max_staleness=2,
+        max_staleness=4,
         bytes=48_000_000,
         generators_wait="staleness bound: they continue at the next version",
     )

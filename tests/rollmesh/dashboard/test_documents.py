@@ -132,7 +132,7 @@ def test_the_picture_of_a_thousand_generators_is_small() -> None:
     document = mesh_document(RunView("x", mesh=mesh_now(1000)))
     assert document is not None
     found = document["generators"]
-    assert (found["count"], len(found["members"]), len(found["cells"])) == (1000, 12, 1000)
+    assert (found["count"], len(found["members"]), len(found["cells"])) == (1000, 8, 1000)
     assert {state["state"]: state["count"] for state in found["states"]} == {"working": 857, "waits": 142, "silent": 1}
     assert found["members"][0]["state"] == "silent", "what is wrong comes first"
     assert len(json.dumps(document)) < 20_000

@@ -166,7 +166,7 @@ def test_a_thousand_generators_in_the_dark(browser: Any, bridge: AsyncBridge) ->
     with served(bridge, [view]) as url, visiting(browser, url, "dark") as visit:
         visit.open(url)
         assert visit.page.locator(".cells rect").count() == 1000
-        assert visit.page.locator(".members li").count() == 12
+        assert visit.page.locator(".members li").count() == 8
         assert "142 waiting" in visit.page.locator("#mesh .states").first.inner_text()
         visit.check()
 
@@ -233,11 +233,11 @@ def test_screenshots_of_the_documentation(
     monkeypatch.chdir(tmp_path)
     folder = write_run(Path("runs/qwen3-8b-math"), 140, text="reward reward_timeout: 8 s")
     live, ended = RunReader(folder).view, RunReader(folder).view
-    live.in_progress, live.summary, live.mesh = True, None, mesh_now(7, 140)
+    live.in_progress, live.summary, live.mesh = True, None, mesh_now(4, 140)
     for name, view in (("live", live), ("finished", ended)):
         with served(bridge, [view]) as url, visiting(browser, url) as visit:
             visit.open(url)
-            for width, height in ((1280, 1500), (400, 1500)):
+            for width, height in ((1280, 1380), (400, 1380)):
                 visit.resize(width)
                 visit.wait_for_charts()
                 visit.page.set_viewport_size({"width": width, "height": height})
