@@ -17,6 +17,7 @@ from rollmesh.report.stalls import read_stalls, stall_grid
 from rollmesh.report.turns import share_lines, swap_lines
 from rollmesh.run_files import RUN
 from rollmesh.training.results import evaluation_rows
+from rollmesh.training.summary import TrainingSummary
 
 Grid = list[list[str]]
 
@@ -62,10 +63,11 @@ def facts_document(view: RunView) -> dict[str, Any] | None:
 
 
 def _facts(view: RunView) -> Iterator[tuple[str, str]]:
-    if (training := view.summary) is not None and view.command != RUN:
-        for line in list(training.lines())[1:]:
-            name, _, text = line.partition(" ")
-            yield name.rstrip(":,"), text
+    if isinstance(view.summary, TrainingSummary):
+        speed = f", {view.summary.tokens_per_s:,.0f} tokens/s" if view.summary.tokens_per_s else ""
+        yield "training", f"{view.summary.tokens:,} tokens in {view.summary.training_s:.1f} s{speed}"
+        yield "rows left out", str(view.summary.skipped_rows or "")
+        yield "speed of the steps", ", ".join(speed_lines(view.summary.speed))
     if (summary := view.run_summary) is None:
         return
     yield "training", f"{summary.training_s:.1f} s, waiting included; the last launch took {summary.wall_s:.1f} s"

@@ -21,7 +21,7 @@ export function traces(runs, options) {
     run.chart.curves.flatMap((curve, order) => {
       const style = lineStyle(many ? place : order, many ? order : order);
       const x = run.axes[curve.rows][run.chart.by_time ? "seconds" : options.x];
-      return curveTraces(x, curve, style, many ? `${run.name}: ${curve.label}` : curve.label, options);
+      return curveTraces(x, curve, style, many ? `${run.name}: ${curve.label}` : curve.label, { ...options, alone: !many });
     }),
   );
 }
@@ -49,7 +49,8 @@ function curveTraces(x, curve, style, label, options) {
   const line = { ...style, width: 1.8, shape: curve.form === "step" ? "hv" : "linear" };
   const mode = x.length > FEW ? "lines" : "lines+markers";
   const main = { ...base, y: smooth ? smoothed(curve.y) : curve.y, mode, line, marker: { size: 4, color: style.color } };
-  const behind = curve.low ? [band(x, curve, style)] : smooth ? [raw(base, curve, style)] : [];
+  // Behind the curves of several runs they would hide one another.
+  const behind = !options.alone ? [] : curve.low ? [band(x, curve, style)] : smooth ? [raw(base, curve, style)] : [];
   return [...behind, main];
 }
 

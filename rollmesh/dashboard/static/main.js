@@ -73,7 +73,7 @@ class Page {
     const links = Object.entries(PANELS)
       .filter(([name]) => !this.sections.get(name).hidden)
       .flatMap(([name, panel]) => panel.links ?? (panel.link ? [[name, panel.link]] : []))
-      .filter(([name]) => document.getElementById(name));
+      .filter(([name]) => document.getElementById(name)?.hidden === false);
     const text = JSON.stringify(links);
     if (this.nav.dataset.links === text) return;
     this.nav.dataset.links = text;

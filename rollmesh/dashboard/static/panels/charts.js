@@ -14,7 +14,7 @@ export const links = [
 const SECTIONS = {
   learning: "Learning",
   staleness: "Staleness and its correction",
-  time: "Time: who waits for whom",
+  time: "Time",
 };
 const options = { x: "step", smooth: true };
 const figures = new Map();
