@@ -8,7 +8,8 @@ from pathlib import Path
 from rollmesh.dashboard.access import content_policy, source_of
 from rollmesh.dashboard.page_data import PageData
 from rollmesh.dashboard.page_files import MAIN, STYLE, embedded_plotly, fill_page, import_map, static_files
-from rollmesh.dashboard.run_reader import SUMMARY, RunReader
+from rollmesh.dashboard.readers import open_reader
+from rollmesh.dashboard.run_reader import SUMMARY
 from rollmesh.dashboard.run_view import RunView
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.files import write_atomically
@@ -26,8 +27,8 @@ def write_report(folder: Path, *, ended: bool = False) -> Path:
     Raises:
         DataError: the folder is not a run folder, or it has neither metrics nor a summary yet.
     """
-    view = RunReader(folder, ended=ended).view
-    if not (len(view.steps) or len(view.evaluations) or (folder / SUMMARY).exists()):
+    view = open_reader(folder, ended=ended).view
+    if view.evaluation is None and not (len(view.steps) or len(view.evaluations) or (folder / SUMMARY).exists()):
         raise DataError(f"nothing to report in {folder}: it has no metrics yet", hint="train a step first")
     path = folder / FILE
     write_atomically(path, render_report(view))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,8 @@ from rollmesh.report.unscored import UnscoredMembers
 from rollmesh.run_files import RUN
 from rollmesh.training.summary import TrainingSummary
 
+EVALUATION = "eval"
+"""The command `rollmesh eval`."""
 _UNSCORED = "unscored/"
 # Seconds over which a speed is that of now.
 _SPEED_S = 30.0
@@ -28,13 +32,14 @@ class RunView:
     Attributes:
         name: of the run.
         folder: of the run; None where only its mesh is known.
-        command: `run`, `sft`, `rm` or `dpo`.
+        command: `run`, `sft`, `rm`, `dpo` or `eval`.
         config: with which it was last taken over; None where only its mesh is known.
         steps, evaluations: records of the training, and of evaluations, on the surviving lineage.
         snapshots: of the mesh, about every second.
         summary: of a run that has ended; None in progress, and where none was left.
         in_progress: a launcher works in its folder, or its mesh answers.
         mesh: the mesh now; None where it was not asked.
+        evaluation: result of `rollmesh eval`, as its file has it; None of anything else.
     """
 
     name: str
@@ -47,6 +52,7 @@ class RunView:
     summary: Summary | TrainingSummary | None = None
     in_progress: bool = False
     mesh: LiveMesh | None = None
+    evaluation: Mapping[str, Any] | None = None
 
     @property
     def run_config(self) -> Config | None:

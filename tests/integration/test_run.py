@@ -1,5 +1,6 @@
 """A run from its first to its last step: what it writes, and what the commands say of it."""
 
+import asyncio
 import json
 import os
 import re
@@ -12,7 +13,11 @@ import httpx
 import pytest
 
 import rollmesh as product
+from rollmesh.dashboard.page_data import PageData
+from rollmesh.launcher.mesh_client import MeshClient
+from rollmesh.launcher.page.live_runs import MeshRun
 from rollmesh.learner.callbacks import StepEnd
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.run_files import config_path
 from tests.command import Command
 from tests.integration import holding
@@ -69,6 +74,23 @@ def page_of(run: MeshRun) -> str:
     return "".join(texts.values())
 
 
+async def page_of_mesh(address: str, token: Path) -> str:
+    """The data of the page of a mesh whose run folder is elsewhere."""
+    runs = MeshRun(MeshClient(address, SecuritySection(token_file=token)), "elsewhere")
+    try:
+        await runs.ask()
+        data = PageData()
+        data.update(runs.read())
+    finally:
+        await runs.close()
+    (panels,) = data.document()["panels"]
+    assert panels["mesh"]["learner"]["id"].startswith("learner")
+    assert panels["head"]["state"]["kind"] == "running"
+    assert {"reward", "throughput"} <= {chart["name"] for chart in panels["charts"]["charts"]}
+    assert panels["ledger"]["tables"][0]["discrepancies"] == []
+    return json.dumps(panels)
+
+
 @pytest.mark.slow
 def test_a_run_writes_what_it_promises(
     start_mesh: Callable[..., MeshRun], demo_data: Path, rollmesh: Command, tmp_path: Path
@@ -117,7 +139,7 @@ def test_a_run_writes_what_it_promises(
         page = httpx.get(url, headers={"Authorization": f"Bearer {planted.texts['metrics']}"}, timeout=60).text
         assert figure in page
         shown.append(page)
-    shown.append(page_of(run))
+    shown += [page_of(run), asyncio.run(page_of_mesh(run.address(), token))]
     assert told(secrets, run.folder, [run.process.pid], shown) == []
     handle = product.Run(run.folder)
     assert handle.request_checkpoint(timeout_s=60).is_dir(), "it answers while its learner waits"

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollmesh.dashboard.run_view import RunView
+from rollmesh.dashboard.documents.responses import interval_text
+from rollmesh.dashboard.run_view import EVALUATION, RunView
 from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, list_checkpoints
 from rollmesh.mesh.errors import DataError
 from rollmesh.report.metrics import REWARD
+from rollmesh.run_files import RUN
 from rollmesh.training.summary import HELD_OUT, LOSS
 
 # Last steps from which the time that is left follows.
 _RECENT = 50
 # Share of the steps whose mean is the last training reward: one batch is too noisy.
 _LAST = 20
+# Metrics of an evaluation among the key values.
+_MOST_METRICS = 3
 
 
 def head_document(view: RunView) -> dict[str, Any]:
@@ -26,18 +30,29 @@ def head_document(view: RunView) -> dict[str, Any]:
         "command": view.command,
         "state": _state(view),
         "facts": [{"name": name, "text": text} for name, text in _facts(view) if text],
-        "progress": _progress(view),
+        "progress": _progress(view) if view.evaluation is None else None,
         "values": [
             {"name": name, "value": value, "form": form, "note": note}
-            for name, value, form, note in (_training_values(view) if view.command != "run" else _run_values(view))
+            for name, value, form, note in _values(view)
             if value is not None
         ],
         "checkpoints": _checkpoints(view.folder),
     }
 
 
+def _values(view: RunView) -> Iterator[tuple[str, float | None, str, str]]:
+    """Name, value, form and note of the key values."""
+    if view.evaluation is not None:
+        return _evaluation_values(view.evaluation)
+    return _run_values(view) if view.command == RUN else _training_values(view)
+
+
 def _state(view: RunView) -> dict[str, str]:
     """`kind` is `running`, `finished`, `stopped` or `failed`."""
+    if view.evaluation is not None:
+        if view.evaluation["complete"]:
+            return {"kind": "finished", "text": "every prompt has responses"}
+        return {"kind": "stopped", "text": "some prompts have no response: the same command asks them again"}
     if view.mesh is not None and view.mesh.trouble:
         return {"kind": "failed", "text": view.mesh.trouble}
     if view.in_progress:
@@ -56,7 +71,7 @@ def _facts(view: RunView) -> Iterator[tuple[str, str]]:
         yield "model", str(config.model.path)
     if view.run_config is not None:
         yield "algorithm", view.run_config.algorithm.name
-    elif config is not None:
+    elif config is not None or view.command == EVALUATION:
         yield "command", f"rollmesh {view.command}"
     if config is not None:
         yield "data", _names(config.data.train)
@@ -110,6 +125,15 @@ def _run_values(view: RunView) -> Iterator[tuple[str, float | None, str, str]]:
     yield "effective sample size", steps.last("rollout_corr/ratio/ess"), "%", "of the last batch"
     generated, trained = view.tokens_per_s()
     yield "tokens/s trained", trained, "int", "" if generated is None else f"{generated:,.0f} generated"
+
+
+def _evaluation_values(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, float | None, str, str]]:
+    for name, found in list(evaluation["metrics"].items())[:_MOST_METRICS]:
+        yield name, found["value"], "3", interval_text(found)
+    prompts = evaluation["prompts"]
+    yield "prompts answered", prompts["answered"], "int", f"of {prompts['asked']}"
+    yield "response length", evaluation["response_tokens"], "2", "tokens on average"
+    yield "responses without a score", evaluation["unscored"] or None, "int", "in no metric"
 
 
 def _training_values(view: RunView) -> Iterator[tuple[str, float | None, str, str]]:

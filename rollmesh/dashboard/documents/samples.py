@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rollmesh.dashboard.documents.responses import response_document
 from rollmesh.dashboard.run_view import RunView
 from rollmesh.mesh.errors import DataError
 from rollmesh.report.samples import read_samples
@@ -19,6 +20,8 @@ _FIELDS = ("step", "group", "member", "reward", "data_source", "finish_reason", 
 
 def sample_document(view: RunView) -> dict[str, Any] | None:
     """The latest samples, the newest first; None where none are kept."""
+    if view.folder is not None and view.evaluation is not None:
+        return response_document(view.folder)
     if view.folder is None or view.command != RUN:
         return None
     try:

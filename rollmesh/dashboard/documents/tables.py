@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from rollmesh.dashboard.documents import responses
 from rollmesh.dashboard.run_view import RunView
 from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
@@ -26,6 +27,8 @@ def evaluation_document(view: RunView) -> dict[str, Any] | None:
     """Evaluations by version; None without any."""
     if view.folder is None:
         return None
+    if view.evaluation is not None:
+        return _table(responses.result_grid(view.evaluation))
     if view.command == RUN:
         return _table(result_grid(view.folder))
     return _table(evaluation_rows(_evaluations(view), best_checkpoint(view.folder / CHECKPOINTS_NAME)))

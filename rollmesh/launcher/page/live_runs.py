@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rollmesh.dashboard.curves.columns import RecordColumns
 from rollmesh.dashboard.live import LiveMesh
-from rollmesh.dashboard.run_reader import RunReader
+from rollmesh.dashboard.readers import open_reader
 from rollmesh.dashboard.run_view import RunView
 from rollmesh.launcher.folder import read_mesh
 from rollmesh.launcher.mesh_client import MeshClient, Snapshot
@@ -109,7 +109,7 @@ class FolderRuns:
     """
 
     def __init__(self, folders: Sequence[Path], security: SecuritySection | None = None) -> None:
-        self._readers = [RunReader(folder) for folder in folders]
+        self._readers = [open_reader(folder) for folder in folders]
         self._folders = list(folders)
         self._security = security
         self._followers: dict[Path, tuple[str, MeshFollower]] = {}

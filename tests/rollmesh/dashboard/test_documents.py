@@ -18,11 +18,13 @@ from rollmesh.dashboard.documents.settings import compare_settings, settings_doc
 from rollmesh.dashboard.live import LiveMesh
 from rollmesh.dashboard.page_data import PageData
 from rollmesh.dashboard.panels import PANELS
+from rollmesh.dashboard.report import write_report
 from rollmesh.dashboard.run_reader import RunReader
 from rollmesh.dashboard.run_view import RunView
 from rollmesh.launcher.folder import locked
 from rollmesh.protos import buffer_pb2, membership_pb2
 from rollmesh.report.changes import describe_changes
+from tests.report_page import read_panels
 from tests.rollmesh.dashboard.runs import HOSTILE, generators, mesh_now, policy, training, write_run
 
 
@@ -194,3 +196,31 @@ def test_a_panel_that_has_not_changed_keeps_its_tag(tmp_path: Path) -> None:
     assert {name for name in after if after[name] != before[name]} == {"samples"}
     assert data.panel(0, "nothing") is None
     assert data.panel(7, "head") is None
+
+
+def test_an_evaluation_is_shown_with_its_intervals_and_worst_responses(tmp_path: Path) -> None:
+    metric = {"value": 0.5, "prompts": 2, "low": 0.25, "high": 0.75}
+    result = {
+        "name": "rl-best",
+        "metrics": {"mean@2": metric},
+        "by_source": {"a": {"mean@2": metric}, "b": {"mean@2": {**metric, "low": None}}},
+        "prompts": {"asked": 2, "answered": 2},
+        "unscored": 1,
+        "response_tokens": 12.5,
+        "complete": True,
+        "level": 0.95,
+    }
+    (tmp_path / "evaluation.json").write_text(json.dumps(result))
+    responses = [
+        {"text": "good", "reward": 1.0, "reason": "", "tokens": 3, "finish": "stop"},
+        {"text": "none", "reward": None, "reason": "timeout", "tokens": 3, "finish": "stop"},
+        {"text": HOSTILE, "reward": 0.0, "reason": "", "tokens": 3, "finish": "length"},
+    ]
+    row = {"row": 7, "data_source": "a", "prompt": "1+1=", "ground_truth": "2", "responses": responses}
+    (tmp_path / "responses.jsonl").write_text(json.dumps(row) + "\n")
+    panels = read_panels(write_report(tmp_path))
+    assert panels["head"]["name"] == "rl-best"
+    assert panels["head"]["values"][0] == {"name": "mean@2", "value": 0.5, "form": "3", "note": "0.250 to 0.750"}
+    assert panels["evaluations"]["rows"][2] == ["b", "mean@2", "0.5000", "", "2"]
+    assert [sample["response"] for sample in panels["samples"]["samples"]] == [HOSTILE, "good"]
+    assert {"mesh", "charts", "ledger", "settings"}.isdisjoint(panels)

@@ -9,14 +9,14 @@ export const everyRun = true;
 const GLYPHS = { running: "●", finished: "✓", stopped: "■", failed: "✕" };
 
 export function render(root, data, page) {
-  root.replaceChildren(
+  const parts = [
     page.runs.length > 1 ? choice(page) : null,
     h("div", { class: "headline" }, h("h1", {}, data.name), state(data.state)),
-    progress(data.progress, data.state),
+    data.progress ? progress(data.progress, data.state) : null,
     h("dl", { class: "values" }, ...data.values.map(value)),
     facts(data, page),
-  );
-  root.replaceChildren(...[...root.childNodes].filter((node) => node.nodeType === Node.ELEMENT_NODE));
+  ];
+  root.replaceChildren(...parts.filter(Boolean));
 }
 
 function state({ kind, text }) {

@@ -26,7 +26,7 @@ function card(sample) {
     h(
       "p",
       { class: "sample-head" },
-      h("span", {}, `step ${sample.step}`),
+      h("span", {}, sample.step === null ? sample.group : `step ${sample.step}`),
       h("b", {}, `reward ${short(sample.reward)}`),
       components.length > 1 ? h("span", {}, components.map(([name, value]) => `${name} ${short(value)}`).join(" · ")) : null,
       sample.finish_reason ? h("span", {}, `ended by ${sample.finish_reason}`) : null,
