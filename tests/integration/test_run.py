@@ -15,7 +15,7 @@ import pytest
 import rollmesh as product
 from rollmesh.dashboard.page_data import PageData
 from rollmesh.launcher.mesh_client import MeshClient
-from rollmesh.launcher.page.live_runs import MeshRun
+from rollmesh.launcher.page.live_runs import RemoteRun
 from rollmesh.learner.callbacks import StepEnd
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.run_files import config_path
@@ -76,7 +76,7 @@ def page_of(run: MeshRun) -> str:
 
 async def page_of_mesh(address: str, token: Path) -> str:
     """The data of the page of a mesh whose run folder is elsewhere."""
-    runs = MeshRun(MeshClient(address, SecuritySection(token_file=token)), "elsewhere")
+    runs = RemoteRun(MeshClient(address, SecuritySection(token_file=token)), "elsewhere")
     try:
         await runs.ask()
         data = PageData()

@@ -68,12 +68,12 @@ async def _serve(runs: list[Path], mesh: str | None, host: str, port: int, key: 
 
 def _source(runs: list[Path], mesh: str | None, security: SecuritySection) -> tuple[RunSource, str]:
     from rollmesh.launcher.mesh_client import MeshClient
-    from rollmesh.launcher.page.live_runs import FolderRuns, MeshRun
+    from rollmesh.launcher.page.live_runs import FolderRuns, RemoteRun
 
     if mesh is not None:
         if runs:
             raise ConfigError("RUN and --mesh exclude each other", hint="give the run folder alone: it knows its mesh")
-        return MeshRun(MeshClient(mesh, security), mesh), f"mesh {mesh}"
+        return RemoteRun(MeshClient(mesh, security), mesh), f"mesh {mesh}"
     if not runs:
         found = ended_run(None, None) or target(None, None).folder
         assert found is not None

@@ -154,7 +154,7 @@ def _address(folder: Path) -> str:
         return ""
 
 
-class MeshRun:
+class RemoteRun:
     """A mesh without its run folder: what its answers say, and curves of the time in which it was looked at.
 
     Args:
