@@ -33,6 +33,8 @@ REQUEST_S = 30.0
 # Seconds for which what was read is new enough for every page.
 _FRESH_S = 1.0
 _CLOSE_S = 1.0
+# Names of runs are data too: the page sets its title once it has them.
+_TITLE = "Rollmesh"
 _TYPES = {"js": "text/javascript", "css": "text/css"}
 _A_DAY = {"Cache-Control": "private, max-age=86400"}
 _ASK_AGAIN = {"Cache-Control": "no-cache"}
@@ -53,13 +55,12 @@ class RunSource(Protocol):
 
 @asynccontextmanager
 async def page_server(
-    source: RunSource, title: str, *, host: str, port: int, key: str = "", security: SecuritySection | None = None
+    source: RunSource, *, host: str, port: int, key: str = "", security: SecuritySection | None = None
 ) -> AsyncIterator[str]:
     """Serves the page of runs while the context lasts; yields its URL, with the key in the fragment.
 
     Args:
         source: the runs.
-        title: of the page.
         host: address to bind.
         port: 0: a free one.
         key: that pages must show; empty: one is made.
@@ -73,7 +74,7 @@ async def page_server(
     tls = server_context(security) if security is not None else None
     connections = Connections(MOST_CONNECTIONS)
     with ThreadPoolExecutor(1, "page") as thread:
-        page = _Page(source, title, Access(key, host), thread, connections)
+        page = _Page(source, Access(key, host), thread, connections)
         server = web.Server(
             page.answer,
             handler_cancellation=True,
@@ -99,15 +100,13 @@ async def page_server(
 class _Page:
     """Answers requests for the page, its files and its data."""
 
-    def __init__(
-        self, source: RunSource, title: str, access: Access, thread: ThreadPoolExecutor, connections: Connections
-    ) -> None:
+    def __init__(self, source: RunSource, access: Access, thread: ThreadPoolExecutor, connections: Connections) -> None:
         self._source = source
         self._access = access
         self._thread = thread
         self._connections = connections
         imports = import_map(embedded=False)
-        self._html = fill_page(title, imports)
+        self._html = fill_page(_TITLE, imports)
         self._headers = security_headers([imports, MAIN])
         self._data = PageData()
         self._read_at = -_FRESH_S

@@ -204,7 +204,7 @@ class LocalRun:
                     )
                     watching.append(asyncio.create_task(self._try_placements(catalogue), name="trials of placements"))
                     if (port := config.logging.dashboard_port) is not None:
-                        page = serve_run_page(self._folder, config.run.name, port, self._view.event)
+                        page = serve_run_page(self._folder, port, self._view.event)
                         watching.append(asyncio.create_task(page, name="page of the run"))
                     for task in watching:
                         task.add_done_callback(self._report_failed_watch)

@@ -60,7 +60,7 @@ async def _serve(runs: list[Path], mesh: str | None, host: str, port: int, key: 
     source, title = _source(runs, mesh, security)
     ended = asyncio.Event()
     with handling_signals(lambda _number: ended.set()):
-        async with page_server(source, title, host=host, port=port, key=key, security=security) as url:
+        async with page_server(source, host=host, port=port, key=key, security=security) as url:
             typer.echo(f"{title}: {url}")
             typer.echo("Ctrl-C ends it")
             await ended.wait()

@@ -42,16 +42,6 @@ def token_ages(steps: RecordColumns) -> dict[str, Column]:
         return {f"{AGE}{age}": np.where(total > 0, count / total, np.nan) for age, count in counts.items()}
 
 
-def trained_by_age(steps: RecordColumns) -> dict[str, int]:
-    """Trained tokens of all steps by age in versions."""
-    found = {
-        int(name.removeprefix(_HISTOGRAM)): int(steps.total(name))
-        for name in steps.names()
-        if name.startswith(_HISTOGRAM)
-    }
-    return {str(age): found[age] for age in sorted(found)}
-
-
 def _growth_per_s(time: Column, total: Column) -> Column:
     """Growth per second over the last seconds of each row; NaN for the first row and across launches."""
     if len(time) == 0:

@@ -85,6 +85,7 @@ class Page {
     if (this.selected >= this.runs.length) this.selected = 0;
     this.main.querySelector(".notice")?.remove();
     this.draw();
+    document.title = `${this.runs.map((run) => run.name).join(", ")} · Rollmesh`;
     this.main.dataset.state = "drawn";
     const live = this.source.index.live && !this.inFile;
     this.freshness.textContent = live ? "live" : "";

@@ -5,6 +5,7 @@ Invariant: a mesh is asked while a page is open, and only then. One that does no
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -116,20 +117,21 @@ class FolderRuns:
         self._answers: dict[Path, LiveMesh] = {}
 
     async def ask(self) -> None:
-        """Asks the meshes of runs in progress."""
-        for folder in self._folders:
-            address = _address(folder)
-            before = self._followers.get(folder)
-            if before is not None and before[0] != address:
-                await before[1].close()
-                del self._followers[folder]
-            if not address:
-                self._answers.pop(folder, None)
-                continue
-            if folder not in self._followers:
-                security = self._security or read_launch(folder).security
-                self._followers[folder] = (address, MeshFollower(MeshClient(address, security)))
-            self._answers[folder] = await self._followers[folder][1].read()
+        """Asks the meshes of runs in progress, concurrently: one that does not answer takes its whole deadline."""
+        await asyncio.gather(*map(self._ask, self._folders))
+
+    async def _ask(self, folder: Path) -> None:
+        address, before = _address(folder), self._followers.get(folder)
+        if before is not None and before[0] != address:
+            await before[1].close()
+            del self._followers[folder]
+        if not address:
+            self._answers.pop(folder, None)
+            return
+        if folder not in self._followers:
+            security = self._security or read_launch(folder).security
+            self._followers[folder] = (address, MeshFollower(MeshClient(address, security)))
+        self._answers[folder] = await self._followers[folder][1].read()
 
     def read(self) -> Sequence[RunView]:
         """Reads what is new in the folders."""

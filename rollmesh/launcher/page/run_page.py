@@ -15,18 +15,17 @@ from rollmesh.launcher.page.live_runs import FolderRuns
 _HOST = "127.0.0.1"
 
 
-async def serve_run_page(folder: Path, name: str, port: int, show: Callable[[str], None]) -> None:
+async def serve_run_page(folder: Path, port: int, show: Callable[[str], None]) -> None:
     """Serves the page of a run until cancelled.
 
     Args:
         folder: of the run, whose configuration is written.
-        name: of the run.
         port: on loopback; 0: a free one.
         show: shows the URL to the user, and to no log.
 
     Raises:
         PortInUseError: the port is taken.
     """
-    async with page_server(FolderRuns([folder]), name, host=_HOST, port=port) as url:
+    async with page_server(FolderRuns([folder]), host=_HOST, port=port) as url:
         show(f"page of the run: {url}")
         await asyncio.Event().wait()

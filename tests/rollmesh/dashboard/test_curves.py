@@ -17,7 +17,6 @@ from rollmesh.dashboard.curves.derived import (
     GENERATED_PER_S,
     LEARNER_SHARE,
     token_ages,
-    trained_by_age,
     with_rates,
 )
 from rollmesh.dashboard.curves.lineage import Lineage
@@ -141,7 +140,6 @@ def test_ages_of_tokens_are_shares_that_add_up() -> None:
     assert list(ages) == [f"{AGE}0", f"{AGE}2", f"{AGE}10"], "by number, not by letters"
     assert [values[0] for values in ages.values()] == [0.25, 0.75, 0.0]
     assert all(math.isnan(values[2]) for values in ages.values())
-    assert trained_by_age(steps) == {"0": 10, "2": 30, "10": 5}
 
 
 def test_turns_behind_curves_are_those_of_the_learner_and_of_swaps() -> None:

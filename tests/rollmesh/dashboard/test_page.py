@@ -122,7 +122,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def served(bridge: AsyncBridge, views: Sequence[RunView]) -> Iterator[str]:
     """The URL of the real server of runs, with its key."""
-    server = page_server(StaticRuns(views), "runs", host="127.0.0.1", port=0)
+    server = page_server(StaticRuns(views), host="127.0.0.1", port=0)
     url = bridge.call(server.__aenter__(), 30)
     try:
         yield url
@@ -176,6 +176,7 @@ def test_a_finished_run(browser: Any, bridge: AsyncBridge, finished: Path) -> No
         visit.open(url)
         page = visit.page
         assert page.locator("h1").inner_text() == "qwen3-8b-math"
+        assert page.title() == "qwen3-8b-math · Rollmesh"
         assert "finished" in page.locator(".state").inner_text()
         assert not page.locator("#mesh").is_visible()
         for width in WIDTHS:
