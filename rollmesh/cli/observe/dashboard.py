@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollmesh.cli.options import Mesh, TlsCa, TlsCert, TlsKey, TokenFile, ended_run, security_of, target
-from rollmesh.mesh.errors import ConfigError
+from rollmesh.cli.options import Mesh, TlsCa, TlsCert, TlsKey, TokenFile, security_of
+from rollmesh.mesh.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from rollmesh.dashboard.server import RunSource
@@ -74,9 +74,20 @@ def _source(runs: list[Path], mesh: str | None, security: SecuritySection) -> tu
         if runs:
             raise ConfigError("RUN and --mesh exclude each other", hint="give the run folder alone: it knows its mesh")
         return RemoteRun(MeshClient(mesh, security), mesh), f"mesh {mesh}"
-    if not runs:
-        found = ended_run(None, None) or target(None, None).folder
-        assert found is not None
-        runs = [found]
-    named = security if security.model_fields_set - {"allow_insecure"} and security.token_file else None
+    runs = runs or [_latest_run(Path("runs"))]
+    named = security if security.token_file is not None else None
     return FolderRuns(runs, named), ", ".join(run.name for run in runs)
+
+
+def _latest_run(runs: Path) -> Path:
+    """The run that has last begun below a folder of runs, preferably one in progress.
+
+    Raises:
+        DataError: there is none.
+    """
+    from rollmesh.run_files import is_in_use, is_run
+
+    found = [folder for folder in runs.glob("*") if is_run(folder)]
+    if not found:
+        raise DataError(f"there is no run below {runs}/", hint="give run folders, or --mesh host:port")
+    return max(found, key=lambda folder: (is_in_use(folder), folder.stat().st_mtime))

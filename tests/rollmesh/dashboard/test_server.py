@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import socket
 from collections.abc import AsyncIterator
@@ -14,13 +15,16 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
+from rollmesh.cli.observe.dashboard import _source
 from rollmesh.dashboard.access import Access
 from rollmesh.dashboard.page_files import plotly_gzipped, static_files
 from rollmesh.dashboard.panels import PANELS
 from rollmesh.dashboard.run_reader import RunReader
 from rollmesh.dashboard.run_view import RunView
 from rollmesh.dashboard.server import page_server
-from rollmesh.mesh.errors import PortInUseError
+from rollmesh.launcher.folder import locked
+from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.errors import ConfigError, DataError, PortInUseError
 from tests.rollmesh.dashboard.runs import HOSTILE, StaticRuns, mesh_now, write_run
 
 KEY = "the-key-of-this-test"
@@ -168,3 +172,22 @@ def test_data_in_a_page_of_one_file_end_no_script(tmp_path: Path) -> None:
     assert json.loads(data)["panels"][0]["samples"]["samples"][0]["response"] == HOSTILE
     assert "window.hacked=1</script>" not in page
     assert len(page) < 3_000_000
+
+
+async def test_the_command_takes_the_latest_run_and_says_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="there is no run below runs/"):
+        _source([], None, SecuritySection())
+    first, second = (write_run(Path("runs", name), 2) for name in ("first", "second"))
+    os.utime(first, (1, 1))
+    assert _source([], None, SecuritySection())[1] == "second"
+    with locked(first):
+        assert _source([], None, SecuritySection())[1] == "first", "it is in progress"
+    source, title = _source([first, second], None, SecuritySection())
+    assert title == "first, second"
+    await source.ask()
+    assert [view.name for view in source.read()] == ["first", "second"]
+    with pytest.raises(ConfigError, match="exclude each other"):
+        _source([first], "127.0.0.1:1", SecuritySection())
