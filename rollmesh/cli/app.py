@@ -16,6 +16,7 @@ import typer
 
 from rollmesh.cli import config, data, evaluation, plan, replay, run, services, token, trainers
 from rollmesh.cli.observe import inspect, ledger, results, turns, weights
+from rollmesh.cli.override_forms import accept_overrides
 from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.mesh.errors import PERMANENT, RollmeshError
@@ -35,6 +36,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 run.register(app)
 trainers.register(app)
@@ -50,6 +52,7 @@ evaluation.register(app)
 config.register(app)
 data.register(app)
 token.register(app)
+accept_overrides(app)
 
 
 def _print_version(asked: bool) -> None:
