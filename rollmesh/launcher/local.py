@@ -61,7 +61,7 @@ def run_locally(
     """
     check_files(config)
     first = opening(config, fresh=fresh)
-    view = open_view(config.logging.console_every_steps)
+    view = open_view(config)
     try:
         view.event("checks data, algorithm and reward functions")
         with check_code(first, fresh=fresh) as prepared:
@@ -334,6 +334,7 @@ class LocalRun:
     async def _watch(self) -> None:
         """Feeds the view and `mesh.jsonl` until cancelled."""
         metrics = MetricsTail(self._folder / folders.METRICS, from_end=True)
+        samples = MetricsTail(self._folder / folders.SAMPLES, from_end=True)
         log = MeshLog(self._folder, self._events.record)
         await self._announced.wait()
         # Ends of groups by reason before this launch; not known until the mesh answers.
@@ -346,6 +347,7 @@ class LocalRun:
                 seen.follow(self._latest, records)
                 self._latest = latest = seen
                 latest.placement = self._placement.record.text
+                latest.sample = next(reversed(samples.read()), latest.sample)
                 if before is None and seen.table is not None:
                     before = dict(seen.table.counts.reasons)
                 latest.generated_tokens = log.add(latest, time.time())

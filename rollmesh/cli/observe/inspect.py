@@ -53,13 +53,16 @@ def _status(
         return
     from rich.console import Console
 
-    from rollmesh.launcher.console.view import members_table, pushes_table, status_table
+    from rollmesh.launcher.console.lines import run_line
+    from rollmesh.launcher.console.progress import Progress
+    from rollmesh.launcher.console.tables import members_table, pushes_table, status_table
     from rollmesh.launcher.folder import learner_starts
     from rollmesh.launcher.mesh_client import MeshClient, Snapshot
     from rollmesh.launcher.trials.record import read_record
     from rollmesh.report.metrics import run_records
     from rollmesh.report.pushes import live_rows, transport_choices
     from rollmesh.report.turns import read_phases, shares_text, time_shares, turns_ended
+    from rollmesh.run_files import read_launch
 
     async def read() -> tuple[Snapshot, list[list[str]], list[str]]:
         async with MeshClient(where.address, where.security) as mesh:
@@ -77,16 +80,24 @@ def _status(
 
     snapshot, rows, notes = asyncio.run(read())
     if where.folder is not None:
+        config = read_launch(where.folder)
+        progress = Progress.of_run(config)
         records = run_records(where.folder)
         snapshot.unscored.add(records)
+        progress.add(records)
+        typer.echo(run_line(config, progress))
         # A learner that was replaced, or has left turns, leaves its last phase open.
         end = time.time() if snapshot.turns is not None else turns_ended(records)
         snapshot.turn_time = shares_text(time_shares(read_phases(where.folder), end))
     # Piped output is for programs and for grep: no line is cut to the 80 columns that rich would assume.
     console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
-    console.print(status_table(snapshot), members_table(snapshot.members))
+    shown = [status_table(snapshot), members_table(snapshot.members, console.width)]
     if rows:
-        console.print(pushes_table(rows))
+        shown.append(pushes_table(rows))
+    with console.capture() as capture:
+        console.print(*shown)
+    for line in capture.get().splitlines():
+        typer.echo(line.rstrip())  # cells are padded to their columns
     for line in notes:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if snapshot.run_finished:
