@@ -34,6 +34,7 @@ from rollmesh.launcher.services import ServiceCatalogue, describe_threads, drain
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.launcher.trials.opening import opening
 from rollmesh.launcher.trials.session import RunPlacement
+from rollmesh.learner.checkpoint.names import version_of
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, RollmeshError
@@ -294,7 +295,9 @@ class LocalRun:
         except OSError as error:
             summary = build_summary(self._folder, self._config, self._final)
             report = f"summary and report are not written: {error.strerror or error}"
-        again = (f"{self._same_command()} continues the run",) if self.interrupted and begun else ()
+        again = (
+            (f"{self._same_command()} continues the run {_place_of(summary)}",) if self.interrupted and begun else ()
+        )
         for line in (*summary.lines(), report, *again):
             self._events.record(line)
         return summary
@@ -385,6 +388,14 @@ class LocalRun:
         """Reports a watch that has failed: its silence would go unnoticed."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._events.record(f"the {task.get_name()} has failed, the run continues without it: {error!r}")
+
+
+def _place_of(summary: Summary) -> str:
+    """The step from which a run continues, in words."""
+    if summary.checkpoint is None:
+        return "from its beginning: it has no checkpoint"
+    step = version_of(Path(summary.checkpoint).name)
+    return "from its newest checkpoint" if step is None else f"from step {step.version}, its newest checkpoint"
 
 
 def _record(config: Config) -> RunRecord:

@@ -17,6 +17,7 @@ from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.launcher.mesh_log import MeshLog
 from rollmesh.launcher.trials.record import Estimated, Measured, PlacementRecord
 from rollmesh.learner.recovery.run_identity import CONFIG
+from rollmesh.learner.checkpoint.best import Best, BestCheckpoint
 from rollmesh.mesh.config import load_config, save_config
 from rollmesh.mesh.errors import DataError
 from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2
@@ -110,6 +111,25 @@ def test_summary_has_the_runs_figures(run_folder: Path) -> None:
     assert "restarts: learner 1 (exit), learner 2 (frozen)" in list(summary.lines())
     assert summary.graders["antlr4-python3-runtime"] == "4.13.2"
     assert read_summary(run_folder) == summary
+    assert (summary.checkpoint, summary.best_checkpoint) == (None, None)
+    assert dict(summary) == summary.to_dict() == json.loads((run_folder / "summary.json").read_text())
+    assert summary["steps"] == 8
+
+
+def test_summary_names_the_checkpoints_and_how_to_export_them(run_folder: Path) -> None:
+    names = ["i0001-v00000004", "i0001-v00000008"]
+    for name in names:
+        (run_folder / "checkpoints" / name).mkdir(parents=True)
+    file = BestCheckpoint(run_folder / "checkpoints", 1)
+    file.claim()
+    file.keep_candidate(names[0])
+    assert file.record_value(Best(names[0], 1, 4, "reward", "max", 0.5, "x"))
+    summary = write_summary(run_folder, read_config(run_folder), final_state())
+    newest, best = (str(run_folder / "checkpoints" / name) for name in reversed(names))
+    assert (summary.checkpoint, summary.best_checkpoint) == (newest, best)
+    lines = list(summary.lines())
+    assert f"checkpoint: {newest}; `rollmesh export {run_folder} OUT` makes a model of it" in lines
+    assert f"best checkpoint: {best}; add --checkpoint best" in lines
     assert "balances" in "\n".join(summary.lines())
 
 

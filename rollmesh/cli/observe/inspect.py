@@ -6,7 +6,6 @@ import asyncio
 import json
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -118,7 +117,7 @@ def _show_training(summary: TrainingSummary, *, as_json: bool) -> None:
     from rollmesh.training.summary import IN_PROGRESS
 
     if as_json:
-        typer.echo(json.dumps({"ended": summary.ended != IN_PROGRESS, "summary": asdict(summary)}, indent=2))
+        typer.echo(json.dumps({"ended": summary.ended != IN_PROGRESS, "summary": summary.to_dict()}, indent=2))
         return
     typer.echo(f"run {summary.folder}")
     for line in summary.lines():
@@ -131,7 +130,7 @@ def _show_ended(run: Path, *, as_json: bool) -> None:
 
     summary = read_summary(run)
     if as_json:
-        typer.echo(json.dumps({"ended": True, "summary": asdict(summary)}, indent=2))
+        typer.echo(json.dumps({"ended": True, "summary": summary.to_dict()}, indent=2))
         return
     typer.echo(f"run {run} has ended")
     for line in summary.lines():
