@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from rollmesh.cli import config, data, evaluation, plan, replay, run, services, token, trainers
+from rollmesh.cli import config, data, evaluation, init, plan, replay, run, services, token, trainers
 from rollmesh.cli.observe import inspect, ledger, results, turns, weights
 from rollmesh.cli.override_forms import accept_overrides
 from rollmesh.launcher.console.output import BufferedOutput
@@ -38,6 +38,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+init.register(app)
 run.register(app)
 trainers.register(app)
 services.register(app)
@@ -78,7 +79,7 @@ _TRAINERS = ("sft", "rm", "dpo")
 # Longest exit of a learner that has closed everything; trackers may send their last records meanwhile.
 _EXIT_S = 60.0
 # Only these commands write files for other users: all else that a command or its children make is private.
-_FOR_OTHERS = ("export", "data")
+_FOR_OTHERS = ("export", "data", "init")
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ from rollmesh.launcher.console.tables import members_table, status_table
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.launcher.mesh_log import MeshLog
 from rollmesh.launcher.trials.record import Estimated, Measured, PlacementRecord
-from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.learner.checkpoint.best import Best, BestCheckpoint
+from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_config, save_config
 from rollmesh.mesh.errors import DataError
 from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2
