@@ -38,8 +38,8 @@ def read_config(name: str | Path, revision: str | None = None) -> PreTrainedConf
     """The configuration of a model.
 
     Args:
-        name: a folder, as a path: no network is used. As a text a hub id too, or the path of a `config.json`. Of a hub
-            id the copy in the local cache is read where there is one.
+        name: a folder, as a path: no network is used. As a text a hub id too, or the path of a `config.json`. A
+            copy in the hub's local cache is read without network.
         revision: of a hub id.
 
     Raises:

@@ -26,7 +26,7 @@ _KEPT = ("run.", "model.path", "data.", "reward.")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user has said.
+    """The request of a user.
 
     Attributes:
         model: folder or hub id; None: as in the configuration that is translated.

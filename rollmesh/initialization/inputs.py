@@ -1,4 +1,4 @@
-"""What `rollmesh init` finds: the model's folder, the first rows of the data, the devices of this machine."""
+"""The findings of `rollmesh init`: the model's folder, the first rows of the data, the devices of this machine."""
 
 from __future__ import annotations
 

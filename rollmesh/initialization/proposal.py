@@ -32,7 +32,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the user has said.
+    """The choices of a user.
 
     Attributes:
         name: of the run.

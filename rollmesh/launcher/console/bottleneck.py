@@ -1,4 +1,4 @@
-"""Who waits for whom, as a share of the last minute, and what to change where one side waits most of the time."""
+"""The shares of the last minute in which learner and generators have waited, and the remedy where these are large."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class WaitShares:
 
     @property
     def advice(self) -> str:
-        """What to change; empty where neither side waits much, or it was not watched for long enough."""
+        """The remedy; empty where neither side waits much, or it was not watched for long enough."""
         if self.seconds < _LEAST_S:
             return ""
         if self.learner >= _MUCH:

@@ -1,4 +1,4 @@
-"""What a training step says about learning, in short words: the same in the live view and in plain lines."""
+"""The metrics of learning in a training step, in short words: the same in the live view and in plain lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rollmesh.report.metrics import Record
 from rollmesh.report.series import metric_value
 
-# Words, metric, and the form of its value. Of those with the same words the first that is there is shown.
+# Words, metric, and the form of its value. The first of those with the same words is shown.
 _MODEL = (
     ("loss", "actor/loss", ".4f"),
     ("entropy", "actor/entropy", ".3g"),

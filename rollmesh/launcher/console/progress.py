@@ -56,7 +56,7 @@ class Progress:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Of recent steps, waiting included; None before there are two."""
+        """The time of recent steps, waiting included; None before there are two."""
         if len(self._recent) < 2:
             return None
         first, last = self._recent[0], self._recent[-1]
