@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from rollmesh.cli import config, data, evaluation, init, plan, replay, run, services, token, trainers
+from rollmesh.cli.command_list import CommandList
 from rollmesh.cli.observe import inspect, ledger, results, turns, weights
 from rollmesh.cli.override_forms import accept_overrides
 from rollmesh.launcher.console.output import BufferedOutput
@@ -27,6 +28,7 @@ from rollmesh.mesh.runtime.ranks import started_here
 
 app = typer.Typer(
     name="rollmesh",
+    cls=CommandList,
     help="Asynchronous reinforcement learning for language models as a mesh of small services.",
     epilog=(
         "Generators decode with one of three engines, rollout.engine: hf, vllm or sglang; docs/engines.md says what "

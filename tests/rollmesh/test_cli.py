@@ -196,6 +196,12 @@ def test_every_command_with_overrides_takes_them_so(rollmesh: Command, config_fi
     assert (shown["rollout"]["n"], shown["learner"]["steps"], shown["algorithm"]["name"]) == (3, 7, "dapo")
 
 
+def test_the_list_of_commands_cuts_no_sentence(rollmesh: Command) -> None:
+    shown = rollmesh("--help").stdout
+    assert "..." not in shown
+    assert "Run the whole mesh here: buffer, reward service, generators, learner." in " ".join(shown.split())
+
+
 def test_the_short_option_for_help_is_taken_everywhere(rollmesh: Command) -> None:
     for command in ((), ("run",), ("config", "show"), ("data", "check")):
         assert rollmesh(*command, "-h").stdout == rollmesh(*command, "--help").stdout
