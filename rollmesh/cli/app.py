@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from rollmesh.cli import config, data, evaluation, plan, replay, run, services, token, trainers
-from rollmesh.cli.observe import inspect, ledger, results, turns, weights
+from rollmesh.cli.observe import doctor, inspect, ledger, results, turns, weights
 from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.mesh.errors import PERMANENT, RollmeshError
@@ -40,6 +40,7 @@ run.register(app)
 trainers.register(app)
 services.register(app)
 inspect.register(app)
+doctor.register(app)
 turns.register(app)
 plan.register(app)
 ledger.register(app)
