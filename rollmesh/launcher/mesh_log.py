@@ -47,7 +47,7 @@ class MeshLog:
         """
         if snapshot.table is None:
             return self._total_generated
-        generators = snapshot.generators()
+        generators, rewards = snapshot.generators(), snapshot.rewards()
         self._seen.update({member.member_id: member.gauges.get(_GAUGE, 0.0) for member in generators})
         counts = snapshot.table.counts
         entry = {
@@ -57,6 +57,10 @@ class MeshLog:
             _TOTAL: self._total_generated,
             "gate_wait_s": snapshot.table.waiting_for_samples_ms / 1000,
             "learner_wait_s": snapshot.table.waiting_for_inserts_ms / 1000,
+            "active_sequences": snapshot.sum_of("active_sequences"),
+            "members_unscored": snapshot.sum_of("members_unscored"),
+            "reward_workers": sum(member.gauges.get("reward_workers", 0.0) for member in rewards),
+            "reward_busy_s": round(sum(member.gauges.get("reward_busy_seconds", 0.0) for member in rewards), 3),
             "generating": counts.generating,
             "ready": counts.ready,
             "learner_waits": snapshot.table.learner_waits,
