@@ -50,7 +50,7 @@ def _mismatch(run: RunRecords) -> Iterator[Finding]:
                 f"generators and learner disagree about the same version: {metric} is {value:.3g} nats per token, over "
                 f"{key} ({bound:g})",
                 f"`rollmesh weights verify` compares the weights. If they agree, it is how {engine} computes: "
-                f"model.dtype (now {dtype}) for both sides, no quantization, no other attention kernel; of a mixture of experts "
+                f"model.dtype (now {dtype}) for both sides, no quantization, no other attention kernel; with experts "
                 "learner.router.replay",
                 metric=metric,
                 value=value,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -47,6 +48,16 @@ NAMES = tuple(dict.fromkeys(name for name, _, _ in _CHECKS))
 """Names of the checks, in their order."""
 
 
+# Two threads that import torch and transformers at the same time may see half of them.
+_IMPORTING = threading.Lock()
+_HEAVY = (space.MEMORY, start.START)
+
+
+def _alone(examine: Callable[[Config], Iterator[Finding]], config: Config) -> list[Finding]:
+    with _IMPORTING:
+        return list(examine(config))
+
+
 def diagnose_configuration(config: Config, subject: str, only: Sequence[str] = ()) -> Diagnosis:
     """Examines this machine for a run; nothing is started but for a trial.
 
@@ -56,8 +67,11 @@ def diagnose_configuration(config: Config, subject: str, only: Sequence[str] = (
         only: names of the checks to make; empty: all.
     """
     chosen = [(name, examine, deadline_s) for name, examine, deadline_s in _CHECKS if not only or name in only]
-    found = run_checks([Check(name, partial(examine, config), deadline_s) for name, examine, deadline_s in chosen])
-    return Diagnosis(subject, without_repetitions(found))
+    checks = [
+        Check(name, partial(_alone, examine, config) if name in _HEAVY else partial(examine, config), deadline_s)
+        for name, examine, deadline_s in chosen
+    ]
+    return Diagnosis(subject, without_repetitions(run_checks(checks)))
 
 
 def without_repetitions(findings: Sequence[Finding]) -> list[Finding]:

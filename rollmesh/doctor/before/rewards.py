@@ -16,7 +16,7 @@ from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.client.endpoint import connector, mesh_connector
+from rollmesh.reward_service.client.endpoint import connector
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.samples import item
 from rollmesh.reward_service.scoring.engine import ScoringEngine
@@ -188,8 +188,7 @@ def check_endpoints(config: Config) -> Iterator[Finding]:
 
 async def connect_all(config: Config, addresses: Sequence[str]) -> dict[str, str]:
     """Why each server is not reached; empty where it is."""
-    security = config.security
-    connect = (mesh_connector if security.tls_ca is not None else connector)(security)
+    connect = connector(config.security, config.reward.key_files)
 
     async def reach(address: str) -> str:
         channel = connect(address)
