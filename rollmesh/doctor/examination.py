@@ -71,11 +71,15 @@ def _start(check: Check) -> _Answer:
 
 
 def _examine(check: Check) -> list[Finding]:
+    found: list[Finding] = []
     try:
-        return list(check.examine())
+        # One by one: those before an error stay.
+        for finding in check.examine():
+            found.append(finding)  # noqa: PERF402
     except RollmeshError as error:
-        return [problem(check.name, error.message, error.hint)]
+        found.append(problem(check.name, error.message, error.hint))
     except Exception as error:
         # One check that breaks must not cost the findings of all others.
         log.debug("the check %s has failed", check.name, exc_info=True)
-        return [not_checked(check.name, f"{type(error).__name__}: {error}")]
+        found.append(not_checked(check.name, f"{type(error).__name__}: {error}"))
+    return found

@@ -87,6 +87,8 @@ def entry_of(snapshot: Snapshot, now: float) -> dict[str, Any]:
         "generators": len(snapshot.generators()),
         "gate_wait_s": table.waiting_for_samples_ms / 1000,
         "learner_wait_s": table.waiting_for_inserts_ms / 1000,
+        # Unlike the wait above: nothing is decoded meanwhile.
+        "idle_s": round(snapshot.sum_of("gate_wait_seconds"), 3),
         "active_sequences": snapshot.sum_of("active_sequences"),
         "members_unscored": snapshot.sum_of("members_unscored"),
         "reward_workers": sum(member.gauges.get("reward_workers", 0.0) for member in rewards),

@@ -37,7 +37,7 @@ def _doctor(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also show what is as it should be.")] = False,
     watch_s: Annotated[
-        float, typer.Option("--watch", min=1.0, max=600.0, help="Seconds for which a mesh in progress is watched.")
+        float, typer.Option("--watch", min=5.0, max=600.0, help="Seconds for which a mesh in progress is watched.")
     ] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     token_file: TokenFile = None,

@@ -14,8 +14,8 @@ from rollmesh.doctor.findings import Finding, note, ok, warning
 from rollmesh.mesh.config.models import Config
 
 CHECK = "time"
-# Shares of time: a wait that is worth a change, and one that is part of any work.
-_LONG, _SHORT = 0.2, 0.1
+# Share of time from which a wait is worth a change, and how much longer than the other side's it is then.
+_LONG, _MUCH_MORE = 0.2, 2.0
 _BUSY = 0.8
 _MOST = 4.0
 _PUBLISHING, _SAVING, _SWAPPING = 0.15, 0.1, 0.3
@@ -34,31 +34,31 @@ def judge_time(use: TimeUse | None, config: Config, swap_share: float | None = N
     if use is None:
         yield note(CHECK, "not known: fewer than two steps were trained without a restart")
         return
-    waits, gate = use.learner.get(WAIT, 0.0), use.gate or 0.0
+    waits, idle = use.learner.get(WAIT, 0.0), use.idle or 0.0
     numbers = _numbers(use)
     shares = ", ".join(f"{phase} {share:.0%}" for phase, share in use.learner.items() if share >= 0.01)
-    at_gate = "" if use.gate is None else f"; generators at the gate {use.gate:.0%}"
+    at_gate = "" if use.idle is None else f"; generators idle {use.idle:.0%}"
     busy = "" if use.reward_busy is None else f"; reward workers busy {use.reward_busy:.0%}"
     where = f"learner: {shares or 'not known'}{at_gate}{busy}"
     if config.placement.learner_takes_turns:
         yield note(CHECK, f"{where}; devices are shared, so each side waits in the other's turn", "", **numbers)
     elif waits >= _LONG and _rewards_are_behind(use):
         yield _more_rewards(use, config, where, waits)
-    elif waits >= _LONG and gate >= _LONG:
+    elif max(waits, idle) < _LONG:
+        yield ok(CHECK, where, **numbers)
+    elif waits >= _MUCH_MORE * idle:
+        yield _more_generation(config, where, waits, use)
+    elif idle >= _MUCH_MORE * waits:
+        yield _more_training(config, where, idle, use)
+    else:
         staleness = config.buffer.max_staleness
         yield warning(
             CHECK,
             f"{where}: both sides wait for each other",
             f"buffer.max_staleness={staleness + 1} (now {staleness}) lets generators work ahead; else the groups of a "
-            "batch end at very different times: learner.batch.groups lower, or buffer.order=fifo",
+            "batch end at very different times: fewer learner.batch.groups, or buffer.order=fifo",
             **numbers,
         )
-    elif waits >= _LONG:
-        yield _more_generation(config, where, waits, use)
-    elif gate >= _LONG and waits < _SHORT:
-        yield _more_training(config, where, gate, use)
-    else:
-        yield ok(CHECK, where, **numbers)
     yield from _judge_phases(use, config)
     if swap_share is not None and swap_share >= _SWAPPING:
         batches = config.placement.batches_per_turn
@@ -118,10 +118,10 @@ def _more_generation(config: Config, where: str, waits: float, use: TimeUse) -> 
     )
 
 
-def _more_training(config: Config, where: str, gate: float, use: TimeUse) -> Finding:
+def _more_training(config: Config, where: str, idle: float, use: TimeUse) -> Finding:
     replicas = max(1, round(use.generators) or config.rollout.replicas)
-    fewer = max(1, math.ceil(replicas * (1 - gate)))
-    members = min(round(config.rollout.n / (1 - min(gate, 0.75))), round(_MOST * config.rollout.n))
+    fewer = max(1, math.ceil(replicas * (1 - idle)))
+    members = min(round(config.rollout.n / (1 - min(idle, 0.75))), round(_MOST * config.rollout.n))
     steps = []
     if fewer < replicas:
         learner = "" if config.learner.device == "cpu" else f", and learner.ranks={config.learner.ranks + 1}"
@@ -130,7 +130,7 @@ def _more_training(config: Config, where: str, gate: float, use: TimeUse) -> Fin
     steps.append(f"rollout.n={members} (now {config.rollout.n}) uses the idle generators for more signal per prompt")
     return warning(
         CHECK,
-        f"{where}: training is the bottleneck, generators stood at the gate {gate:.0%} of their time",
+        f"{where}: training is the bottleneck, generators were idle {idle:.0%} of their time",
         "; or ".join(steps),
         replicas_wanted=fewer,
         members_wanted=members,
@@ -166,4 +166,4 @@ def _scaled(value: float, waits: float) -> int:
 
 def _numbers(use: TimeUse) -> dict[str, float | int | None]:
     shares: dict[str, float | int | None] = {f"learner_{phase}": share for phase, share in use.learner.items()}
-    return shares | {"gate": use.gate, "reward_busy": use.reward_busy, "steps": use.steps, "seconds": use.seconds}
+    return shares | {"idle": use.idle, "reward_busy": use.reward_busy, "steps": use.steps, "seconds": use.seconds}

@@ -1,4 +1,4 @@
-"""Where the time of a run went: shares of the learner's steps, of generators at the gate, of reward workers.
+"""Where the time of a run went: shares of the learner's steps, of idle generators, of reward workers.
 
 Steps that begin a learner are left out: they wait for programs that start. Nothing is estimated: a share that no
 record tells is None.
@@ -32,7 +32,7 @@ class TimeUse:
         steps: that were counted.
         seconds: of all of them, or of watching.
         learner: share of the learner's time by phase, 0 to 1.
-        gate: share of the generators' time that they stood at the gate.
+        idle: share of the generators' time in which they decoded nothing, because nothing was granted.
         reward_busy: share of the reward workers' time with calls.
         reward_workers: of all services, at most at one time.
         unscored: finished responses that waited for their reward, mean.
@@ -43,7 +43,7 @@ class TimeUse:
     steps: int
     seconds: float
     learner: Mapping[str, float] = field(default_factory=dict)
-    gate: float | None = None
+    idle: float | None = None
     reward_busy: float | None = None
     reward_workers: int = 0
     unscored: float | None = None
@@ -86,7 +86,7 @@ def mesh_use(snapshots: Sequence[Record], learner: TimeUse) -> TimeUse:
         learner.steps,
         learner.seconds,
         learner.learner,
-        gate=min(1.0, _grown(pairs, "gate_wait_s") / present) if present else None,
+        idle=min(1.0, _grown(pairs, "idle_s") / present) if present and "idle_s" in snapshots[-1] else None,
         reward_busy=min(1.0, _grown(pairs, "reward_busy_s") / working) if working else None,
         reward_workers=int(max((_amount(record, "reward_workers") for record in snapshots), default=0.0)),
         unscored=_mean(snapshots, "members_unscored"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
+from typing import NamedTuple
 
 from rollmesh.doctor.before import (
     addresses,
@@ -25,37 +27,46 @@ from rollmesh.mesh.config.models import Config
 
 # Processes that load torch, on a machine that is busy.
 _LOADING_S = 180.0
-_CHECKS: Sequence[tuple[str, Callable[[Config], Iterator[Finding]], float]] = (
-    (start.INTERPRETERS, start.check_pythons, _LOADING_S),
-    (versions.CHECK, versions.check_versions, 60.0),
-    (inputs.MODEL, inputs.check_models, 60.0),
-    (inputs.DATA, inputs.check_data, 60.0),
-    (inputs.HUB, inputs.check_hub, 10.0),
-    (rewards.CHECK, rewards.check_rewards, 120.0),
-    (rewards.CHECK, rewards.check_endpoints, 20.0),
-    (devices.CHECK, devices.check_devices, _LOADING_S),
-    (space.MEMORY, space.check_space, _LOADING_S),
-    (host.CHECK, host.check_host, 10.0),
-    (ports.CHECK, ports.check_ports, 10.0),
-    (addresses.ADDRESSES, addresses.check_addresses, 20.0),
-    (addresses.PROXIES, addresses.check_proxies, 10.0),
-    (redis_server.CHECK, redis_server.check_redis, 30.0),
-    (certificates.SECRETS, certificates.check_secrets, 10.0),
-    (certificates.CERTIFICATES, certificates.check_certificates, 10.0),
-    (start.START, start.check_start, _LOADING_S),
-)
-NAMES = tuple(dict.fromkeys(name for name, _, _ in _CHECKS))
-"""Names of the checks, in their order."""
 
+
+class _Entry(NamedTuple):
+    """A check, and the names that its findings have; the first one is its own."""
+
+    names: tuple[str, ...]
+    examine: Callable[[Config], Iterator[Finding]]
+    deadline_s: float
+
+
+_CHECKS = (
+    _Entry((start.INTERPRETERS,), start.check_pythons, _LOADING_S),
+    _Entry((versions.CHECK,), versions.check_versions, 60.0),
+    _Entry((inputs.MODEL,), inputs.check_models, 60.0),
+    _Entry((inputs.DATA,), inputs.check_data, 60.0),
+    _Entry((inputs.HUB,), inputs.check_hub, 10.0),
+    _Entry((rewards.CHECK,), rewards.check_rewards, 120.0),
+    _Entry((rewards.CHECK,), rewards.check_endpoints, 20.0),
+    _Entry((devices.CHECK,), devices.check_devices, _LOADING_S),
+    _Entry((space.MEMORY, space.SHM, space.DISK), space.check_space, _LOADING_S),
+    _Entry((host.CHECK,), host.check_host, 10.0),
+    _Entry((ports.CHECK,), ports.check_ports, 10.0),
+    _Entry((addresses.ADDRESSES,), addresses.check_addresses, 20.0),
+    _Entry((addresses.PROXIES,), addresses.check_proxies, 10.0),
+    _Entry((redis_server.CHECK, redis_server.CLOCK), redis_server.check_redis, 30.0),
+    _Entry((certificates.SECRETS,), certificates.check_secrets, 10.0),
+    _Entry((certificates.CERTIFICATES,), certificates.check_certificates, 10.0),
+    _Entry((start.START,), start.check_start, _LOADING_S),
+)
+NAMES = tuple(dict.fromkeys(name for entry in _CHECKS for name in entry.names))
+"""Names of the checks, in their order."""
 
 # Two threads that import torch and transformers at the same time may see half of them.
 _IMPORTING = threading.Lock()
-_HEAVY = (space.MEMORY, start.START)
+_HEAVY = (space.check_space, start.check_start)
 
 
-def _alone(examine: Callable[[Config], Iterator[Finding]], config: Config) -> list[Finding]:
-    with _IMPORTING:
-        return list(examine(config))
+def _run(entry: _Entry, config: Config) -> Iterator[Finding]:
+    with _IMPORTING if entry.examine in _HEAVY else nullcontext():
+        yield from entry.examine(config)
 
 
 def diagnose_configuration(config: Config, subject: str, only: Sequence[str] = ()) -> Diagnosis:
@@ -66,12 +77,9 @@ def diagnose_configuration(config: Config, subject: str, only: Sequence[str] = (
         subject: it, in words.
         only: names of the checks to make; empty: all.
     """
-    chosen = [(name, examine, deadline_s) for name, examine, deadline_s in _CHECKS if not only or name in only]
-    checks = [
-        Check(name, partial(_alone, examine, config) if name in _HEAVY else partial(examine, config), deadline_s)
-        for name, examine, deadline_s in chosen
-    ]
-    return Diagnosis(subject, without_repetitions(run_checks(checks)))
+    chosen = [entry for entry in _CHECKS if not only or set(only) & set(entry.names)]
+    found = run_checks([Check(entry.names[0], partial(_run, entry, config), entry.deadline_s) for entry in chosen])
+    return Diagnosis(subject, without_repetitions([one for one in found if not only or one.check in only]))
 
 
 def without_repetitions(findings: Sequence[Finding]) -> list[Finding]:

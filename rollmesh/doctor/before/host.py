@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from rollmesh.doctor.findings import Finding, ok, problem, warning
 from rollmesh.launcher.services import describe_threads, learner_processes, thread_plan
 from rollmesh.mesh.config.derived.generator_places import generator_places
 from rollmesh.mesh.config.models import Config
-from rollmesh.mesh.runtime.open_files import limits_of
+from rollmesh.mesh.runtime.open_files import MOST, limits_of
 from rollmesh.mesh.runtime.threads import available_cores
 
 CHECK = "host"
@@ -29,6 +30,7 @@ class HostFacts:
         open_files: that a process may have, after it has raised its limit itself.
         cores: that processes may run on.
         members: generators that the run starts here.
+        fronts: of the buffer.
         threads: compute threads in all, of the learner and the generators.
         set_by_user: keys of threads that the configuration sets.
     """
@@ -36,6 +38,7 @@ class HostFacts:
     open_files: int
     cores: int
     members: int
+    fronts: int
     threads: int
     set_by_user: tuple[str, ...] = ()
 
@@ -61,6 +64,7 @@ def gather(config: Config) -> HostFacts:
         open_files=sys.maxsize if limit == resource.RLIM_INFINITY else limit,
         cores=available_cores(),
         members=members,
+        fronts=config.buffer.fronts,
         threads=computing,
         set_by_user=tuple(key for key, value in given.items() if value is not None),
     )
@@ -69,7 +73,7 @@ def gather(config: Config) -> HostFacts:
 def judge(facts: HostFacts) -> Iterator[Finding]:
     """Says which limits are too low."""
     calls, needed = limits_of(facts.open_files).calls, _CALLS_PER_MEMBER * facts.members
-    if facts.open_files < _FEW_FILES or calls < needed:
+    if calls < MOST.calls and (facts.open_files < _FEW_FILES or calls * facts.fronts < needed):
         severity = problem if facts.open_files < _FEW_FILES // 4 else warning
         yield severity(
             CHECK,
@@ -78,6 +82,13 @@ def judge(facts: HostFacts) -> Iterator[Finding]:
             "raise the hard limit: `ulimit -Hn 65536`, LimitNOFILE=65536 in a systemd unit, or "
             "`docker run --ulimit nofile=65536`",
             open_files=facts.open_files,
+        )
+    elif calls * facts.fronts < needed:
+        yield warning(
+            CHECK,
+            f"{facts.fronts} front(s) take {calls * facts.fronts} connections; {facts.members} generators: {needed}",
+            f"buffer.fronts={math.ceil(needed / calls)} (now {facts.fronts})",
+            connections=needed,
         )
     if facts.set_by_user and facts.threads > facts.cores:
         yield warning(

@@ -83,7 +83,7 @@ def judge(binds: list[Bind]) -> Iterator[Finding]:
                 port=bind.port,
             )
         taken[bind.port] = bind.key
-    if not any(bind.error for bind in binds):
+    if not any(bind.error for bind in binds) and len(taken) == len(binds):
         yield ok(
             CHECK, ", ".join(f"{bind.key} {bind.port} is free" for bind in binds) or "services take any free ports"
         )

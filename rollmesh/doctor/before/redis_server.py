@@ -6,7 +6,7 @@ import asyncio
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rollmesh.buffer.redis_backend.access import RedisAccess
@@ -50,11 +50,20 @@ def check_redis(config: Config) -> Iterator[Finding]:
     if config.buffer.redis is None:
         yield from judge_binary(_binary_version())
         return
-    for facts in asyncio.run(ask(config)):
-        yield from judge(facts, config.buffer.max_bytes)
+    try:
+        facts = asyncio.run(ask(config))
+    except StoreError as error:
+        yield problem(
+            CHECK,
+            error.message,
+            f"{error.hint}; start it, or correct buffer.redis (`redis-cli -u URL ping`). Without buffer.redis a "
+            "server is started in the run's folder",
+        )
+        return
+    yield from judge(facts, config.buffer.max_bytes)
 
 
-async def ask(config: Config) -> Sequence[RedisFacts]:
+async def ask(config: Config) -> RedisFacts:
     """Asks the server for its state; of a cluster, the one that is connected to.
 
     Raises:
@@ -73,7 +82,7 @@ async def ask(config: Config) -> Sequence[RedisFacts]:
             took = time.monotonic() - began
             if took < best:
                 best, ahead = took, int(seconds) + int(micros) / 1e6 - (wall + took / 2)
-        return [RedisFacts(read_info(info), await _settings(access), best, ahead)]
+        return RedisFacts(read_info(info), await _settings(access), best, ahead)
     finally:
         await access.close()
 

@@ -50,7 +50,7 @@ async def _examine(address: str, security: SecuritySection, folder: Path | None,
         examined, ledger = await asyncio.gather(examine_all(first.members, security), _recount(mesh))
         await asyncio.sleep(max(0.0, began + watch_s - time.time()))
         ended, last = time.time(), await mesh.read_snapshot()
-    findings = [*judge_members(last), *judge_clocks(examined), *judge_reach(examined)]
+    findings = [*judge_members(last, first), *judge_clocks(examined), *judge_reach(examined)]
     findings += [ledger] if isinstance(ledger, Finding) else judge_ledger(ledger)
     return [*findings, *_of_run(folder, watched((began, first), (ended, last)), examined)]
 

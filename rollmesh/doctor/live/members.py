@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rollmesh.doctor.findings import Finding, note, ok, problem, warning
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.mesh.access.token_file import GRANT_GAUGE
+from rollmesh.mesh.membership import ASLEEP
 from rollmesh.protos import buffer_pb2, membership_pb2
 
 CHECK, STALLS, GRANTS, REDIS = "members", "stalls", "grants", "redis"
@@ -17,14 +18,19 @@ _FULL = 0.9
 _BEHIND = 2
 
 
-def judge_members(snapshot: Snapshot) -> Iterator[Finding]:
-    """Findings about members and what holds the mesh up."""
+def judge_members(snapshot: Snapshot, before: Snapshot) -> Iterator[Finding]:
+    """Findings about members and what holds the mesh up.
+
+    Args:
+        snapshot: of the mesh.
+        before: some seconds earlier, longer than heartbeats are apart.
+    """
     if snapshot.table is None:
         yield problem(
             CHECK, f"the mesh does not answer: {snapshot.trouble}", "is the buffer running, the address right?"
         )
         return
-    found = [*_missing(snapshot), *_silent(snapshot), *_behind(snapshot)]
+    found = [*_missing(snapshot), *_silent(snapshot), *_behind(snapshot, before)]
     yield from found
     if not found:
         roles = [membership_pb2.Role.Name(member.role).removeprefix("ROLE_").lower() for member in snapshot.members]
@@ -83,18 +89,17 @@ def _silent(snapshot: Snapshot) -> Iterator[Finding]:
             )
 
 
-def _behind(snapshot: Snapshot) -> Iterator[Finding]:
+def _behind(snapshot: Snapshot, before: Snapshot) -> Iterator[Finding]:
+    """Generators that have taken no version between two looks, though there were some."""
     assert snapshot.table is not None, "the mesh has answered"
     version = snapshot.table.policy.version
+    served = {member.member_id: member.serving for member in before.generators()}
     for member in snapshot.generators():
-        if (
-            member.serving.incarnation
-            and version - member.serving.version > _BEHIND
-            and not member.gauges.get("asleep")
-        ):
+        stood = member.serving.incarnation and served.get(member.member_id) == member.serving
+        if stood and version - member.serving.version > _BEHIND and not member.gauges.get(ASLEEP):
             yield warning(
                 CHECK,
-                f"{member.member_id} serves version {member.serving.version}, and {version} is in force",
+                f"{member.member_id} still serves version {member.serving.version}, and {version} is in force",
                 "its log says why weights do not come; `rollmesh status` shows its transfers (table of pushes)",
                 behind=version - member.serving.version,
             )
