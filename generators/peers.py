@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from itertools import chain
 
 from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.diagnosis import Peer, Peers, peers_of
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.protos import membership_pb2
-from rollmesh.reward_service.client.endpoint import connector
-from rollmesh.reward_service.routing import split_routes
+from rollmesh.reward_service.client.endpoint import configured
 
 _CALLED = (membership_pb2.ROLE_LEARNER, membership_pb2.ROLE_REWARD, membership_pb2.ROLE_BUFFER)
 
@@ -26,10 +23,8 @@ def called_peers(agent: MembershipAgent, config: Config, identity: Identity) -> 
         identity: of the generator.
     """
     in_mesh = peers_of(agent, config.security, identity, *_CALLED)
-    connect = connector(config.security, config.reward.key_files)
-    routed = split_routes(config.reward.by_data_source)[1].values()
-    configured = dict.fromkeys((*config.reward.endpoints, *chain.from_iterable(routed)))
-    outside = [Peer(membership_pb2.ROLE_REWARD, address, partial(connect, address)) for address in configured]
+    servers = configured(config.reward, config.security).items()
+    outside = [Peer(membership_pb2.ROLE_REWARD, address, connect) for address, connect in servers]
 
     async def listed() -> Sequence[Peer]:
         return [*outside, *await in_mesh()]

@@ -1,8 +1,8 @@
-"""What a service answers to the doctor: its clock, and which of its peers it reaches.
+"""The answer of a service to the doctor: its clock, and those of its peers that it reaches.
 
-Invariants: the services that a request makes this one call are those of the mesh and of its own configuration, never
-an address that the request brings. At most `MOST_PEERS` are called, a few at a time, each within a deadline, and one
-request is answered at a time: asking costs the mesh little, however often and however many members there are.
+Invariants: a request brings no addresses. The peers that are called are those of the mesh and of the service's own
+configuration. At most `MOST_PEERS` are called, a few at a time, each within a deadline. One request is answered at a
+time, so that asking costs the mesh little, however many members there are.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RedisClock = Callable[[], Awaitable[int]]
 
 
 async def no_peers() -> Sequence[Peer]:
-    """Of a service that calls none but the mesh's fronts."""
+    """A service that calls none but the mesh's fronts has none."""
     return ()
 
 

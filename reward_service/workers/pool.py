@@ -61,7 +61,7 @@ class ProcessPool:
             sum(len(queue.pids) for queue in queues),
             sum(queue.overdue for queue in queues),
             sum(queue.died for queue in queues),
-            # Of coroutines many wait at a time, which keeps no worker busy.
+            # A worker with coroutines is not busy: many of them wait at a time.
             self._plain.busy_s,
         )
 

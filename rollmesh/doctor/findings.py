@@ -15,7 +15,7 @@ Evidence = Mapping[str, float | int | str | bool | None]
 
 
 class Severity(StrEnum):
-    """How bad a finding is, the worst last."""
+    """The weight of a finding, the worst last."""
 
     OK = "ok"
     NOTE = "note"

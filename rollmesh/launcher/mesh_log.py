@@ -73,7 +73,7 @@ class MeshLog:
 
 
 def entry_of(snapshot: Snapshot, now: float) -> dict[str, Any]:
-    """What a line tells of a mesh that has answered; the sampled tokens of the whole run are left out.
+    """The line about a mesh that has answered, without the sampled tokens of the whole run.
 
     Args:
         snapshot: of the mesh.

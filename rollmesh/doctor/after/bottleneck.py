@@ -1,7 +1,7 @@
-"""Who makes the others wait, and which key to change to which value.
+"""The side for which the others wait, and the key to change, with its value.
 
-A number that is proposed follows from the shares: a side that is needed 1 / (1 - w) times as fast, where the other one
-waits for a share w of its time. It is a first step to try, not an optimum: at most four times the present value.
+A proposed number follows from the shares. If one side waits for a share w of its time, the other one is needed
+1 / (1 - w) times as fast. It is a first step to try, not an optimum, and at most four times the present value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What went wrong in a run besides learning: its end, restarts, stalls, transfers, checkpoints, the ledger, memory."""
+"""Everything in a run that went wrong, except its learning: its end, restarts, stalls, transfers, checkpoints, the ledger, memory."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from statistics import fmean
 from rollmesh.doctor.after.run_records import RunRecords
 from rollmesh.doctor.findings import Finding, ok, problem, warning
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.report.failures import failures_text
 from rollmesh.report.unscored import UnscoredMembers
 
@@ -67,10 +68,11 @@ def judge_unscored(unscored: UnscoredMembers, config: Config) -> Iterator[Findin
         return
     share = count / unscored.members
     if any(unscored.codes[code] for code in _SLOW_REWARDS):
-        limit, workers = config.reward.scorer_timeout_s, config.reward.workers
+        reward, wait_s = config.reward, config.rollout.reward_wait_s
         remedy = (
-            f"reward.workers={2 * (workers or 16)}, and reward.scorer_timeout_s={2 * limit:g} (now {limit:g}) with "
-            "reward.timeout_s and rollout.reward_wait_s above it"
+            f"reward.workers={2 * max(reward_workers(reward.workers))}; where single calls are slow, twice their time: "
+            f"reward.scorer_timeout_s={2 * reward.scorer_timeout_s:g}, reward.timeout_s={2 * reward.timeout_s:g} and "
+            f"rollout.reward_wait_s={2 * wait_s:g}"
         )
     else:
         remedy = "repair the reward function: `rollmesh ledger --failed` and the generators' logs have each cause"

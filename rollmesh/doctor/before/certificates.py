@@ -28,7 +28,7 @@ _WIDE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - compared, not bound
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What is judged of a certificate.
+    """The parts of a certificate that are judged.
 
     Attributes:
         key: of the configuration.

@@ -77,9 +77,10 @@ def gather(config: Config) -> DeviceFacts:
         ("learner.python", learner.device, learner.python),
         ("rollout.python", rollout.device, rollout.python),
     ):
-        if device != "cpu" and (driver or wants) and python not in builds:
+        if device != "cpu" and driver and python not in builds:
             builds[python] = _torch_of(key, python)
-    return DeviceFacts(driver, _driver_cuda(), list(builds.values()), nvidia_smi.device_use(), wants)
+    used = nvidia_smi.device_use() if driver else []
+    return DeviceFacts(driver, _driver_cuda() if driver else "", list(builds.values()), used, wants)
 
 
 def judge(facts: DeviceFacts) -> Iterator[Finding]:

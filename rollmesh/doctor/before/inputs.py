@@ -1,4 +1,4 @@
-"""What a run reads: models that are whole, data with the fields that are needed, a hub that can be asked."""
+"""The inputs of a run: models that are whole, data with the fields that are needed, a hub that can be asked."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _SLOW_S = 0.02
 _PINGS = 5
 # Seconds between the clocks of two hosts that cannot be due to their way.
 CLOCK_OFF_S = 2.0
-# Of memory beyond the payloads, as for the embedded server.
+# Memory beyond the payloads, as a share of them, as for the embedded server.
 _HEADROOM = 0.25
 
 

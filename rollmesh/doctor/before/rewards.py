@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+
+import grpc
 
 from rollmesh.doctor.findings import Finding, not_checked, ok, problem, warning
 from rollmesh.learner.data.dataset import open_source
@@ -16,7 +17,7 @@ from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.client.endpoint import connector
+from rollmesh.reward_service.client.endpoint import configured
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.samples import item
 from rollmesh.reward_service.scoring.engine import ScoringEngine
@@ -32,7 +33,7 @@ _WRONG = "certainly not this"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the reward said of one response.
+    """The reward's answer about one response.
 
     Attributes:
         outcome: `scored`, `unscorable` or `error`.
@@ -173,9 +174,7 @@ def judge(tried: Tried, functions: Sequence[str]) -> Iterator[Finding]:
 
 def check_endpoints(config: Config) -> Iterator[Finding]:
     """Reward servers that are not started here: each takes a connection."""
-    routed = split_routes(config.reward.by_data_source)[1].values()
-    addresses = dict.fromkeys((*config.reward.endpoints, *chain.from_iterable(routed)))
-    for address, error in asyncio.run(connect_all(config, list(addresses))).items():
+    for address, error in asyncio.run(connect_all(configured(config.reward, config.security))).items():
         if error:
             yield problem(
                 CHECK,
@@ -186,12 +185,15 @@ def check_endpoints(config: Config) -> Iterator[Finding]:
             yield ok(CHECK, f"the reward server {address} takes connections")
 
 
-async def connect_all(config: Config, addresses: Sequence[str]) -> dict[str, str]:
-    """Why each server is not reached; empty where it is."""
-    connect = connector(config.security, config.reward.key_files)
+async def connect_all(servers: Mapping[str, Callable[[], grpc.aio.Channel]]) -> dict[str, str]:
+    """The reason why each server is not reached; empty where it is.
 
-    async def reach(address: str) -> str:
-        channel = connect(address)
+    Args:
+        servers: by address, how to open a channel.
+    """
+
+    async def reach(connect: Callable[[], grpc.aio.Channel]) -> str:
+        channel = connect()
         try:
             await asyncio.wait_for(channel.channel_ready(), _CONNECT_S)
         except TimeoutError:
@@ -200,7 +202,7 @@ async def connect_all(config: Config, addresses: Sequence[str]) -> dict[str, str
             await channel.close()
         return ""
 
-    return dict(zip(addresses, await asyncio.gather(*map(reach, addresses)), strict=True))
+    return dict(zip(servers, await asyncio.gather(*map(reach, servers.values())), strict=True))
 
 
 def _item(row: Row, item_id: str, response: str) -> reward_pb2.ScoreItem:

@@ -1,6 +1,6 @@
 """Room for a run: memory of devices and host, `/dev/shm`, and the disk of the run's folder.
 
-What is needed is what `rollmesh plan` computes. It is compared with what is free now, not with what there is.
+The needs are those that `rollmesh plan` computes. They are compared with the bytes that are free now.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def check_space(config: Config) -> Iterator[Finding]:
 
 
 def planned(config: Config) -> tuple[list[Need], int]:
-    """What the run needs on this machine, and the bytes of one checkpoint.
+    """The needs of the run on this machine, and the bytes of one checkpoint.
 
     Raises:
         RollmeshError: it cannot be planned, for instance with an engine of another package.
@@ -151,7 +151,7 @@ def read_disk(config: Config, checkpoint: int) -> Disk:
     folder = config.run.folder.absolute()
     place = next(path for path in (folder, *folder.parents) if path.exists())
     usage = shutil.disk_usage(place)
-    # Redis writes its file anew next to the old one.
+    # Redis writes a new file next to the old one.
     redis = 2 * config.buffer.max_bytes if config.buffer.redis is None and config.buffer.durability != "none" else 0
     recording = config.logging.record_max_bytes if config.logging.record else 0
     present = sum(path.stat().st_size for path in (folder / "checkpoints").rglob("*") if path.is_file())

@@ -21,7 +21,7 @@ from rollmesh.launcher.services import interpreters_of
 from rollmesh.mesh.config.models import Config
 
 CHECK = "versions"
-# What differs between machines and decides whether a run works; pip keeps the others in order.
+# They differ between machines, and decide whether a run works; pip keeps the others in order.
 _WATCHED = ("torch", "transformers", "grpcio", "protobuf", "redis", "vllm", "sglang", "megatron-core", "rollmesh")
 _ENGINES = ("vllm", "sglang")
 _DEADLINE_S = 60.0

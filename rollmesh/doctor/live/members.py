@@ -1,4 +1,4 @@
-"""What the members of a mesh report of themselves: who is there, who is silent, what they wait for."""
+"""The members of a mesh, as they report themselves: present or silent, and their waits."""
 
 from __future__ import annotations
 

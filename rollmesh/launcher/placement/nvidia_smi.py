@@ -29,7 +29,7 @@ def device_use() -> list[tuple[int, int]]:
 
 
 def overview() -> str:
-    """What `nvidia-smi` prints: driver, its version of CUDA, devices and processes; empty without an answer."""
+    """The page of `nvidia-smi`: driver, its version of CUDA, devices, processes; empty without an answer."""
     return _ask()
 
 

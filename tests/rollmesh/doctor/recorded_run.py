@@ -38,7 +38,7 @@ def config_in(folder: Path, **sections: Any) -> Config:
 
 @dataclass
 class RecordedRun:
-    """What happens in a run.
+    """The events of a run.
 
     Attributes:
         metrics: of a step, in addition to healthy ones.
