@@ -1,4 +1,4 @@
-"""Everything in a run that went wrong, except its learning: its end, restarts, stalls, transfers, checkpoints, the ledger, memory."""
+"""Incidents of a run: its end, restarts, stalls, transfers, checkpoints, a ledger that differs, memory."""
 
 from __future__ import annotations
 
