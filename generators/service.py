@@ -23,6 +23,7 @@ from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.access.secret_files import check_keys, check_security
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.diagnosis import SERVICE_NAME as DIAGNOSIS_SERVICE
 from rollmesh.mesh.diagnosis import DiagnosisServicer
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.http.metrics import metrics_server
@@ -144,9 +145,9 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
         diagnosis_pb2_grpc.add_DiagnosisServicer_to_server(
             DiagnosisServicer(called_peers(agent, config, identity)), server
         )
-        health = add_health_and_reflection(server, [SERVICE_NAME])
+        health = add_health_and_reflection(server, [SERVICE_NAME, DIAGNOSIS_SERVICE])
         await server.start()
-        await set_serving(health, [SERVICE_NAME])
+        await set_serving(health, [SERVICE_NAME, DIAGNOSIS_SERVICE])
         registry = generator.metrics.registry
         metrics = metrics_server(
             registry, options.metrics_host, security, port=options.metrics_port, enabled=config.network.metrics

@@ -23,6 +23,7 @@ from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.errors import is_transient, to_rollmesh_error
 from rollmesh.protos import diagnosis_pb2, diagnosis_pb2_grpc, membership_pb2
 
+SERVICE_NAME = diagnosis_pb2.DESCRIPTOR.services_by_name["Diagnosis"].full_name
 MOST_PEERS = 64
 _AT_ONCE = 16
 _CALL_S = 3.0

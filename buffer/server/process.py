@@ -31,6 +31,7 @@ from rollmesh.mesh.access.token_file import Expiry, credentials_of
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.redis_url import without_login
+from rollmesh.mesh.diagnosis import SERVICE_NAME as DIAGNOSIS_SERVICE
 from rollmesh.mesh.diagnosis import DiagnosisServicer
 from rollmesh.mesh.errors import RollmeshError, StoreError, ended_by
 from rollmesh.mesh.http.metrics import metrics_server
@@ -49,7 +50,7 @@ from rollmesh.mesh.tables import TABLES, TRAIN
 from rollmesh.protos import buffer_pb2_grpc, diagnosis_pb2_grpc, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
-SERVICES = ("rollmesh.v1.Buffer", "rollmesh.v1.Membership")
+SERVICES = ("rollmesh.v1.Buffer", "rollmesh.v1.Membership", DIAGNOSIS_SERVICE)
 # Redis memory beyond the payload budget: metadata, prompts, and the payloads of one step (writes to admitted groups
 # are never blocked by the budget).
 _HEADROOM_BYTES = 512 << 20

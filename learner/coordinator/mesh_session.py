@@ -34,6 +34,7 @@ from rollmesh.learner.weights.push_metrics import PushCollector
 from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.access.token_file import identity_of
 from rollmesh.mesh.config import Config
+from rollmesh.mesh.diagnosis import SERVICE_NAME as DIAGNOSIS_SERVICE
 from rollmesh.mesh.diagnosis import DiagnosisServicer, peers_of
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import MembershipAgent
@@ -104,7 +105,7 @@ class MeshSession:
         learner_pb2_grpc.add_LearnerControlServicer_to_server(
             LearnerControlService(self._status, self._controls, self.turn_requests), server
         )
-        names = (WEIGHTS_SERVICE, CONTROL_SERVICE)
+        names = (WEIGHTS_SERVICE, CONTROL_SERVICE, DIAGNOSIS_SERVICE)
         health = add_health_and_reflection(server, names)
         port = bind(server, network.host, self._port, security)
         address = advertised_address(network.host, port, network.advertise)

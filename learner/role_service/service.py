@@ -33,6 +33,7 @@ from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.access.token_file import identity_of
 from rollmesh.mesh.config import Config
+from rollmesh.mesh.diagnosis import SERVICE_NAME as DIAGNOSIS_SERVICE
 from rollmesh.mesh.diagnosis import DiagnosisServicer
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.membership import MembershipAgent
@@ -192,10 +193,10 @@ class _Member:
         servicer = RoleServicer(self._description, self._ranks, most_bytes=most_batch_bytes(self._config))
         role_pb2_grpc.add_RoleModelServicer_to_server(servicer, server)
         diagnosis_pb2_grpc.add_DiagnosisServicer_to_server(DiagnosisServicer(), server)
-        health = add_health_and_reflection(server, (SERVICE_NAME,))
+        health = add_health_and_reflection(server, (SERVICE_NAME, DIAGNOSIS_SERVICE))
         bound = bind(server, host, port, security)
         await server.start()
-        await set_serving(health, (SERVICE_NAME,))
+        await set_serving(health, (SERVICE_NAME, DIAGNOSIS_SERVICE))
         address = advertised_address(host, bound, network.advertise)
         channel = open_mesh(self._mesh, security, identity, max_message_mb=network.max_message_mb)
         agent = MembershipAgent(

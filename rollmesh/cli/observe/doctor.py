@@ -56,7 +56,7 @@ def _doctor(
         return
     if context.args:
         raise ConfigError(f"{context.args[0]} changes a configuration, and none is given", hint="give its file first")
-    if mesh is None and (ended := ended_run(subject, mesh)) is not None:
+    if mesh is None and (ended := _ended(subject)) is not None:
         from rollmesh.doctor.after.diagnosis import diagnose_run
 
         show(diagnose_run(ended), everything=everything, as_json=as_json)
@@ -69,6 +69,15 @@ def _doctor(
         everything=everything,
         as_json=as_json,
     )
+
+
+def _ended(run: Path | None) -> Path | None:
+    """The folder of a run in which no launcher works, for whatever reason; None where one does, or might."""
+    from rollmesh.launcher.folder import is_in_use
+
+    if run is None:
+        return ended_run(None, None)
+    return None if is_in_use(run) else run
 
 
 def _before(path: Path, context: typer.Context, only: list[str]) -> Diagnosis:

@@ -36,7 +36,15 @@ def judge_incidents(run: RunRecords) -> Iterator[Finding]:
 
 
 def _end(run: RunRecords) -> Iterator[Finding]:
+    if run.cut_short:
+        yield problem(
+            END,
+            f"the launcher was killed after {len(run.steps)} steps, or its machine went down",
+            "the same `rollmesh run` continues at the last checkpoint; `dmesg | grep -i oom` shows if memory was",
+        )
+        return
     if run.summary is None:
+        yield note(END, "there is no summary: the services were started by hand, or have not ended")
         return
     ended = run.summary.ended
     if ended == "finished":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from rollmesh.launcher.folder import SUMMARY
+from rollmesh.launcher.folder import MESH, SUMMARY, is_in_use
 from rollmesh.launcher.mesh_log import FILE as MESH_LOG
 from rollmesh.mesh.config.models import Config
 from rollmesh.report.memory import MemorySample, read_memory
@@ -29,7 +29,8 @@ class RunRecords:
         config: of the run.
         records: of `metrics.jsonl`, those of the surviving lineage.
         snapshots: of `mesh.jsonl`.
-        summary: written at the end; None for a run in progress.
+        summary: written at the end; None for a run in progress, and without a launcher.
+        cut_short: a launcher began the run, and has neither ended it nor left it in order.
         restarts: by service and reason.
         stalls: in the order of time.
         memory: of all services, over time.
@@ -39,6 +40,7 @@ class RunRecords:
     records: Sequence[Record]
     snapshots: Sequence[Record] = ()
     summary: Summary | None = None
+    cut_short: bool = False
     restarts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     stalls: Sequence[Stall] = ()
     memory: Sequence[MemorySample] = ()
@@ -55,6 +57,7 @@ class RunRecords:
             records=run_records(folder),
             snapshots=read_metrics(folder / MESH_LOG),
             summary=read_summary(folder) if (folder / SUMMARY).exists() else None,
+            cut_short=(folder / MESH).exists() and not is_in_use(folder),
             restarts=read_restarts(folder),
             stalls=read_stalls(folder),
             memory=read_memory(folder),

@@ -15,6 +15,7 @@ from rollmesh.learner.data.dataset import open_source
 from rollmesh.learner.data.locations import is_hub_id
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client.endpoint import configured
@@ -78,7 +79,7 @@ def check_rewards(config: Config) -> Iterator[Finding]:
         yield not_checked(CHECK, "all rows are on the hub")
         return
     for tried in asyncio.run(try_rewards(config, rows)):
-        yield from judge(tried, config.reward.functions)
+        yield from judge(tried, config.reward)
 
 
 def first_row(config: Config, source: int) -> Row:
@@ -116,20 +117,21 @@ async def try_rewards(config: Config, rows: Sequence[Row]) -> list[Tried]:
     return found
 
 
-def judge(tried: Tried, functions: Sequence[str]) -> Iterator[Finding]:
+def judge(tried: Tried, reward: RewardSection) -> Iterator[Finding]:
     """Judges the answers.
 
     Args:
         tried: the answers about one row.
-        functions: `reward.functions`.
+        reward: of the run.
     """
+    functions = ", ".join(reward.by_data_source.get(tried.data_source, reward.functions))
     source = f"data_source {tried.data_source!r}" if tried.data_source else "a row without data_source"
     failed = next((answer for answer in (tried.right, tried.wrong) if answer.outcome == "error"), None)
     numbers = {"seconds": tried.seconds, "right": tried.right.total, "wrong": tried.wrong.total}
     if failed is not None and failed.text.startswith("timeout"):
         yield problem(
             CHECK,
-            f"{', '.join(functions)} gave no answer about {tried.origin} within {tried.limit_s:g} s",
+            f"{functions} gave no answer about {tried.origin} within {tried.limit_s:g} s",
             f"reward.scorer_timeout_s={4 * tried.limit_s:g} with reward.timeout_s={8 * tried.limit_s:g} and "
             f"rollout.reward_wait_s={10 * tried.limit_s:g}, or a quicker function",
             **numbers,
@@ -137,14 +139,14 @@ def judge(tried: Tried, functions: Sequence[str]) -> Iterator[Finding]:
     elif failed is not None:
         yield problem(
             CHECK,
-            f"{', '.join(functions)} fails for {tried.origin} ({source}): {failed.text}",
+            f"{functions} fails for {tried.origin} ({source}): {failed.text}",
             "repair the function, or name another one in reward.functions or reward.by_data_source",
             **numbers,
         )
     elif tried.right.outcome == tried.wrong.outcome == "unscorable":
         yield problem(
             CHECK,
-            f"{', '.join(functions)} scores neither of two responses to {tried.origin} ({source}): {tried.right.text}",
+            f"{functions} scores neither of two responses to {tried.origin} ({source}): {tried.right.text}",
             "name a function that knows this data_source in reward.by_data_source",
             **numbers,
         )
@@ -167,7 +169,7 @@ def judge(tried: Tried, functions: Sequence[str]) -> Iterator[Finding]:
         yield ok(
             CHECK,
             f"{source}: the ground truth gets {tried.right.total:g}, a wrong response {tried.wrong.total:g}, "
-            f"in {1000 * tried.seconds:.0f} ms; up to {reward_workers(None)[0]} processes score at once",
+            f"in {1000 * tried.seconds:.0f} ms; up to {max(reward_workers(reward.workers))} processes score at once",
             **numbers,
         )
 

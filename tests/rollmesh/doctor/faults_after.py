@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rollmesh.launcher.folder import write_mesh
 from rollmesh.learner.liveness.stall_reporter import FILE as STALLS
 from rollmesh.report.restarts import record_restart
 from tests.rollmesh.doctor.recorded_run import STEPS, RecordedRun
@@ -90,6 +91,7 @@ FAULTS: dict[str, Fault] = {
     "ledger-differs": Fault(RecordedRun(discrepancies=("trained: counted 100, found 99",))),
     "memory-full": Fault(RecordedRun(peak_memory_bytes={"learner": 1 << 50})),
     "ended-by-an-error": Fault(RecordedRun(ended="learner: exited with status 9")),
+    "launcher-killed": Fault(more=lambda folder: write_mesh(folder, "127.0.0.1:9")),
     "swaps-too-often": Fault(
         _always(placement__swap_share=0.5, placement__turns=20), {"placement": "collocated", "rollout": {"replicas": 1}}
     ),
