@@ -86,7 +86,7 @@ def _more_rewards(use: TimeUse, config: Config, where: str, waits: float) -> Fin
             f"{where}: rewards are the bottleneck, {use.reward_workers} worker(s) were busy {use.reward_busy:.0%} of "
             "their time",
             f"reward.workers={wanted} (now {config.reward.workers or 'derived'}, {use.reward_workers} were started); "
-            "on a machine without free cores a second `rollmesh reward --mesh HOST:PORT` elsewhere",
+            "on a machine without free cores a second `rollmesh reward cfg.yaml --mesh HOST:PORT` elsewhere",
             reward_workers_wanted=wanted,
             **numbers,
         )
@@ -94,8 +94,8 @@ def _more_rewards(use: TimeUse, config: Config, where: str, waits: float) -> Fin
         CHECK,
         f"{where}: rewards are the bottleneck, {use.unscored or 0.0:.0f} finished responses wait for theirs while "
         f"{use.active or 0.0:.0f} are decoded",
-        "more reward services (reward.endpoints, or `rollmesh reward --mesh HOST:PORT` elsewhere), or a quicker "
-        "function; `rollmesh reward check` measures one",
+        "more reward services (reward.endpoints, or `rollmesh reward cfg.yaml --mesh HOST:PORT` elsewhere), or a "
+        "quicker function; `rollmesh reward check` measures one",
         **numbers,
     )
 

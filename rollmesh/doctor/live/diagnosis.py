@@ -52,7 +52,10 @@ async def _examine(address: str, security: SecuritySection, folder: Path | None,
         ended, last = time.time(), await mesh.read_snapshot()
     findings = [*judge_members(last, first), *judge_clocks(examined), *judge_reach(examined)]
     findings += [ledger] if isinstance(ledger, Finding) else judge_ledger(ledger)
-    return [*findings, *_of_run(folder, watched((began, first), (ended, last)), examined)]
+    # Services that start wait for one another.
+    trains = first.table is not None and first.table.policy.version > 0
+    use = watched((began, first), (ended, last)) if trains else None
+    return [*findings, *_of_run(folder, use, examined)]
 
 
 async def _recount(mesh: MeshClient) -> Mapping[str, list[str]] | Finding:
@@ -74,7 +77,7 @@ def watched(first: tuple[float, Snapshot], last: tuple[float, Snapshot]) -> Time
     return mesh_use(entries, TimeUse(0, seconds, {WAIT: min(1.0, waited)}))
 
 
-def _of_run(folder: Path | None, use: TimeUse, examined: Sequence[Examined]) -> Iterator[Finding]:
+def _of_run(folder: Path | None, use: TimeUse | None, examined: Sequence[Examined]) -> Iterator[Finding]:
     """Rules over the records so far; without them, over the watched time alone."""
     if folder is not None:
         run = RunRecords.read(folder)
