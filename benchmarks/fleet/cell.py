@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -146,9 +146,7 @@ class Fleet:
         time.sleep(seconds)
         after, span = self._usage(), time.monotonic() - began
         of_generators, of_learner = self._measured()
-        used = {
-            role: sum(u.cpu_s for u in after[role]) - sum(u.cpu_s for u in before[role]) for role in after
-        }
+        used = {role: sum(u.cpu_s for u in after[role]) - sum(u.cpu_s for u in before[role]) for role in after}
         count = max(1, of_learner["trajectories"])
         admission = [value * 1e3 for part in of_generators for value in part["admission_s"]]
         return Phase(
@@ -201,23 +199,34 @@ class Fleet:
         return list(answer_of(self._learner[0], "the ledger", _ANSWER_S))
 
 
-def run_cell(scenario: Scenario, folder: Path, profile: Path | None = None) -> Result:
-    """Runs one cell in an empty folder."""
+def run_cell(
+    scenario: Scenario, folder: Path, *, profile: Path | None = None, progress: Callable[[str], None] = print
+) -> Result:
+    """Runs one cell in an empty folder.
+
+    Args:
+        profile: a folder for the fronts' profiles, if wanted.
+        progress: called with a line after each phase.
+    """
     result = Result(scenario)
     with Servers(scenario, folder, profile) as servers, Fleet(scenario, servers) as fleet:
         result.joined_s = fleet.join()
+        progress(f"{scenario.name}: joined in {result.joined_s:.1f} s")
         fleet.begin()
         time.sleep(_SETTLE_S)
         result.paced = fleet.measure(scenario.seconds)
+        progress(f"{scenario.name}: paced {result.paced}")
         usage = fleet.usage()
         result.rss_mb = {role: max(u.rss_mb for u in found) for role, found in usage.items()}
         result.files = {role: max(u.files for u in found) for role, found in usage.items()}
         result.generator_mb = sum(u.rss_mb for u in usage["simulator"]) / scenario.generators
         result.recovery_s, result.recovered_groups = fleet.kill_victims()
+        progress(f"{scenario.name}: {result.recovered_groups} groups elsewhere after {result.recovery_s:.1f} s")
         result.late_join_s = fleet.join_late()
         fleet.tell("speed", 0.0)
         time.sleep(_SETTLE_S)
         result.saturated = fleet.measure(scenario.seconds)
+        progress(f"{scenario.name}: saturated {result.saturated}")
         result.wrong = fleet.audit()
     return result
 

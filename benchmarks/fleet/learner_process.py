@@ -111,7 +111,12 @@ class ScriptedLearner:
             batch = [self._held[position].leased for position in range(size)]
             leases = [pb.LeaseRef(group_id=group.group_id, lease_id=group.lease_id) for group in batch]
             answer = await self._client.claim(TRAIN, self._incarnation, self._version, leases)
-            assert answer.claimed, answer.refused[0]
+            if not answer.claimed:
+                # As a learner does that was away for long: others come in their place.
+                before = len(self._held)
+                self._drop({(refused.group_id, refused.lease_id) for refused in answer.refused})
+                self._stream.request(before - len(self._held), self._version)
+                continue
             for _ in range(size):
                 self._held.popleft()
             self._claimed_groups += size
@@ -150,9 +155,7 @@ class ScriptedLearner:
 
     def _take(self, groups: list[ReceivedGroup], lost: set[tuple[str, str]]) -> None:
         now_ns = time.time_ns()
-        if lost:
-            kept = [g for g in self._held if (g.leased.group_id, g.leased.lease_id) not in lost]
-            self._held = deque(kept)
+        self._drop(lost)
         for group in groups:
             self._held.append(group)
             members = group.leased.members
@@ -160,6 +163,11 @@ class ScriptedLearner:
             self._trajectories += len(members)
             self._queued_ms.append(group.leased.queued_ms)
             self._came_s.append((now_ns - max(meta.finished_unix_ns for meta in members)) * 1e-9)
+
+    def _drop(self, lost: set[tuple[str, str]]) -> None:
+        if lost:
+            kept = [group for group in self._held if (group.leased.group_id, group.leased.lease_id) not in lost]
+            self._held = deque(kept)
 
     async def _keep_up(self, count: int) -> None:
         """What a learner does after its step: publishes, seeds, commits at times."""

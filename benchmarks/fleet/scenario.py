@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 
 
@@ -22,7 +23,7 @@ class Lengths:
 
     def of(self, seed: int, ordinal: int, member: int) -> int:
         """Tokens of one response: the same in each attempt at it."""
-        drawn = Random(f"{seed}:{ordinal}:{member}").lognormvariate(0.0, self.sigma)  # noqa: S311  no secret
+        drawn = Random(f"{seed}:{ordinal}:{member}").lognormvariate(0.0, self.sigma)
         return max(1, min(self.most, round(self.median * drawn)))
 
     @property
@@ -97,4 +98,4 @@ class Scenario:
         left = self.generators - self.victim_count
         for index in range(self.processes):
             starts.append(starts[-1] + left // self.processes + (index < left % self.processes))
-        return [range(*pair) for pair in zip(starts, starts[1:], strict=False)]
+        return [range(*pair) for pair in pairwise(starts)]

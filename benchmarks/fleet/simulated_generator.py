@@ -206,7 +206,10 @@ class SimulatedGenerator:
         while True:
             status = self._source.status()
             gauges = dict.fromkeys(names, float(status.active))
-            gauges |= {"tokens_generated": float(status.tokens_generated), "tokens_for_groups": float(self._source.sampled)}
+            gauges |= {
+                "tokens_generated": float(status.tokens_generated),
+                "tokens_for_groups": float(self._source.sampled),
+            }
             self._agent.set_status(serving=status.serving, gauges=gauges)
             await asyncio.sleep(_REPORT_S)
 

@@ -25,6 +25,8 @@ SWEEP_S = 0.25
 # Every this many rounds, the members are read.
 _MEMBERS_EVERY = 4
 _RECONNECT_S = 0.5
+# Without any news a table is read again after this many seconds.
+_RECHECK_S = 1.0
 # A stored value is removed once it has had no owner for this long; also the time between two walks over the keys.
 _UNOWNED_AGE_S = 60.0
 # Side data that belongs to no live group stays for this long.
@@ -62,6 +64,31 @@ async def _report_waits(front: FrontContext, table: str) -> None:
     clocks = front.wait_clocks[table]
     waits = {kind: WaitTotal(clocks.drain_ms(kind), clocks.reason(kind)) for kind in (INSERTS, SAMPLES)}
     await front.store.statistics.add_waits(table, waits, now_s=time.time())
+
+
+async def deal_admissions(front: FrontContext, table: str) -> None:
+    """Deals what may be admitted among the streams of a table, and wakes those whose groups were cancelled."""
+    dealer, streams, seen = front.dealers[table], front.admit_streams[table], 0
+    with front.changes.subscribe(table) as event:
+        dealer.on_offer = event.set
+        while True:
+            event.clear()
+            snapshot = front.store.snapshots[table]
+            dealer.deal(snapshot)
+            try:
+                if snapshot.cancelled < seen:
+                    # Redis went back: who had been notified is not known.
+                    streams.wake_all()
+                elif snapshot.cancelled > seen:
+                    streams.wake(await front.store.cancelled_since(table, seen))
+                seen = snapshot.cancelled
+                if not await wait_for(event, _RECHECK_S):
+                    dealer.forget_refusals()
+                    await front.store.refresh(table)
+                front.outage.job_passed(f"admitting to {table}")
+            except StoreError as error:
+                front.outage.job_failed(f"admitting to {table}", error)
+                await asyncio.sleep(_RECONNECT_S)
 
 
 async def evict(front: FrontContext, table: str) -> None:

@@ -134,6 +134,7 @@ class BufferFront:
             background_tasks.sweep_stored_values(front),
             background_tasks.sweep_side_files(front),
             metrics.refresh_forever(self.metrics),
+            *(background_tasks.deal_admissions(front, table) for table in TABLES),
             *(background_tasks.evict(front, table) for table in TABLES if front.rules[table].bounded),
         ):
             self._background(job)
