@@ -14,7 +14,7 @@ from rollmesh.buffer.monitoring.generator_fleet import fleet_of
 from rollmesh.buffer.monitoring.wait_clocks import INSERTS, SAMPLES
 from rollmesh.buffer.server.change_notifier import wait_for
 from rollmesh.buffer.server.front_context import FrontContext
-from rollmesh.buffer.server.membership import fronts_of, read_members
+from rollmesh.buffer.server.membership import fronts_of, read_members, reading_interval_s
 from rollmesh.buffer.store.statistics import WaitTotal
 from rollmesh.mesh.errors import StoreError
 from rollmesh.mesh.tables import TABLES
@@ -22,8 +22,8 @@ from rollmesh.mesh.tables import TABLES
 log = logging.getLogger(__name__)
 # Leases are at least a second; their end is noticed within this time.
 SWEEP_S = 0.25
-# Every this many rounds, the members are read.
-_MEMBERS_EVERY = 4
+# The members are read this often, or more rarely where there are thousands.
+_MEMBERS_S = 1.0
 _RECONNECT_S = 0.5
 # Without any news a table is read again after this many seconds.
 _RECHECK_S = 1.0
@@ -35,12 +35,8 @@ _SIDE_AGE_S = 3600.0
 
 async def expire_leases(front: FrontContext) -> None:
     """Ends leases that ran out, and reports the wait clocks, at intervals."""
-    rounds = 0
     while True:
         try:
-            if rounds % _MEMBERS_EVERY == 0:
-                await _refresh_members(front)
-            rounds += 1
             for table in TABLES:
                 ended, returned, restarted = await front.store.expire(table, front.membership.member_ttl_ms)
                 if restarted:
@@ -54,10 +50,18 @@ async def expire_leases(front: FrontContext) -> None:
         await asyncio.sleep(SWEEP_S)
 
 
-async def _refresh_members(front: FrontContext) -> None:
-    members, _ = await read_members(front)
-    front.fleet = fleet_of(members)
-    front.fronts = fronts_of(members)
+async def read_fleet(front: FrontContext) -> None:
+    """Keeps the list of fronts, and the state of all generators, up to date."""
+    while True:
+        pause_s = _MEMBERS_S
+        try:
+            members, _ = await read_members(front)
+            front.fleet, front.fronts = fleet_of(members), fronts_of(members)
+            pause_s = reading_interval_s(len(members), _MEMBERS_S)
+            front.outage.job_passed("reading the members")
+        except StoreError as error:
+            front.outage.job_failed("reading the members", error)
+        await asyncio.sleep(pause_s)
 
 
 async def _report_waits(front: FrontContext, table: str) -> None:

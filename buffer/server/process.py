@@ -129,6 +129,7 @@ class BufferFront:
         await self._exit.enter_async_context(exporter)
         for job in (
             background_tasks.expire_leases(front),
+            background_tasks.read_fleet(front),
             background_tasks.follow_hints(front),
             background_tasks.remove_ended_values(front),
             background_tasks.sweep_stored_values(front),
