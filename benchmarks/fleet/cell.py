@@ -25,7 +25,12 @@ _ANSWER_S = 60.0
 # A fleet joins at hundreds per second.
 _JOIN_S = 240.0
 _RECOVERY_S = 120.0
-_SETTLE_S = 4.0
+# A phase is measured once the fleet works at this share of its rate, or after as long as this.
+_SETTLED = 0.8
+_SETTLE_S = 60.0
+_LOOK_S = 1.0
+# Seconds after which responses without a duration are in full flow.
+_FLOW_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class Result:
     Attributes:
         scenario: what ran.
         joined_s: seconds until all generators had joined.
-        idle_cores: CPU seconds per second with the fleet joined and nothing asked for yet.
+        settled_s: from their first admissions until trajectories came at the rate.
         paced, saturated: the phases.
         recovery_s: from the kill until all groups of the victims were in other hands.
         recovered_groups: how many those were.
@@ -73,6 +78,7 @@ class Result:
 
     scenario: Scenario
     joined_s: float = 0.0
+    settled_s: float = 0.0
     paced: Phase | None = None
     saturated: Phase | None = None
     recovery_s: float = 0.0
@@ -138,6 +144,16 @@ class Fleet:
         self._learner[0].send("begin")
         answer_of(self._learner[0], "begin", _ANSWER_S)
         self.tell("begin")
+
+    def settle(self) -> float:
+        """Waits until the fleet works at its rate; returns the seconds that took."""
+        began = time.monotonic()
+        self._measured()
+        while time.monotonic() < began + _SETTLE_S:
+            time.sleep(_LOOK_S)
+            if self._measured()[1]["trajectories"] >= _SETTLED * self._scenario.rate * _LOOK_S:
+                break
+        return time.monotonic() - began
 
     def measure(self, seconds: float) -> Phase:
         """Measures for some seconds."""
@@ -213,7 +229,7 @@ def run_cell(
         result.joined_s = fleet.join()
         progress(f"{scenario.name}: joined in {result.joined_s:.1f} s")
         fleet.begin()
-        time.sleep(_SETTLE_S)
+        result.settled_s = fleet.settle()
         result.paced = fleet.measure(scenario.seconds)
         progress(f"{scenario.name}: paced {result.paced}")
         usage = fleet.usage()
@@ -224,7 +240,7 @@ def run_cell(
         progress(f"{scenario.name}: {result.recovered_groups} groups elsewhere after {result.recovery_s:.1f} s")
         result.late_join_s = fleet.join_late()
         fleet.tell("speed", 0.0)
-        time.sleep(_SETTLE_S)
+        time.sleep(_FLOW_S)
         result.saturated = fleet.measure(scenario.seconds)
         progress(f"{scenario.name}: saturated {result.saturated}")
         result.wrong = fleet.audit()

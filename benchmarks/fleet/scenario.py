@@ -68,7 +68,7 @@ class Scenario:
     joiners: float = 0.05
     seconds: float = 10.0
     processes: int = 2
-    lease_s: float = 15.0
+    lease_s: float = 30.0
     seed: int = 1
 
     @property

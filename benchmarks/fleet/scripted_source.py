@@ -1,7 +1,9 @@
 """Responses of scripted lengths at a scripted speed: a generator's engine without a model.
 
-Everything around it is the product's: the rollout loop asks it for responses, and for their tokens so far. Invariant:
-at most `slots` responses are sampled at once, the others wait in the order in which they came.
+Everything around it is the product's: the rollout loop asks it for responses, and for their tokens so far. The first
+responses of a generator are complete after a random part of their time, as if it had been at work for long. So a fleet
+is in its steady state at once. Invariant: at most `slots` responses are sampled at once, the others wait in the order
+in which they came.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 
@@ -78,6 +81,7 @@ class ScriptedSource:
         self._on_results = on_results
         self._queue: deque[MemberRequest] = deque()
         self._running: dict[str, _Running] = {}
+        self._to_shorten = slots
         self.speed = 0.0
         self.serving: PolicyVersion | None = None
         self.sampled = 0
@@ -133,6 +137,10 @@ class ScriptedSource:
             before = 0 if request.prefix is None else len(request.prefix)
             tokens = max(before, self._lengths.of(self._seed, request.task.ordinal, request.member))
             delay = (tokens - before) / self.speed if self.speed else 0.0
+            if self._to_shorten:
+                self._to_shorten -= 1
+                # Alike for all members of a group, since the group ends with the last of them.
+                delay *= Random(request.task.ordinal).random()
             timer = loop.call_later(delay, self._finish, request.request_id)
             self._running[request.request_id] = _Running(request, tokens, loop.time(), self.serving, timer)
 
