@@ -31,6 +31,8 @@ _SETTLE_S = 60.0
 _LOOK_S = 1.0
 # Seconds after which responses without a duration are in full flow.
 _FLOW_S = 4.0
+# Streams that are opened per second, at least.
+_OPENED_PER_S = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Result:
     Attributes:
         scenario: what ran.
         joined_s: seconds until all generators had joined.
+        idle_cores: CPU seconds per second while all ask for work and there is none, by process kind.
         settled_s: from their first admissions until trajectories came at the rate.
         paced, saturated: the phases.
         recovery_s: from the kill until all groups of the victims were in other hands.
@@ -78,6 +81,7 @@ class Result:
 
     scenario: Scenario
     joined_s: float = 0.0
+    idle_cores: dict[str, float] = field(default_factory=dict)
     settled_s: float = 0.0
     paced: Phase | None = None
     saturated: Phase | None = None
@@ -139,11 +143,18 @@ class Fleet:
             conn.send((verb, value))
         return [answer_of(conn, verb, _ANSWER_S) for conn, _ in self._generators]
 
+    def open_streams(self, seconds: float) -> dict[str, float]:
+        """Generators ask for work, of which there is none; returns the cores that this keeps busy, by process kind."""
+        self.tell("begin")
+        time.sleep(_FLOW_S + self._scenario.generators / _OPENED_PER_S)
+        before, began = self.usage(), time.monotonic()
+        time.sleep(seconds)
+        return _cores(before, self.usage(), time.monotonic() - began)
+
     def begin(self) -> None:
-        """Learner and generators start to work."""
+        """The learner seeds prompts and trains."""
         self._learner[0].send("begin")
         answer_of(self._learner[0], "begin", _ANSWER_S)
-        self.tell("begin")
 
     def settle(self) -> float:
         """Waits until the fleet works at its rate; returns the seconds that took."""
@@ -158,11 +169,11 @@ class Fleet:
     def measure(self, seconds: float) -> Phase:
         """Measures for some seconds."""
         self._measured()
-        before, began = self._usage(), time.monotonic()
+        before, began = self.usage(), time.monotonic()
         time.sleep(seconds)
-        after, span = self._usage(), time.monotonic() - began
+        after, span = self.usage(), time.monotonic() - began
         of_generators, of_learner = self._measured()
-        used = {role: sum(u.cpu_s for u in after[role]) - sum(u.cpu_s for u in before[role]) for role in after}
+        cores = _cores(before, after, span)
         count = max(1, of_learner["trajectories"])
         admission = [value * 1e3 for part in of_generators for value in part["admission_s"]]
         return Phase(
@@ -172,8 +183,8 @@ class Fleet:
             admission_ms=_p50_p99(admission),
             queued_ms=_p50_p99(of_learner["queued_ms"]),
             arrival_ms=_p50_p99([value * 1e3 for value in of_learner["came_s"]]),
-            cpu_ms={role: seconds * 1e6 / count for role, seconds in used.items()},
-            cores={role: seconds / span for role, seconds in used.items()},
+            cpu_ms={role: busy * span * 1e6 / count for role, busy in cores.items()},
+            cores=cores,
             load=os.getloadavg()[0],
         )
 
@@ -184,9 +195,6 @@ class Fleet:
 
     def usage(self) -> dict[str, list[Usage]]:
         """Of servers, generators' processes and learner."""
-        return self._usage()
-
-    def _usage(self) -> dict[str, list[Usage]]:
         found = self._servers.usage()
         found["simulator"] = [Usage.of(process.pid) for _, process in self._generators if process.pid]
         return found
@@ -228,6 +236,8 @@ def run_cell(
     with Servers(scenario, folder, profile) as servers, Fleet(scenario, servers) as fleet:
         result.joined_s = fleet.join()
         progress(f"{scenario.name}: joined in {result.joined_s:.1f} s")
+        result.idle_cores = fleet.open_streams(scenario.seconds)
+        progress(f"{scenario.name}: cores without work {result.idle_cores}")
         fleet.begin()
         result.settled_s = fleet.settle()
         result.paced = fleet.measure(scenario.seconds)
@@ -245,6 +255,14 @@ def run_cell(
         progress(f"{scenario.name}: saturated {result.saturated}")
         result.wrong = fleet.audit()
     return result
+
+
+def _cores(before: dict[str, list[Usage]], after: dict[str, list[Usage]], seconds: float) -> dict[str, float]:
+    """CPU seconds per second, by process kind."""
+    return {
+        role: (sum(usage.cpu_s for usage in after[role]) - sum(usage.cpu_s for usage in before[role])) / seconds
+        for role in after
+    }
 
 
 def _p50_p99(values: Sequence[float]) -> tuple[float, float]:

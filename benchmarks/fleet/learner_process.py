@@ -195,12 +195,12 @@ def run(conn: Connection, scenario: Scenario, mesh: str, security: SecuritySecti
         await agent.heartbeat()
         await client.set_policy_version(resumed.incarnation, 0)
         learner = ScriptedLearner(scenario, client, resumed.incarnation)
-        # Enough for every slot of the fleet, and the batches ahead.
-        slots = scenario.generators * scenario.slots // scenario.n
-        await learner.seed(2 * slots + 8 * scenario.groups_per_step)
         freeze_heap()
         conn.send(resumed.incarnation)
         await receive(conn)
+        # Enough for every slot of the fleet, and the batches ahead.
+        slots = scenario.generators * scenario.slots // scenario.n
+        await learner.seed(2 * slots + 8 * scenario.groups_per_step)
         conn.send(None)
         work = asyncio.create_task(learner.run())
         while True:

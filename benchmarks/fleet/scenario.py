@@ -51,7 +51,8 @@ class Scenario:
         joiners: share that joins while the others work, after the kill.
         seconds: of each measured phase.
         processes: that the simulated generators share, apart from the victims'.
-        lease_s: `buffer.lease_s`.
+        lease_s: `buffer.lease_s`. Heartbeats and inventories come as often as this demands.
+        draft_every_s: `rollout.draft_every_s`.
         seed: of lengths and of who is slow.
     """
 
@@ -68,7 +69,8 @@ class Scenario:
     joiners: float = 0.05
     seconds: float = 10.0
     processes: int = 2
-    lease_s: float = 30.0
+    lease_s: float = 60.0
+    draft_every_s: float = 60.0
     seed: int = 1
 
     @property

@@ -38,7 +38,7 @@ from rollmesh.protos import trajectory_pb2 as trajectory
 TIMEOUT_S = 30.0
 RETRY_S = 120.0
 _REPORT_S = 2.0
-_DRAFTS = {name: RolloutSection.model_fields[f"draft_every_{name}"].default for name in ("s", "tokens")}
+_DRAFT_TOKENS: int = RolloutSection.model_fields["draft_every_tokens"].default
 
 
 class Measurements:
@@ -152,8 +152,8 @@ class SimulatedGenerator:
             self._source,
             self._rollout,
             partial(self._writers.writer, TRAIN),
-            every_s=_DRAFTS["s"],
-            every_tokens=_DRAFTS["tokens"],
+            every_s=scenario.draft_every_s,
+            every_tokens=_DRAFT_TOKENS,
         )
         self._rollout.connect(
             RolloutHandlers(

@@ -26,7 +26,7 @@ _PATIENCE = 2
 # Trees kept: those of the newest requests.
 _KEPT = 64
 # Receivers of a tree, twice the members that a run may have: some start again. Further ones come to the learner.
-_NODES = 16384
+_NODES = 12288
 
 
 @dataclass(slots=True, eq=False)
