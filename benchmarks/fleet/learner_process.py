@@ -200,7 +200,7 @@ def run(conn: Connection, scenario: Scenario, mesh: str, security: SecuritySecti
         await receive(conn)
         # Enough for every slot of the fleet, and the batches ahead.
         slots = scenario.generators * scenario.slots // scenario.n
-        await learner.seed(2 * slots + 8 * scenario.groups_per_step)
+        await learner.seed(4 * slots + 8 * scenario.groups_per_step)
         conn.send(None)
         work = asyncio.create_task(learner.run())
         while True:

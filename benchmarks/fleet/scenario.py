@@ -62,7 +62,7 @@ class Scenario:
     rate: float = 200.0
     slots: int = 4
     n: int = 4
-    groups_per_step: int = 64
+    groups_per_step: int = 128
     lengths: Lengths = Lengths()
     slow: float = 0.05
     victims: float = 0.1

@@ -40,7 +40,7 @@ _RESPONSE_BYTES = 512 << 10
 # A waiter looks at its state again after this many seconds even if nothing wakes it, and sends the reason of its wait
 # if that has changed. With many streams each looks more rarely: this often per second at most, all together.
 _RECHECK_S = 1.0
-_RECHECKS_PER_S = 1000
+_RECHECKS_PER_S = 500
 # A stream ends if its grants stay unanswered for the reconnect grace, and for at least this many seconds.
 _LEAST_PATIENCE_S = 1.0
 # Fronts do not know one another's streams. If there are several, a full generator asks this many seconds later than
