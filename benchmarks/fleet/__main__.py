@@ -1,4 +1,4 @@
-"""How a run scales with its generators: a fleet without engines on real fronts and a real Redis.
+"""The cost of 10 to 5,000 generators: a fleet without engines on real fronts and a real Redis.
 
     python -m benchmarks.fleet --json fleet.json
 

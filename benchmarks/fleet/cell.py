@@ -21,9 +21,9 @@ from benchmarks.fleet.scenario import Scenario
 from benchmarks.fleet.servers import Servers, Usage
 from rollmesh.mesh.config.network import SecuritySection
 
-_ANSWER_S = 60.0
+_ANSWER_S = 120.0
 # A fleet joins at hundreds per second.
-_JOIN_S = 240.0
+_JOIN_S = 600.0
 _RECOVERY_S = 120.0
 # A phase is measured once the fleet works at this share of its rate, or after as long as this.
 _SETTLED = 0.8
@@ -37,7 +37,7 @@ _OPENED_PER_S = 200
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What was measured over some seconds.
+    """Measurements over some seconds.
 
     Attributes:
         seconds: measured time.
@@ -194,7 +194,7 @@ class Fleet:
         return found, answer_of(self._learner[0], "measured", _ANSWER_S)
 
     def usage(self) -> dict[str, list[Usage]]:
-        """Of servers, generators' processes and learner."""
+        """Usage of servers and of generators' processes."""
         found = self._servers.usage()
         found["simulator"] = [Usage.of(process.pid) for _, process in self._generators if process.pid]
         return found

@@ -1,8 +1,12 @@
 """A process with many simulated generators, which its parent directs over a pipe.
 
-It joins its generators and answers `joined`. Then it takes commands, each with one answer:
-`begin` (they work from now on), `speed` (tokens/s of a response), `measured` (since the last time), `join` (further
-generators, while the others work) and `end`.
+It joins its generators and answers with the seconds that took. Then it takes commands, each with one answer:
+
+* `begin`: they work from now on.
+* `speed`: tokens/s of a response.
+* `measured`: measurements since the last time.
+* `join`: further generators, while the others work.
+* `end`: all end.
 """
 
 from __future__ import annotations

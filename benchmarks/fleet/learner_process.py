@@ -1,7 +1,7 @@
 """A scripted learner: seeds prompts, leases, claims, publishes versions and commits, through the real client alone.
 
-It sends its incarnation when it has taken the run over, and then takes commands over its pipe: `begin`, `measured`
-(since the last time) and `end`, with the ledger as the answer.
+It sends its incarnation when it has taken the run over. Then it takes commands over its pipe: `begin`, `measured` and
+`end`, which is answered with the ledger.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ScriptedLearner:
             await self._client.seed(TRAIN, self._incarnation, tasks)
 
     def pop_measured(self) -> dict[str, Any]:
-        """What was measured since the last call."""
+        """Measurements since the last call."""
         found = {
             "trajectories": self._trajectories,
             "groups": self._groups,
@@ -143,7 +143,7 @@ class ScriptedLearner:
         return True
 
     async def ledger(self) -> list[str]:
-        """What does not add up in the ledgers, and in what this learner has claimed."""
+        """Disagreements in the ledgers, and with the number of groups that this learner has claimed."""
         wrong = []
         for table in TABLES:
             answer = await self._client.ledger(table)
@@ -170,7 +170,7 @@ class ScriptedLearner:
             self._held = deque(kept)
 
     async def _keep_up(self, count: int) -> None:
-        """What a learner does after its step: publishes, seeds, commits at times."""
+        """Publishes, seeds and, at times, commits, as a learner does after its step."""
         await self._client.set_policy_version(self._incarnation, self._version)
         await self.seed(count)
         if self._version % _COMMIT_EVERY == 0:

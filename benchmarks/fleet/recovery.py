@@ -1,4 +1,4 @@
-"""Which groups some generators hold, and when the last of them is in other hands; read from Redis itself."""
+"""The groups of lost generators, and the time until all are in other hands; read from Redis itself."""
 
 from __future__ import annotations
 

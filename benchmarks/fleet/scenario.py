@@ -35,7 +35,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What one cell runs.
+    """The contents of one cell.
 
     Attributes:
         generators: streams that join before anything is measured.

@@ -29,7 +29,7 @@ _READY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process has used and holds, at one moment.
+    """The CPU time that a process has used, and the memory and files that it holds.
 
     Attributes:
         cpu_s: seconds of CPU since its start.
@@ -139,7 +139,7 @@ class Servers:
         }
 
     def usage(self) -> dict[str, list[Usage]]:
-        """Of Redis and of the fronts."""
+        """Usage of Redis and of the fronts."""
         pids: dict[str, Sequence[int | None]] = {"redis": self._redis_pids, "front": [p.pid for p in self._fronts]}
         return {role: [Usage.of(pid) for pid in found if pid is not None] for role, found in pids.items()}
 

@@ -42,7 +42,7 @@ _DRAFT_TOKENS: int = RolloutSection.model_fields["draft_every_tokens"].default
 
 
 class Measurements:
-    """What the generators of a process measure.
+    """Measurements by the generators of a process.
 
     Attributes:
         admission_s: seconds from a credit, when it was stated, to its grant.
@@ -56,7 +56,7 @@ class Measurements:
         self.lost = 0
 
     def pop(self) -> dict[str, Any]:
-        """What was measured since the last call."""
+        """Measurements since the last call."""
         found = {"admission_s": self.admission_s, "stored": self.stored, "lost": self.lost}
         self.admission_s, self.stored, self.lost = array("d"), 0, 0
         return found

@@ -1,6 +1,7 @@
 -- The sweep: leases that have run out end, in portions; members that fell silent are forgotten.
--- After a restart of Redis no holder could renew, so each gets one full term. ARGV: portion, member ttl in ms
--- The last value of the answer: whether there may be more, so that the next portion is due at once.
+-- After a restart of Redis no holder could renew, so each gets one full term.
+-- ARGV: portion, member ttl in ms
+-- Answer: its last value says whether there may be more, so that the next portion is due at once.
 load_table(ARGV[1])
 load_run()
 free_first()

@@ -37,8 +37,8 @@ _TASK = pb.GroupGrant.DESCRIPTOR.fields_by_name["task"].number
 # Grants are sent once their prompts and drafts have this many bytes. If one grant has more, its drafts come first, in
 # grants of the same lease without a task.
 _RESPONSE_BYTES = 512 << 10
-# A waiter looks at its state again after this many seconds even if nothing wakes it, and sends the reason of its wait
-# if that has changed. With many streams each looks more rarely: this often per second at most, all together.
+# A waiter looks at its state again after this many seconds even if nothing wakes it. If the reason of its wait has
+# changed, it sends it. With many streams each looks more rarely: this often per second at most, all together.
 _RECHECK_S = 1.0
 _RECHECKS_PER_S = 500
 # A stream ends if its grants stay unanswered for the reconnect grace, and for at least this many seconds.

@@ -17,9 +17,8 @@ from rollmesh.buffer.monitoring.redis_outage import RedisOutage
 from rollmesh.buffer.monitoring.wait_clocks import WaitClocks
 from rollmesh.buffer.policy.rules import TableRules
 from rollmesh.buffer.server.admission_dealer import AdmissionDealer
-from rollmesh.buffer.server.change_notifier import ChangeNotifier
+from rollmesh.buffer.server.change_notifier import ChangeNotifier, OpenStreams
 from rollmesh.buffer.server.custom_score import Score
-from rollmesh.buffer.server.open_streams import OpenStreams
 from rollmesh.buffer.store.store import Store
 from rollmesh.mesh.errors import PayloadError, RollmeshError
 from rollmesh.mesh.runtime.background_tasks import BackgroundTasks

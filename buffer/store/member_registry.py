@@ -84,8 +84,8 @@ class MemberRegistry:
     async def read_all(self) -> tuple[list[pb.Member], bool]:
         """All members with their last status and the age of their heartbeat; and whether the run has finished.
 
-        A member that has not said anything new is not parsed again, and other work of the event loop continues between
-        the portions of the others. Callers do not change the members.
+        A member that has not said anything new is not parsed again. Others are parsed in portions, between which the
+        event loop does other work. Callers do not change the members.
         """
         keys = self._keys
         flat, ages_flat, status_flat, (seconds, micros), finished = await self._redis.batch(

@@ -28,7 +28,7 @@ async def _joined(mesh: Mesh) -> Any:
 async def test_one_sweep_ends_the_leases_of_all_whose_term_is_over(mesh: Mesh) -> None:
     store = await _joined(mesh)
     keys = Keys(store.keys.run_name)
-    # Whoever was lost together is forgotten together: portions follow one another at once.
+    # Members that were lost together are forgotten together: portions follow one another at once.
     await store.redis.batch([("ZADD", keys.heartbeats, 1, f"many-{number}") for number in range(_MANY)])
     await store.expire("train", 1000)
     members, _ = await store.members.read_all()

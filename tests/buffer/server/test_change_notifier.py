@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollmesh.buffer.server.open_streams import OpenStreams
+from rollmesh.buffer.server.change_notifier import OpenStreams
 
 
 def test_only_the_streams_of_a_member_are_woken() -> None:
