@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.common import HelpFormatter, machine, table, write_json, yardstick
@@ -51,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             results.append(run_cell(scenario, Path(folder), profile=args.profile, progress=_progress))
     print(table(_HEADER, map(row, results)))
     if args.json:
-        write_json(args.json, {"machine": machine(), "yardstick": moods, "cells": results})
+        write_json(
+            args.json, {"machine": machine(), "yardstick": moods, "cells": [asdict(result) for result in results]}
+        )
     return 1 if any(result.wrong for result in results) else 0
 
 

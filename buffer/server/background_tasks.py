@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 
 from rollmesh.buffer.monitoring.generator_fleet import fleet_of
@@ -16,7 +17,8 @@ from rollmesh.buffer.server.change_notifier import wait_for
 from rollmesh.buffer.server.front_context import FrontContext
 from rollmesh.buffer.server.membership import fronts_of, read_members, reading_interval_s
 from rollmesh.buffer.store.statistics import WaitTotal
-from rollmesh.mesh.errors import StoreError
+from rollmesh.mesh.errors import StoreError, UnreachableError
+from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.mesh.tables import TABLES
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,8 @@ SWEEP_S = 0.25
 # The members are read this often, or more rarely where there are thousands.
 _MEMBERS_S = 1.0
 _RECONNECT_S = 0.5
+# Seconds between two readings of a table that other fronts change all the time.
+_HINTS_S = 0.02
 # Without any news a table is read again after this many seconds.
 _RECHECK_S = 1.0
 # A stored value is removed once it has had no owner for this long; also the time between two walks over the keys.
@@ -156,14 +160,51 @@ async def sweep_stored_values(front: FrontContext) -> None:
 async def follow_hints(front: FrontContext) -> None:
     """Follows the hints of other fronts. After every (re)connection all tables are read again."""
     while True:
+        followers = {table: _HintFollower(front, table) for table in TABLES}
         try:
             async with front.store.subscribe_hints() as hints:
                 for table in TABLES:
                     await front.store.refresh(table)
                 front.outage.job_passed("listening to other fronts")
-                async for table, rev in hints:
-                    if table in front.store.snapshots and rev > front.store.snapshots[table].rev:
-                        await front.store.refresh(table)
-        except StoreError as error:
+                await run_together(_pass_on(hints, followers), *(follower.run() for follower in followers.values()))
+        except (StoreError, UnreachableError) as error:
             front.outage.job_failed("listening to other fronts", error)
             await asyncio.sleep(_RECONNECT_S)
+
+
+async def _pass_on(hints: AsyncIterator[tuple[str, int]], followers: Mapping[str, _HintFollower]) -> None:
+    async for table, rev in hints:
+        if table in followers:
+            followers[table].note(rev)
+    raise StoreError("Redis has ended the subscription to hints", hint="it is opened again")
+
+
+class _HintFollower:
+    """Reads a table as soon as another front has changed it, and no more often than `_HINTS_S` says.
+
+    Else each front would pay for all changes of all others, and more fronts would take no work off one another.
+    """
+
+    def __init__(self, front: FrontContext, table: str) -> None:
+        self._store = front.store
+        self._table = table
+        self._rev = 0
+        self._noted = asyncio.Event()
+
+    def note(self, rev: int) -> None:
+        """Records that the table has reached a revision."""
+        self._rev = rev
+        self._noted.set()
+
+    async def run(self) -> None:
+        """Reads the table until cancelled.
+
+        Raises:
+            StoreError: Redis is away.
+        """
+        while True:
+            await self._noted.wait()
+            self._noted.clear()
+            if self._rev > self._store.snapshots[self._table].rev:
+                await self._store.refresh(self._table)
+                await asyncio.sleep(_HINTS_S)

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-
 Wake = Callable[[], None]
 
 
