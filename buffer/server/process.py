@@ -133,11 +133,13 @@ class BufferFront:
         await self._exit.enter_async_context(exporter)
         for job in (
             background_tasks.expire_leases(front),
+            background_tasks.read_fleet(front),
             background_tasks.follow_hints(front),
             background_tasks.remove_ended_values(front),
             background_tasks.sweep_stored_values(front),
             background_tasks.sweep_side_files(front),
             metrics.refresh_forever(self.metrics),
+            *(background_tasks.deal_admissions(front, table) for table in TABLES),
             *(background_tasks.evict(front, table) for table in TABLES if front.rules[table].bounded),
         ):
             self._background(job)
