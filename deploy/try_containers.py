@@ -1,8 +1,8 @@
 """Brings the mesh up as containers, trains, kills each container once, recounts, and takes everything down again.
 
-`python deploy/try_containers.py` needs Docker with Compose on this machine, and root, to kill a container's process:
-Docker would take `docker kill` for a stop, after which nothing is started again. The project is one of its own
-(`rollmesh-try`), with volumes of its own; settings are those of `.env` and of the environment. It prints its log.
+It needs Docker with Compose on this machine. It needs root too, to kill the process of a container: Docker takes
+`docker kill` for a stop, and starts nothing again. The project is one of its own (`rollmesh-try`), with volumes of its
+own. Settings are those of `.env` and of the environment. It prints its log.
 
 Each wait has a deadline, and any that passes ends the script with status 1 and the log of the containers.
 """
@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,12 +37,12 @@ DEADLINE_S = 600.0
 
 
 class TrialError(Exception):
-    """What was waited for did not come."""
+    """A container or a step did not come in time, or a count is wrong."""
 
 
 @dataclass(frozen=True)
 class Container:
-    """What Docker says of one."""
+    """One container, as Docker describes it."""
 
     id: str
     service: str
@@ -135,7 +134,8 @@ class Trial:
             raise TrialError(f"project {PROJECT} has containers already")
         if build:
             began = time.monotonic()
-            self._compose("build", *services)
+            # One service for each image.
+            self._compose("build", "setup", "learner", "generator")
             self._say(f"images built in {time.monotonic() - began:.0f} s")
         self._start(services)
         if learns is not None:
@@ -249,4 +249,4 @@ def _container(told: dict[str, Any]) -> Container:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,8 +1,8 @@
 """Makes what the services of `compose.yaml` prove themselves with: `python setup.py SECRETS --domain D [--tls on]`.
 
-`SECRETS` has a folder for each service, a volume that only its container mounts, and `authority`, which none mounts:
-the mesh's token and the key of its certificate authority. What is there is kept, but for the services' certificates:
-each start renews them. Files are open to every user of the container that mounts them, and of no other.
+`SECRETS` has a folder for each service: a volume that only its container mounts. No service mounts `authority`, with
+the mesh's token and the key of its certificate authority. Each start keeps the secrets that are there, and renews the
+services' certificates. Files are open to every user of the container that mounts them, and of no other.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import datetime
 import hashlib
 import secrets
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,9 @@ def make_secrets(folder: Path) -> None:
     mesh_key = parse_secret(token, "mesh.token").mesh_key
     assert mesh_key is not None, "the token itself"
     for service, role in MEMBERS.items():
-        _kept(folder / service / "grant", lambda role=role: mesh_key.grant_file(role, "", 0.0))
+        _kept(folder / service / "grant", partial(mesh_key.grant_file, role, "", 0.0))
     # For `rollmesh status` and `rollmesh ledger` in that container.
-    _kept(folder / "buffer" / "observer.grant", lambda: mesh_key.grant_file(Role.OBSERVER, "", 0.0))
+    _kept(folder / "buffer" / "observer.grant", partial(mesh_key.grant_file, Role.OBSERVER, "", 0.0))
     metrics = _kept(folder / "authority" / "metrics.key", new_token)
     for service in (*MEMBERS, "prometheus"):
         _write(folder / service / "metrics.key", metrics)
