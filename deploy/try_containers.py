@@ -219,7 +219,7 @@ class Trial:
         return found[-1] if found else None
 
     def _recount(self) -> str:
-        """What `rollmesh ledger` says of the training's groups."""
+        """The verdict of `rollmesh ledger`, with counts of the training's groups."""
         told: dict[str, Any] = json.loads(self._compose("exec", "-T", "buffer", "mesh", "ledger", "--json"))
         if not told["balances"]:
             raise TrialError(f"the ledger does not balance: {told}")
