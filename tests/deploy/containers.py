@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import typer
@@ -97,16 +94,3 @@ def configuration(arguments: list[str]) -> Config:
     """The configuration of a service that reads one, from its command line."""
     path = next(item for item in arguments if item.endswith(".yaml"))
     return load_config(REPOSITORY / Path(path).relative_to("/app"), overrides_of(arguments))
-
-
-def load(path: Path) -> ModuleType:
-    """A script as a module, for it is of no package."""
-    name = f"deploy.{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Its data classes look their module up.
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 
 import psutil
 import pytest
@@ -21,6 +20,7 @@ from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from deploy.containers import setup
 from rollmesh.buffer.redis_backend.access import RedisAccess
 from rollmesh.buffer.redis_backend.embedded import find_redis_server
 from rollmesh.buffer.store.keys import Keys
@@ -28,19 +28,14 @@ from rollmesh.mesh.access.secret import parse_secret
 from rollmesh.mesh.config.redis_url import RedisOptions
 from rollmesh.mesh.errors import StoreError
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
-from tests.deploy.containers import DEPLOY, MEMBERS, composed, load
+from tests.deploy.containers import DEPLOY, MEMBERS, composed
 
 SERVICES = composed()["services"]
 PROMETHEUS = DEPLOY / "observability" / "prometheus.yaml"
 DOMAIN = "demo.mesh"
 
 
-@pytest.fixture(scope="module")
-def setup() -> ModuleType:
-    return load(DEPLOY / "containers" / "setup.py")
-
-
-def run(setup: ModuleType, folder: Path, tls: str = "off") -> None:
+def run(folder: Path, tls: str = "off") -> None:
     for name in composed()["volumes"]:
         (folder / name.removesuffix("-secrets")).mkdir(parents=True, exist_ok=True)
     arguments = ["setup.py", str(folder), "--domain", DOMAIN, "--tls", tls, "--prometheus", str(PROMETHEUS)]
@@ -53,8 +48,8 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text().strip() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_each_service_gets_a_grant_of_its_role_and_a_second_start_keeps_all(setup: ModuleType, tmp_path: Path) -> None:
-    run(setup, tmp_path)
+def test_each_service_gets_a_grant_of_its_role_and_a_second_start_keeps_all(tmp_path: Path) -> None:
+    run(tmp_path)
     made = contents(tmp_path)
     token = parse_secret(made["authority/mesh.token"], "token")
     for name in (*MEMBERS, "dashboard"):
@@ -64,22 +59,22 @@ def test_each_service_gets_a_grant_of_its_role_and_a_second_start_keeps_all(setu
         assert grant.mesh == token.mesh
         assert made[f"{name}/metrics.key"] == made["prometheus/metrics.key"]
     assert not [name for name in made if name.endswith((".crt", ".key")) and "tls" in name]
-    run(setup, tmp_path)
+    run(tmp_path)
     assert contents(tmp_path) == made
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in tmp_path.rglob("*") if path.is_file())
 
 
-def test_certificates_hold_for_the_names_of_services_and_their_replicas(setup: ModuleType, tmp_path: Path) -> None:
-    run(setup, tmp_path, "on")
+def test_certificates_hold_for_the_names_of_services_and_their_replicas(tmp_path: Path) -> None:
+    run(tmp_path, "on")
     authority = (tmp_path / "authority" / "ca.crt").read_text()
     for host in ("generator", f"0ffde52763c0.{DOMAIN}", "localhost"):
         assert handshake(tmp_path / "generator", host)
     with pytest.raises(ssl.SSLCertVerificationError, match="not valid for 'buffer'"):
         handshake(tmp_path / "generator", "buffer")
-    run(setup, tmp_path, "on")
+    run(tmp_path, "on")
     assert (tmp_path / "authority" / "ca.crt").read_text() == authority, "services that run trust it"
     assert not (tmp_path / "learner" / "ca.key").exists()
-    run(setup, tmp_path, "off")
+    run(tmp_path, "off")
     assert not list(tmp_path.glob("*/tls.*"))
 
 
@@ -99,8 +94,8 @@ def handshake(secrets: Path, host: str) -> str | None:
 
 
 @pytest.mark.parametrize("tls", ["off", "on"])
-def test_prometheus_asks_every_service_as_it_serves(setup: ModuleType, tmp_path: Path, tls: str) -> None:
-    run(setup, tmp_path, tls)
+def test_prometheus_asks_every_service_as_it_serves(tmp_path: Path, tls: str) -> None:
+    run(tmp_path, tls)
     path = tmp_path / "prometheus" / "prometheus.yaml"
     jobs = yaml.safe_load(path.read_text())["scrape_configs"]
     assert {job["job_name"] for job in jobs} == set(MEMBERS)
@@ -129,11 +124,9 @@ def test_grafana_is_given_what_is_there() -> None:
     assert provider["options"]["path"].startswith("/etc/observability/grafana/")
 
 
-async def test_redis_knows_the_buffer_alone_and_lets_it_do_no_more_than_it_needs(
-    setup: ModuleType, tmp_path: Path
-) -> None:
+async def test_redis_knows_the_buffer_alone_and_lets_it_do_no_more_than_it_needs(tmp_path: Path) -> None:
     """The command of its container, without a container."""
-    run(setup, tmp_path)
+    run(tmp_path)
     password_file = private(tmp_path / "buffer" / "redis.password")
     with serving_redis(tmp_path) as (server, port):
         access = RedisAccess(
@@ -158,9 +151,9 @@ async def test_redis_knows_the_buffer_alone_and_lets_it_do_no_more_than_it_needs
             await stranger.close()
 
 
-async def test_redis_that_was_killed_has_what_scripts_wrote(setup: ModuleType, tmp_path: Path) -> None:
+async def test_redis_that_was_killed_has_what_scripts_wrote(tmp_path: Path) -> None:
     """Redis 7 reads its file in the name of its default user, which drops what this user may not do."""
-    run(setup, tmp_path)
+    run(tmp_path)
     assert "user default off resetpass ~* &* +@all\n" in (tmp_path / "redis" / "users.acl").read_text()
     password = (tmp_path / "buffer" / "redis.password").read_text().strip()
     script = "redis.call('SET', KEYS[1], 'a') return redis.call('HSET', KEYS[2], 'field', 'b')"
