@@ -107,8 +107,9 @@ def test_prometheus_asks_every_service_as_it_serves(tmp_path: Path, tls: str) ->
     if promtool is None:
         pytest.skip("promtool is not here (make system-packages)")
     # It reads the files that the configuration names.
+    (tmp_path / "alerts.yaml").write_text("groups: []\n")
     text = path.read_text().replace("/run/secrets", str(tmp_path / "prometheus"))
-    path.write_text(text.replace("/etc/observability", str(DEPLOY / "observability")))
+    path.write_text(text.replace("/etc/observability", str(tmp_path)))
     checked = subprocess.run([promtool, "check", "config", path], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
 
