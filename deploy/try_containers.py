@@ -178,7 +178,7 @@ class Trial:
         )
 
     def _scale(self, services: Sequence[str], generators: int) -> None:
-        self._compose("up", "--detach", "--no-build", f"--scale=generator={generators}", *services)
+        self._compose("up", "--detach", "--no-build", "--no-recreate", f"--scale=generator={generators}", *services)
 
         def all_there() -> bool:
             found = [item for item in self._serving() if item.service == "generator"]
