@@ -62,7 +62,7 @@ def test_commands_exist_and_their_configuration_is_valid(name: str, tls: bool, l
     assert arguments[0] == name
     if name == "generator":
         overrides_of(arguments)
-        given = {file: f"--{file.replace('.', '-')}" for file in ()} | {
+        given = {
             "--token-file": "grant",
             "--metrics-key-file": "metrics.key",
             "--endpoint-key-file": "endpoint.key",
@@ -91,6 +91,17 @@ def test_everyone_uses_the_address_of_the_buffer(line: Line) -> None:
     for name in MEMBERS:
         if name != "buffer":
             assert option(line(name), "--mesh") == f"buffer:{port}"
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_the_page_observes_the_mesh_and_asks_for_a_key(tls: bool, line: Line) -> None:
+    arguments = line("dashboard", tls)
+    given = {"--mesh": "buffer:7000", "--token-file": "/run/secrets/grant", "--key-file": "/run/secrets/page.key"}
+    given |= {"--tls-cert": "/run/secrets/tls.crt", "--tls-key": "/run/secrets/tls.key"} if tls else {}
+    assert {name: option(arguments, name) for name in given} == given
+    assert ("--tls-ca" in arguments) == tls
+    [port] = SERVICES["dashboard"]["ports"]
+    assert port.endswith(f":{option(arguments, '--port')}")
 
 
 def test_each_service_mounts_its_own_secrets_and_none_the_token() -> None:
