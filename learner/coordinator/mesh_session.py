@@ -107,7 +107,7 @@ class MeshSession:
         await server.start()
         self._closers.push_async_callback(server.stop, _SERVER_GRACE_S)
         await set_serving(health, names)
-        address = advertised_address(network.host, port, network.advertise)
+        address = advertised_address(network.host, port, network.advertise, mesh=self._mesh)
         channel = open_mesh(self._mesh, security, identity, max_message_mb=network.max_message_mb)
         self._closers.push_async_callback(channel.close)
         self.client = BufferClient(channel, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
