@@ -40,6 +40,16 @@ def join_address(host: str, port: int) -> str:
     return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
 
+def addresses_of(mesh: str) -> list[str]:
+    """The addresses in `host:port` or `host:port,host:port,...`, each of them once.
+
+    Raises:
+        ConfigError: there is no address, or one of another form.
+    """
+    found = [join_address(*split_address(part, "mesh address")) for part in mesh.split(",")]
+    return list(dict.fromkeys(found))
+
+
 def host_of(address: str) -> str:
     """Host, without brackets, of `host:port` or of a host alone."""
     address = address.strip().removeprefix(_SCHEME)

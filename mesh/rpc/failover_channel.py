@@ -24,7 +24,7 @@ import grpc
 from rollmesh.mesh.access.credentials import Credentials
 from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.access.token_file import credentials_of
-from rollmesh.mesh.addresses import host_of, join_address, split_address
+from rollmesh.mesh.addresses import addresses_of, host_of
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.connection_options import KEEPALIVE_S
@@ -36,16 +36,6 @@ log = logging.getLogger(__name__)
 # Seconds for which a front that failed a call is passed over.
 _SUSPECT_S = 5.0
 _STATE = grpc.ChannelConnectivity
-
-
-def addresses_of(mesh: str) -> list[str]:
-    """The addresses in `host:port` or `host:port,host:port,...`, each of them once.
-
-    Raises:
-        ConfigError: there is no address, or one of another form (`mesh.addresses`).
-    """
-    found = [join_address(*split_address(part, "mesh address")) for part in mesh.split(",")]
-    return list(dict.fromkeys(found))
 
 
 def is_local(mesh: str) -> bool:

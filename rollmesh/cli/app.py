@@ -14,10 +14,11 @@ from typing import Annotated
 
 import typer
 
-from rollmesh.cli import config, data, evaluation, plan, replay, run, services, token, trainers
+from rollmesh.cli import certificates, config, data, evaluation, plan, replay, run, services, token, trainers
 from rollmesh.cli.observe import inspect, ledger, results, turns, weights
 from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.errors import ServiceExitError
+from rollmesh.mesh.config.variables import check_variables
 from rollmesh.mesh.errors import PERMANENT, RollmeshError
 from rollmesh.mesh.private_files import keep_private
 from rollmesh.mesh.runtime.bounded_exit import bound_exit
@@ -50,6 +51,7 @@ evaluation.register(app)
 config.register(app)
 data.register(app)
 token.register(app)
+certificates.register(app)
 
 
 def _print_version(asked: bool) -> None:
@@ -86,6 +88,7 @@ def main() -> None:
     if _command(arguments) not in _FOR_OTHERS:
         keep_private()
     try:
+        check_variables(os.environ)
         app(args=[item for item in arguments if item != "--debug"], prog_name="rollmesh")
     except RollmeshError as error:
         if debug:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.mesh.addresses import host_of, is_unspecified, join_address, split_address
+from rollmesh.mesh.addresses import addresses_of, host_of, is_unspecified, join_address, split_address
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.rpc.failover_channel import addresses_of, is_local
+from rollmesh.mesh.rpc.failover_channel import is_local
 from rollmesh.mesh.runtime.service import advertised_address
 from rollmesh.reward_service.routing import target_of
 
