@@ -21,7 +21,7 @@ from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from tests.command import Command
 
 SERVICES = ("buffer", "generator", "learner", "evaluator", "role", "reward")
-# Of the command line alone: what a configuration says by itself, or a hand's one answer.
+# Options of the command line alone, and those that are keys of the configuration.
 NO_VARIABLE = {"config_path", "name", "help", "host"}
 
 
