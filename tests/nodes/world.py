@@ -63,11 +63,13 @@ class NodeSettings:
         clock_s: seconds by which its clock is ahead.
         mesh: addresses in its join string; empty: the first front's.
         ipv6: it advertises its IPv6 address.
+        executed: it is a program of its own, and not forked from one that has loaded everything.
     """
 
     clock_s: int = 0
     mesh: str = ""
     ipv6: bool = False
+    executed: bool = False
 
 
 class NodeMesh:
@@ -116,7 +118,7 @@ class NodeMesh:
 
     @property
     def security(self) -> SecuritySection:
-        """Of an operator who looks at the mesh."""
+        """Token and TLS of the operator."""
         return SecuritySection(token_file=self.folder / "token", tls_ca=self.folder / "authority.pem")
 
     def address_of(self, front: str) -> str:
@@ -178,14 +180,14 @@ class NodeMesh:
         else:
             command = ["generator", "--join", str(self.join_file(name, Role.GENERATOR)), "--threads", "1"]
         command += ["--ready-file", str(ready)]
-        host, clock_s = self.hosts[name], self._settings.get(name, NodeSettings()).clock_s
+        host, said = self.hosts[name], self._settings.get(name, NodeSettings())
         environment = thread_environment(1) | {"PYTHONPATH": str(REPOSITORY)}
-        if not clock_s and not Path("/etc/netns", host.namespace).exists():
+        if not said.clock_s and not said.executed and not Path("/etc/netns", host.namespace).exists():
             return Launch(command, environment, ready, forked=True, namespace=host.namespace)
-        if clock_s:
+        if said.clock_s:
             environment |= {
                 "LD_PRELOAD": _FAKETIME,
-                "FAKETIME": f"{clock_s:+d}",
+                "FAKETIME": f"{said.clock_s:+d}",
                 "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             }
         line = host.command("env", *(f"{key}={value}" for key, value in environment.items()))
