@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import statistics
+import os
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks.common import HelpFormatter, machine, write_json
 from tests.faults.world import prepare_data
@@ -36,12 +36,6 @@ def first_stored(log: Path, after: float) -> float | None:
     with log.open(encoding="utf-8") as lines:
         found = (json.loads(line) for line in lines if _STORED in line and line.endswith("\n"))
         return next((float(record["time"]) for record in found if record["time"] > after), None)
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that so many percent of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[math.ceil(len(ordered) * percent / 100) - 1]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -73,9 +67,10 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{from_start[-1]:6.2f} s from its start, {from_kill[-1]:6.2f} s from the kill", flush=True)
     found = {"start_to_first_stored_s": from_start, "kill_to_first_stored_s": from_kill}
     for what, values in found.items():
-        print(f"{what}: p50 {statistics.median(values):.2f}, p99 {percentile(values, 99):.2f}, {len(values)} times")
+        p50, p99 = np.percentile(np.array(values), (50, 99))
+        print(f"{what}: p50 {p50:.2f}, p99 {p99:.2f}, {len(values)} times")
     if args.json:
-        write_json(args.json, {"machine": machine(), **found})
+        write_json(args.json, {"machine": machine(), "load": os.getloadavg(), **found})
     return 0
 
 

@@ -62,7 +62,7 @@ def test_a_mesh_of_nodes_trains_through_all_that_happens_to_nodes(mesh: NodeMesh
     # Longer than a lease: what the node held is generated elsewhere, and the node is back afterwards.
     mesh.hosts[REACHED_BY_IPV6].cut()
     mesh.wait_until(lambda: len(generators(mesh)) == 1, "end of the node's membership", 60 * LEASE_S)
-    mesh.wait_for_steps(2)
+    mesh.wait_for_steps(1)
     mesh.hosts[REACHED_BY_IPV6].restore()
     mesh.wait_until(lambda: len(generators(mesh)) == 2, "return of the node")
 
@@ -78,15 +78,14 @@ def test_a_mesh_of_nodes_trains_through_all_that_happens_to_nodes(mesh: NodeMesh
     # The learner returns at another address, and so does the front with its Redis.
     mesh.hosts[LEARNER].move(NEW_NUMBER[LEARNER])
     mesh.kill(LEARNER)
-    mesh.wait_for_steps(2)
+    mesh.wait_for_steps(1)
     mesh.hosts[FRONTS[0]].move(NEW_NUMBER[FRONTS[0]])
     mesh.name_fronts(SKEWED, mesh.hosts[FRONTS[0]].address)
     mesh.kill(FRONTS[0])
-    mesh.kill(FRONTS[1])
-    mesh.wait_for_steps(2)
+    mesh.wait_for_steps(1)
     # Only the new address of the first front is left; all find it.
     mesh.supervisor.retire(FRONTS[1], 60)
-    mesh.wait_for_steps(2)
+    mesh.wait_for_steps(1)
 
     mesh.supervisor.retire(LEARNER, 120)
     ledger = mesh.ledger()

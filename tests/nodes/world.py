@@ -45,7 +45,7 @@ PORT = 7400
 NAME = "mesh.test"
 LEASE_S = 10.0
 START_S = 300.0
-_POLL_S = 0.1
+_POLL_S = 0.5
 # Loaded into a process; its monotonic clock stays as it is.
 _FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 
@@ -111,6 +111,8 @@ class NodeMesh:
         self._exit.callback(self.supervisor.close)
         self._bridge = asyncio.Runner()
         self._exit.callback(self._bridge.close)
+        self._clients: dict[str, MeshClient] = {}
+        self._exit.callback(lambda: self._bridge.run(self._close_clients()))
 
     def close(self) -> None:
         """Ends everything, whatever state it is in."""
@@ -213,12 +215,21 @@ class NodeMesh:
     # ------------------------------------------------------------------------------------------------ observation
 
     def ledger(self) -> buffer_pb2.LedgerResponse:
-        """Every group of the train table, recounted."""
-        return self._ask(lambda client: client.ledger(TRAIN))
+        """Every group of the train table, recounted.
+
+        Raises:
+            RollmeshError: no front answers.
+        """
+        return self._bridge.run(self._client().ledger(TRAIN))
 
     def members(self, role: membership_pb2.Role) -> list[membership_pb2.Member]:
-        """Members of a role."""
-        return [member for member in self._ask(lambda client: client.members()).members if member.role == role]
+        """Members of a role.
+
+        Raises:
+            RollmeshError: no front answers.
+        """
+        listed = self._bridge.run(self._client().members())
+        return [member for member in listed.members if member.role == role]
 
     def steps(self) -> int:
         """Steps trained so far, over all learners."""
@@ -255,12 +266,19 @@ class NodeMesh:
             time.sleep(_POLL_S)  # neither files nor members have an event here
         return time.monotonic() - began
 
-    def _ask(self, question: Any) -> Any:
-        async def ask() -> Any:
-            async with MeshClient(",".join(map(self.address_of, FRONTS)), self.security) as client:
-                return await question(client)
+    def _client(self) -> MeshClient:
+        """A client of the fronts at their present addresses."""
+        mesh = ",".join(map(self.address_of, FRONTS))
+        if mesh not in self._clients:
+            self._clients[mesh] = self._bridge.run(self._opened(mesh))
+        return self._clients[mesh]
 
-        return self._bridge.run(ask())
+    async def _opened(self, mesh: str) -> MeshClient:
+        return MeshClient(mesh, self.security)
+
+    async def _close_clients(self) -> None:
+        for client in self._clients.values():
+            await client.__aexit__()
 
 
 def _document(folder: Path, data: Path) -> dict[str, Any]:
