@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 
 from rollmesh.cli.certificates import AUTHORITY_PEM, read_authority, read_pem
-from rollmesh.cli.options import OptionalRunFolder
 from rollmesh.mesh.access.join_string import JoinString
 from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.access.secret import new_token, parse_secret
 from rollmesh.mesh.addresses import addresses_of, host_of
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.private_files import read_secret
+from rollmesh.mesh.runtime.hosts import is_loopback
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SPAN = re.compile(r"([1-9][0-9]*)([mhd])")
@@ -26,6 +26,7 @@ _Out = Annotated[
     Path | None,
     typer.Option("--out", help="File to write, readable only for its owner (0600); if left out, it is printed."),
 ]
+_Run = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="Run folder, whose mesh's token it is.")]
 _TokenFile = Annotated[Path | None, typer.Option("--token-file", help="The mesh's token.")]
 _Name = Annotated[
     str, typer.Option("--name", help="Name in the ids of the members that may use it: ROLE-NAME.anything.")
@@ -51,7 +52,7 @@ def _new(out: _Out = None) -> None:
 @app.command("grant")
 def _grant(
     role: Annotated[Role, typer.Argument(help="Role of its holder.")],
-    run: OptionalRunFolder = None,
+    run: _Run = None,
     token_file: _TokenFile = None,
     name: _Name = "",
     expires: _Expires = None,
@@ -67,7 +68,7 @@ def _grant(
 @app.command("join")
 def _join(
     role: Annotated[Role, typer.Argument(help="Role of the node.")],
-    run: OptionalRunFolder = None,
+    run: _Run = None,
     mesh: Annotated[
         str | None,
         typer.Option("--mesh", metavar="HOST:PORT,...", help="Address of the mesh; that of RUN, if left out."),
@@ -120,6 +121,10 @@ def _join(
         certificate=certificate,
     )
     _deliver(join.pack(), out)
+    if all(is_loopback(host_of(address)) for address in addresses_of(mesh)):
+        typer.echo("note: this mesh is on loopback, so only this host can reach it", err=True)
+    elif not fingerprint:
+        typer.echo("note: without --authority the node uses no TLS: others can read its traffic", err=True)
 
 
 def _granted(role: Role, run: Path | None, token_file: Path | None, name: str, expires: str | None) -> str:

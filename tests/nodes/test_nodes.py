@@ -61,9 +61,11 @@ def test_a_mesh_of_nodes_trains_through_all_that_happens_to_nodes(mesh: NodeMesh
 
     # Longer than a lease: what the node held is generated elsewhere, and the node is back afterwards.
     mesh.hosts[REACHED_BY_IPV6].cut()
+    mesh.note(f"link of {REACHED_BY_IPV6} cut")
     mesh.wait_until(lambda: len(generators(mesh)) == 1, "end of the node's membership", 60 * LEASE_S)
     mesh.wait_for_steps(1)
     mesh.hosts[REACHED_BY_IPV6].restore()
+    mesh.note(f"link of {REACHED_BY_IPV6} restored")
     mesh.wait_until(lambda: len(generators(mesh)) == 2, "return of the node")
 
     # A node that comes late, on a slow link, with its join string alone.
@@ -77,26 +79,32 @@ def test_a_mesh_of_nodes_trains_through_all_that_happens_to_nodes(mesh: NodeMesh
 
     # The learner returns at another address, and so does the front with its Redis.
     mesh.hosts[LEARNER].move(NEW_NUMBER[LEARNER])
+    mesh.note(f"{LEARNER} has the address {mesh.hosts[LEARNER].address}")
     mesh.kill(LEARNER)
     mesh.wait_for_steps(1)
     mesh.hosts[FRONTS[0]].move(NEW_NUMBER[FRONTS[0]])
+    mesh.note(f"{FRONTS[0]} has the address {mesh.hosts[FRONTS[0]].address}")
     mesh.name_fronts(SKEWED, mesh.hosts[FRONTS[0]].address)
     mesh.kill(FRONTS[0])
     mesh.wait_for_steps(1)
     # Only the new address of the first front is left; all find it.
     mesh.supervisor.retire(FRONTS[1], 60)
+    mesh.note(f"{FRONTS[1]} ended for good")
     mesh.wait_for_steps(1)
 
     mesh.supervisor.retire(LEARNER, 120)
     ledger = mesh.ledger()
     assert not ledger.discrepancies
-    assert ledger.counters.trained > 0
+    counts = ledger.counters
+    mesh.note(f"{LEARNER} ended; ledger balances: {counts.admitted} admitted, {counts.trained} trained")
+    assert counts.trained > 0
     counted = Counter(
         (group.group_id, group.use)
         for step in surviving_uses(list(read_log(mesh.run / LOG_NAME)))
         for group in step.groups
     )
     assert max(counted.values()) == 1
+    (mesh.folder / "events.log").write_text("\n".join(mesh.events))
 
 
 def generators(mesh: NodeMesh) -> list[membership_pb2.Member]:

@@ -82,6 +82,7 @@ class NodeMesh:
         changes: of the configuration.
 
     Attributes:
+        events: what has happened, one line each: seconds since the start, steps trained, and the event.
         hosts: by service.
         supervisor: of the services.
     """
@@ -96,6 +97,8 @@ class NodeMesh:
         self.folder = folder
         self.run = folder / "run"
         self._settings = settings or {}
+        self._began = time.monotonic()
+        self.events: list[str] = []
         self._exit = ExitStack()
         self.hosts = dict(zip(HOSTS, self._exit.enter_context(star(None, len(HOSTS), here=True)), strict=True))
         self._authority = CertificateAuthority.new()
@@ -138,6 +141,11 @@ class NodeMesh:
             self.supervisor.add(name, partial(self._launch, name))
         for name in names:
             self.supervisor.wait_ready(name, START_S)
+        self.note(f"{', '.join(names)} started by command")
+
+    def note(self, event: str) -> None:
+        """Adds an event to `events`."""
+        self.events.append(f"{time.monotonic() - self._began:5.0f} s  step {self.steps():3}  {event}")
 
     def kill(self, name: str) -> Process:
         """Kills a service (`kill -9`), and waits until another process of it answers."""
@@ -145,6 +153,7 @@ class NodeMesh:
         self.supervisor.wait_ready(name, START_S)
         process = self.supervisor.current(name)
         assert process is not None, name
+        self.note(f"{name} killed (kill -9), and its successor answers")
         return process
 
     def join_file(self, name: str, role: Role) -> Path:
@@ -264,6 +273,7 @@ class NodeMesh:
                 last = "\n".join(f"{p.name}:\n{p.tail()}" for p in self.supervisor.processes)
                 raise FaultError(f"no {what} within {deadline_s:.0f} s, {self.steps()} steps so far\n{last}")
             time.sleep(_POLL_S)  # neither files nor members have an event here
+        self.note(what)
         return time.monotonic() - began
 
     def _client(self) -> MeshClient:
