@@ -37,7 +37,8 @@ OPTIONS = (
     "log-probs",
 )
 """Options of services that are no keys of the configuration."""
-_NEAR = 0.85
+# Likeness, beyond the prefix that all share, at which a variable is taken for a misspelled option.
+_NEAR = 0.75
 # Sections of a host. Commands that take the rest of the configuration from the mesh read these alone.
 _OF_HOST: dict[str, type[Section]] = {"network": NetworkSection, "security": SecuritySection}
 _SECTIONS = {name for model in (Config, SftConfig, RewardModelConfig, DpoConfig) for name in model.model_fields}
@@ -81,12 +82,13 @@ def check_variables(environment: Mapping[str, str]) -> None:
                 + (f", did you mean {key_variable(meant)}?" if meant else ""),
                 hint="`rollmesh config schema` lists every key; a.b is ROLLMESH__A__B",
             )
-    options = list(map(option_variable, OPTIONS))
+    options = {option_variable(option).removeprefix(_OPTION): option for option in OPTIONS}
     for name in environment:
-        if not name.startswith(_OPTION) or name.startswith(_KEY) or name in options:
+        rest = name.removeprefix(_OPTION)
+        if not name.startswith(_OPTION) or name.startswith(_KEY) or rest in options:
             continue
-        if found := difflib.get_close_matches(name, options, n=1, cutoff=_NEAR):
-            raise ConfigError(f"unknown environment variable {name}, did you mean {found[0]}?")
+        if near := difflib.get_close_matches(rest, options, n=1, cutoff=_NEAR):
+            raise ConfigError(f"unknown environment variable {name}, did you mean {_OPTION}{near[0]}?")
 
 
 def _refused(key: str) -> str | None:

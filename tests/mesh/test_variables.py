@@ -15,6 +15,14 @@ from rollmesh.mesh.config.variables import (
 )
 from rollmesh.mesh.errors import ConfigError
 
+# Variables of deployments, and the project's own between its processes.
+FOREIGN = [
+    f"ROLLMESH_{name}"
+    for name in (
+        *("CONFIG", "DATA", "ENGINE", "GENERATOR_IMAGE", "IMAGE", "MODEL", "PERMANENT_EXIT_CODE", "PORT_IS_HELD"),
+        *("RANKS_MEET_IN", "REPLICAS", "SECRETS", "STARTED_RANK", "TEST_HOLD", "TOKEN"),
+    )
+]
 FILE = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "learner": {"ranks": 1, "steps": 5}}
 
 
@@ -48,7 +56,7 @@ def test_a_variable_that_would_be_ignored_is_refused_with_the_nearest_name(wrong
 
 def test_known_variables_and_those_of_deployments_pass() -> None:
     known = {key_variable(key): "x" for key in ("network.host", "security.token_file", "loss.beta", "learner.ranks")}
-    check_variables({**known, **{option_variable(name): "x" for name in OPTIONS}, "ROLLMESH_IMAGE": "rollmesh:cpu"})
+    check_variables({**known, **{option_variable(name): "x" for name in OPTIONS}, **dict.fromkeys(FOREIGN, "x")})
 
 
 def test_services_of_a_launcher_see_no_settings() -> None:
