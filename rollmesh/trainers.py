@@ -27,6 +27,7 @@ from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_as, save_config
 from rollmesh.mesh.config.trainers.configs import CONFIGS, TrainerConfig
+from rollmesh.mesh.config.variables import without_settings
 from rollmesh.mesh.errors import ConfigError, RollmeshError
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.log_format import setup_logging
@@ -218,7 +219,7 @@ def _status_of(command: Sequence[str]) -> int:
     """
     interrupted = False
     # In a group of its own: the terminal's Ctrl-C would reach it a second time.
-    with subprocess.Popen(die_with_parent(command), process_group=0) as process:
+    with subprocess.Popen(die_with_parent(command), process_group=0, env=without_settings(os.environ)) as process:
         while True:
             try:
                 status = process.wait()
