@@ -12,12 +12,16 @@ log = logging.getLogger(__name__)
 
 
 class StopSignals:
-    """Handles SIGTERM and SIGINT: rank 0 ends in order, at once after a second one; other ranks ignore them."""
+    """Handles SIGTERM and SIGINT: rank 0 ends in order, at once after a second one; other ranks ignore them.
+
+    A first one that comes after another request to end changes nothing: platforms send one to all that they end.
+    """
 
     def __init__(self, controls: ControlRequests, *, listen: bool) -> None:
         self._controls = controls
         self._listen = listen
         self._before: dict[signal.Signals, object] = {}
+        self._asked = False
 
     def __enter__(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -29,7 +33,8 @@ class StopSignals:
 
     def _on_signal(self, number: int, _frame: object) -> None:
         name = signal.Signals(number).name
-        if self._controls.stop_reason is not None:
+        if self._asked:
             os._exit(128 + number)
+        self._asked = True
         log.info("asked to end by %s", name)
         self._controls.stop(name)

@@ -47,6 +47,15 @@ LogProbs = Annotated[bool, typer.Option("--log-probs", help="Store token ids and
 ReadyFile = Annotated[
     Path | None, typer.Option("--ready-file", help="File to write, as JSON, once the service is healthy.")
 ]
+Notice = Annotated[
+    str | None,
+    typer.Option(
+        "--notice",
+        metavar="SOURCE",
+        help="Where it is said that this machine is about to be taken away (spot instances): aws, gcp or azure for the "
+        "metadata service of that cloud, or file:PATH. The service then ends in order within the time that is left.",
+    ),
+]
 TokenFile = Annotated[
     Path | None, typer.Option("--token-file", help="File with the mesh's token, or a grant of it (rollmesh token).")
 ]
