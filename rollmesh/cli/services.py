@@ -237,12 +237,25 @@ def _learner(
             "--node", min=0, help="Number of this machine among learner.distributed.nodes; SLURM_NODEID if left out."
         ),
     ] = None,
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once",
+            help="Do not continue a run that is finished: answer health checks until asked to end. For platforms that "
+            "start again whatever ends, as a StatefulSet of Kubernetes does.",
+        ),
+    ] = False,
     port: Port = 0,
     notice: Notice = None,
     ready_file: ReadyFile = None,
 ) -> None:
     """Serve the learner: all of its ranks, or those of one node; where a starter has set RANK, that one."""
     config = read_config(config_path, context)
+    if once:
+        from rollmesh.learner import standby
+
+        if reason := standby.how_finished(config.run.folder):
+            _end(standby.run(config, reason, port=port, ready_file=ready_file))
     become_ranks(config.learner.ranks, node_of(config.learner.distributed, node))
     from rollmesh.checkpoint_choice import checkpoint_path
     from rollmesh.learner import service
