@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from rollmesh.mesh.errors import (
     UnreachableError,
 )
 from rollmesh.mesh.preemption.sources import FileSource
+from rollmesh.mesh.preemption.watcher import watch_for_notice
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.trajectory.payload_codec import decode, encode
 from rollmesh.protos import buffer_pb2, learner_pb2, learner_pb2_grpc
@@ -207,7 +209,11 @@ def test_other_contracts_end_as_well(tmp_path: Path, overrides: dict[str, Any]) 
     assert summary(config)["eval_last"]["version"] == 6
 
 
-def test_sigterm_or_a_notice_finishes_the_step_and_another_learner_goes_on(tmp_path: Path) -> None:
+def test_sigterm_or_a_notice_finishes_the_step_and_another_learner_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A step of this model is far shorter than the usual time between two questions.
+    monkeypatch.setattr("rollmesh.learner.service.watch_for_notice", partial(watch_for_notice, every_s=0.02))
     config = make_config(tmp_path, {"learner.steps": 12, "checkpoint.every_s": None, "data.eval": None})
     notice = tmp_path / "notice"
     notices = FileSource(str(notice))
