@@ -27,6 +27,9 @@ from rollmesh.mesh.files import write_atomically
 from rollmesh.mesh.runtime.log_format import setup_logging
 
 log = logging.getLogger(__name__)
+# Seconds within which a second signal is the first one again: sent to all processes of a service, and passed on by the
+# one that has started this one.
+SAME_REQUEST_S = 1.0
 
 
 class Shutdown:
@@ -72,12 +75,15 @@ def run_service(name: str, main: Callable[[Shutdown], Awaitable[int]], *, level:
     async def supervised() -> int:
         shutdown = Shutdown()
         loop = asyncio.get_running_loop()
-        signals: list[signal.Signals] = []
+        asked_at: float | None = None
 
         def on_signal(number: signal.Signals) -> None:
-            if signals:
-                os._exit(128 + number)
-            signals.append(number)
+            nonlocal asked_at
+            if asked_at is not None:
+                if loop.time() - asked_at > SAME_REQUEST_S:
+                    os._exit(128 + number)
+                return
+            asked_at = loop.time()
             log.info("asked to end by %s", number.name)
             shutdown.request(number.name)
 
