@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -38,12 +39,13 @@ ROLES = {"buffer": "Deployment", "reward": "Deployment", "generator": "Deploymen
 MARGIN_S = 3
 
 
-def base() -> list[Document]:
+@cache
+def base() -> tuple[Document, ...]:
     """All documents of the base, as they are written."""
     files = [
         path for path in sorted((TREE / "base").glob("*.yaml")) if path.name not in ("kustomization.yaml", "cfg.yaml")
     ]
-    return [document for path in files for document in yaml.safe_load_all(path.read_text())]
+    return tuple(document for path in files for document in yaml.safe_load_all(path.read_text()))
 
 
 @cache
@@ -57,18 +59,18 @@ def rendered(folder: str) -> tuple[Document, ...]:
     return tuple(yaml.safe_load_all(done.stdout))
 
 
-def one(documents: tuple[Document, ...] | list[Document], kind: str, name: str) -> Document:
+def one(documents: tuple[Document, ...], kind: str, name: str) -> Document:
     (found,) = [item for item in documents if (item["kind"], item["metadata"]["name"]) == (kind, name)]
     return found
 
 
-def pods(documents: tuple[Document, ...] | list[Document]) -> Iterator[tuple[str, Document]]:
+def pods(documents: tuple[Document, ...]) -> Iterator[tuple[str, Document]]:
     for document in documents:
         if document["kind"] in ("Deployment", "StatefulSet"):
             yield document["metadata"]["name"], document["spec"]["template"]["spec"]
 
 
-def container(documents: tuple[Document, ...] | list[Document], role: str) -> Document:
+def container(documents: tuple[Document, ...], role: str) -> Document:
     pod = one(documents, ROLES[role], role)["spec"]["template"]["spec"]
     (found,) = pod["containers"]
     return dict(found)
@@ -88,16 +90,15 @@ def parsed(arguments: list[str], config: Path) -> tuple[dict[str, Any], list[str
     ("folder", "version"), [("base", OLDEST), ("base", NEWEST), ("overlays/demo", OLDEST), ("overlays/gpu", NEWEST)]
 )
 def test_every_document_is_valid(folder: str, version: str) -> None:
-    documents = base() if folder == "base" else list(rendered(folder))
-    if folder == "base":
-        documents += yaml.safe_load_all((TREE / "components" / "hpa" / "autoscaler.yaml").read_text())
-    for document in documents:
+    documents = base() if folder == "base" else rendered(folder)
+    autoscaler = yaml.safe_load((TREE / "components" / "hpa" / "autoscaler.yaml").read_text())
+    for document in (*documents, autoscaler):
         if document["kind"] not in FOREIGN:
             kubernetes_validate.validate(document, version, strict=True)
 
 
 def test_a_field_that_the_api_does_not_know_is_found() -> None:
-    document = one(base(), "Deployment", "generator")
+    document = copy.deepcopy(one(base(), "Deployment", "generator"))
     document["spec"]["template"]["spec"]["terminationGracePeriod"] = 5
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(document, OLDEST, strict=True)
