@@ -1,4 +1,4 @@
-"""What trials of deployments share: hosts that are network namespaces, and daemons that end with a trial."""
+"""Parts that trials of deployments share: hosts that are network namespaces, and daemons that end with a trial."""
 
 from __future__ import annotations
 
@@ -69,6 +69,17 @@ def wait_for(what: str, condition: Callable[[], object]) -> None:
         if time.monotonic() > until:
             raise TimeoutError(f"{what}: not within {DEADLINE_S:.0f} s")
         time.sleep(_LOOK_S)
+
+
+def balance(ledger: str) -> str:
+    """One line for each table of what `rollmesh ledger` has printed: its largest numbers, and its verdict."""
+    said = []
+    for table in ledger.split("table ")[1:]:
+        name, *lines = table.splitlines()
+        counts = dict(line.split() for line in lines if len(line.split()) == 2)
+        numbers = ", ".join(f"{counts[key]} {key}" for key in ("admitted", "trained", "readmissions"))
+        said.append(f"rollmesh ledger: {name}: {numbers}, {lines[-1].strip()}")
+    return "\n".join(said)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

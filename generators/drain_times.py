@@ -1,4 +1,4 @@
-"""How the time of an end in order is divided."""
+"""The time of an end in order, divided into its steps."""
 
 from __future__ import annotations
 
@@ -36,4 +36,4 @@ class DrainTimes:
 
 
 USUAL = DrainTimes()
-"""Where whoever asks for the end says nothing of its time."""
+"""If it is not said how long an end may take."""

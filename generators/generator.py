@@ -1,8 +1,8 @@
 """The life of one generator in a mesh it has joined.
 
-Invariants: nothing is admitted before verified weights are in service. An end in order (SIGTERM, a notice that the
-machine is taken away, Drain) finishes what is nearly done, drafts the rest, releases it and leaves. A permanent failure
-ends the service with its error.
+Invariants: nothing is admitted before verified weights are in service. An end in order finishes what is nearly done,
+drafts the rest, releases it and leaves. SIGTERM asks for one, Drain, and a notice that the machine is taken away. A
+permanent failure ends the service with its error.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Generator:
         threads: compute threads.
         host, advertise: where this process listens, and under which name others reach it.
         shares_devices: it sleeps while the learner has its devices, from the start on.
-        drain: times of an end in order, where whoever asks for it says nothing else.
+        drain: times of an end in order, if the request for it says nothing else.
 
     Attributes:
         engine_name: `rollout.engine`.

@@ -1,7 +1,7 @@
 """Makes the Secrets of a mesh in Kubernetes: `python deploy/kubernetes/make_secrets.py FOLDER | kubectl apply -f -`.
 
-Each role gets a grant of its own; the mesh's token stays in FOLDER and is in no Secret. What is in FOLDER already is
-kept, so a second call gives the same Secrets.
+Each role gets a grant of its own; the mesh's token stays in FOLDER and is in no Secret. FOLDER keeps what is in it: a
+second call gives the same Secrets.
 """
 
 from __future__ import annotations

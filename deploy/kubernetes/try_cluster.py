@@ -5,8 +5,8 @@ it. The demonstration trains in it. Then a generator's pod is deleted, which dra
 a checkpoint. Needs root, Kubernetes' programs in --programs, Debian's etcd-server, containerd, runc and
 containernetworking-plugins, and kubectl.
 
-It was written for 1.20, the newest version that Debian has all sources of. What that does not know is put in terms that
-it does: budgets of `policy/v1beta1`, and probes that connect in the place of those that ask the health service.
+It was written for 1.20, the newest version that Debian has all sources of. Newer fields are put in its terms: budgets
+of `policy/v1beta1`, and probes that only connect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from deploy.trials import Daemons, inside, ip, wait_for
+from deploy.trials import Daemons, balance, ip, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TREE = REPOSITORY / "deploy" / "kubernetes"
@@ -82,7 +82,8 @@ class Cluster:
         folder.mkdir(parents=True)
         self._kubeconfig = folder / "kubeconfig"
         self.daemons = Daemons(folder, os.environ)
-        self._inside = inside(NODE, folder / "hosts")
+        # They share the mounts of this host: the kubelet makes volumes, and containerd gives them to containers.
+        self._inside = ("nsenter", f"--net=/run/netns/{NODE}")
 
     def start(self, images: Path) -> None:
         """Starts everything, and waits until the node is ready.
@@ -91,7 +92,6 @@ class Cluster:
             images: archive of the images that pods use.
         """
         folder = self.folder
-        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{ADDRESS} {NODE}\n")
         self.daemons.add_host(NODE)
         ip("-n", NODE, "link", "add", "node0", "type", "bridge")
         for address in (ADDRESS, DNS):
@@ -153,7 +153,7 @@ class Cluster:
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def ready(self, name: str) -> int:
-        """How many pods of a workload are ready."""
+        """The number of a workload's pods that are ready."""
         return sum(
             condition["status"] == "True"
             for pod in self.pods(name)
@@ -354,7 +354,7 @@ def try_it(cluster: Cluster, say: Callable[[str], None]) -> None:
     say(f"kubectl delete pod learner-0, step {before}: checkpoint written, gone after {time.monotonic() - asked:.1f} s")
     trained(before + 5)
     say(f"its successor continues: step {step()}")
-    say(mesh("ledger").rstrip())
+    say(balance(mesh("ledger")))
 
 
 def main() -> None:

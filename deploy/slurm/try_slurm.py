@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from deploy.trials import Daemons, inside, ip, wait_for
+from deploy.trials import Daemons, balance, inside, ip, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "deploy" / "slurm" / "rollmesh.sbatch"
@@ -202,7 +202,7 @@ def try_it(slurm: Slurm, out: Path, say: Callable[[str], None]) -> None:
     trained(ended["version"] + 3)
     say(f"the second job continues: step {steps(run)}")
     ledger = ["rollmesh", "ledger", "--mesh", f"{NODES[0]}:7400", "--token-file"]
-    say(slurm.run(*ledger, str(out / f"rollmesh-secrets-{job}" / "mesh.token")).rstrip())
+    say(balance(slurm.run(*ledger, str(out / f"rollmesh-secrets-{job}" / "mesh.token"))))
     slurm.run("scancel", "--batch", "--signal=TERM", job)
     wait_for("the end of the job", lambda: slurm.state(job) not in ("RUNNING", "COMPLETING"))
     assert slurm.state(job) == "COMPLETED"

@@ -1,4 +1,4 @@
-"""What the metadata services of clouds say of a machine's end, as pure functions of their answers.
+"""Notices in the answers of clouds' metadata services, read by pure functions.
 
 Invariant: the time left is never more than what the cloud promises, so a clock that is wrong costs no work.
 

@@ -27,8 +27,8 @@ from rollmesh.mesh.files import write_atomically
 from rollmesh.mesh.runtime.log_format import setup_logging
 
 log = logging.getLogger(__name__)
-# Seconds within which a second signal is the first one again: sent to all processes of a service, and passed on by the
-# one that has started this one.
+# Seconds within which a second signal is the first one again. Some platforms send one to all processes of a service,
+# and the process that has started the others passes it on.
 SAME_REQUEST_S = 1.0
 
 

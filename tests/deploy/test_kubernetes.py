@@ -223,7 +223,7 @@ def test_secrets_are_made_once_and_each_role_gets_its_own_grant(tmp_path: Path) 
         assert granted is not None
         assert granted[0].role is Role(name)
     assert not any((tmp_path / "secrets" / "mesh.token").read_text() in str(content) for content in files.values())
-    # What pods mount is there, and what is there is mounted.
+    # All that pods mount is there, and all that is there is mounted.
     mounted = {
         volume["secret"]["secretName"] for _, pod in pods(base()) for volume in pod["volumes"] if "secret" in volume
     }

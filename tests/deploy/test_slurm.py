@@ -41,7 +41,7 @@ trap 'echo "ends $name" >> "$CALLS"; exit 0' TERM
 echo "serves" >> "$CALLS"
 while true; do sleep 0.05; done
 """
-# A step's number is its name here. Of the learner's, the first look finds none yet.
+# A step's number is its name here. The first look does not find the learner's yet.
 SQUEUE = """#!/bin/bash
 echo "squeue $*" >> "$CALLS"
 for path in "$STEPS"/*; do

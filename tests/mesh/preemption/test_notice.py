@@ -1,4 +1,4 @@
-"""What metadata services say, read: real forms of the answers, the time that is left, and answers that are none."""
+"""Answers of metadata services, read: real forms of the answers, the time that is left, and answers that are none."""
 
 from __future__ import annotations
 
