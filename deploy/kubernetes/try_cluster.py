@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ state = "{folder}/containerd-state"
   address = "{folder}/containerd.sock"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "docker.io/library/pause:3"
+  # A host that is a container may not prefer processes to others when memory ends.
+  restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
     conf_dir = "{folder}/cni"
@@ -113,7 +116,7 @@ class Cluster:
             f"--service-account-key-file={folder}/api.key", f"--service-account-signing-key-file={folder}/api.key",
             "--service-account-issuer=https://kubernetes.default.svc", "--authorization-mode=RBAC",
             f"--kubelet-client-certificate={folder}/admin.crt", f"--kubelet-client-key={folder}/admin.key",
-            f"--kubelet-certificate-authority={folder}/ca.crt",
+            f"--kubelet-certificate-authority={folder}/ca.crt", "--kubelet-preferred-address-types=InternalIP",
         )  # fmt: skip
         wait_for("the API server", lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok")
         self._start(
@@ -337,7 +340,7 @@ def try_it(cluster: Cluster, say: Callable[[str], None]) -> None:
         )  # fmt: skip
 
     for name in ("redis", "buffer", "reward", "generator", "learner"):
-        wait_for(name, lambda name=name: cluster.ready(name) >= 1)
+        wait_for(name, partial(cluster.ready, name))
         say(f"{name} is ready")
     trained(1)
     say(f"first step {time.monotonic() - began:.0f} s after that")

@@ -240,6 +240,7 @@ def test_the_demo_is_the_demonstration() -> None:
     assert own == json.loads(moved)
     (prepare,) = one(rendered("overlays/demo"), "StatefulSet", "learner")["spec"]["template"]["spec"]["initContainers"]
     assert prepare["args"] == ["--out", "/data/demo"]
+    assert prepare["image"] == container(rendered("overlays/demo"), "learner")["image"]
 
 
 def test_generators_follow_the_waiting_clocks() -> None:
