@@ -315,7 +315,7 @@ def try_it(cluster: Cluster, say: Callable[[str], None]) -> None:
     ).stdout
     documents = [for_an_old_api(document) for document in yaml.safe_load_all(overlay)]
     secrets = subprocess.run(
-        [sys.executable, str(TREE / "make_secrets.py"), str(folder / "secrets")],
+        [sys.executable, "-m", "deploy.kubernetes.make_secrets", str(folder / "secrets")],
         capture_output=True, text=True, check=True, timeout=120,
     ).stdout  # fmt: skip
     cluster.kubectl("create", "namespace", "rollmesh")

@@ -211,18 +211,21 @@ def test_each_connection_that_the_mesh_needs_is_allowed_on_both_sides_and_no_oth
 
 
 def test_secrets_are_made_once_and_each_role_gets_its_own_grant(tmp_path: Path) -> None:
-    command = [sys.executable, str(TREE / "make_secrets.py"), str(tmp_path / "secrets")]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout
+    command = [sys.executable, "-m", "deploy.kubernetes.make_secrets", str(tmp_path / "secrets")]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=180, check=True)
     assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
-    secrets = list(yaml.safe_load_all(made))
+    secrets = list(yaml.safe_load_all(done.stdout))
     for secret in secrets:
         kubernetes_validate.validate(secret, OLDEST, strict=True)
     files = {secret["metadata"]["name"]: secret["stringData"] for secret in secrets}
     for name in ROLES:
-        granted = parse_secret(files[name]["grant"], name).granted
+        granted = parse_secret(files[name]["grant"].strip(), name).granted
         assert granted is not None
         assert granted[0].role is Role(name)
-    assert not any((tmp_path / "secrets" / "mesh.token").read_text() in str(content) for content in files.values())
+    assert not any(
+        (tmp_path / "secrets" / "authority" / "mesh.token").read_text().strip() in str(content)
+        for content in files.values()
+    )
     # All that pods mount is there, and all that is there is mounted.
     mounted = {
         volume["secret"]["secretName"] for _, pod in pods(base()) for volume in pod["volumes"] if "secret" in volume
