@@ -73,6 +73,16 @@ ReadyFile = Annotated[
         help="File to write, as JSON, once the service is healthy.",
     ),
 ]
+Notice = Annotated[
+    str | None,
+    typer.Option(
+        "--notice",
+        envvar=option_variable("notice"),
+        metavar="SOURCE",
+        help="Where it is said that this machine is about to be taken away (spot instances): aws, gcp or azure for the "
+        "metadata service of that cloud, or file:PATH. The service then ends in order within the time that is left.",
+    ),
+]
 TokenFile = Annotated[
     Path | None,
     typer.Option(

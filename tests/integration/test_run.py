@@ -57,6 +57,21 @@ class HeardHere(product.Callback):
         self.steps.append(step)
 
 
+def assert_examined(told_as_json: str) -> None:
+    """The doctor asks every service: all ways are open, but for that to a server that is nowhere."""
+    findings = json.loads(told_as_json)["findings"]
+    (missed,) = (found for found in findings if found["check"] == "reachability" and found["severity"] == "problem")
+    assert missed["evidence"]["peer"] == "grpc://127.0.0.1:9"
+    assert "generator" in missed["what"]
+    (ways,) = (found["evidence"]["ways"] for found in findings if "ways" in found["evidence"])
+    # A generator to learner, reward service and front; the learner to front and generator.
+    assert ways == 5, findings
+    clocks = [found for found in findings if found["check"] == "clocks"]
+    # Four services, and this process.
+    assert [found["severity"] for found in clocks] == ["ok"] * 5, clocks
+    assert {found["severity"] for found in findings if found["check"] == "ledger"} == {"ok"}
+
+
 def page_of(run: MeshRun) -> str:
     """The data of the page that the run in progress serves; its mesh is there."""
     shown = re.search(r"page of the run: (http://127\.0\.0\.1:\d+)/#key=(\S+)", "\n".join(run.lines))
@@ -89,21 +104,6 @@ async def page_of_mesh(address: str, token: Path) -> str:
     assert {"reward", "throughput"} <= {chart["name"] for chart in panels["charts"]["charts"]}
     assert panels["ledger"]["tables"][0]["discrepancies"] == []
     return json.dumps(panels)
-
-
-def assert_examined(told_as_json: str) -> None:
-    """The doctor asks every service: all ways are open, but for that to a server that is nowhere."""
-    findings = json.loads(told_as_json)["findings"]
-    (missed,) = (found for found in findings if found["check"] == "reachability" and found["severity"] == "problem")
-    assert missed["evidence"]["peer"] == "grpc://127.0.0.1:9"
-    assert "generator" in missed["what"]
-    (ways,) = (found["evidence"]["ways"] for found in findings if "ways" in found["evidence"])
-    # A generator to learner, reward service and front; the learner to front and generator.
-    assert ways == 5, findings
-    clocks = [found for found in findings if found["check"] == "clocks"]
-    # Four services, and this process.
-    assert [found["severity"] for found in clocks] == ["ok"] * 5, clocks
-    assert {found["severity"] for found in findings if found["check"] == "ledger"} == {"ok"}
 
 
 @pytest.mark.slow
