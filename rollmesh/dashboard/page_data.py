@@ -7,6 +7,7 @@ every few seconds, however often they are asked for. They take a small share of 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,9 +35,25 @@ class Panel:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Panel:
-        """Serializes a document; it has neither NaN nor infinities."""
-        text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        """Serializes a document; NaN and infinities, which JSON has none of, become null."""
+        try:
+            text = _to_json(document)
+        except ValueError:
+            text = _to_json(_finite(document))
         return cls(text, xxhash.xxh3_64_hexdigest(text.encode()))
+
+
+def _to_json(document: Any) -> str:
+    return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _finite(value: Any) -> Any:
+    """A value of JSON without NaN and infinities: a diverged run has them in its metrics and rewards."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 class RunPanels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def head_document(view: RunView) -> dict[str, Any]:
         "values": [
             {"name": name, "value": value, "form": form, "note": note}
             for name, value, form, note in _values(view)
-            if value is not None
+            if value is not None and math.isfinite(value)
         ],
         "checkpoints": _checkpoints(view.folder),
     }

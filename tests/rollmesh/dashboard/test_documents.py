@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rollmesh.dashboard.documents.mesh import generator_state, mesh_document
 from rollmesh.dashboard.documents.samples import sample_document
 from rollmesh.dashboard.documents.settings import compare_settings, settings_document
 from rollmesh.dashboard.live import LiveMesh
-from rollmesh.dashboard.page_data import PageData
+from rollmesh.dashboard.page_data import PageData, Panel
 from rollmesh.dashboard.panels import PANELS
 from rollmesh.dashboard.report import write_report
 from rollmesh.dashboard.run_reader import RunReader
@@ -224,3 +225,19 @@ def test_an_evaluation_is_shown_with_its_intervals_and_worst_responses(tmp_path:
     assert panels["evaluations"]["rows"][2] == ["b", "mean@2", "0.5000", "", "2"]
     assert [sample["response"] for sample in panels["samples"]["samples"]] == [HOSTILE, "good"]
     assert {"mesh", "charts", "ledger", "settings"}.isdisjoint(panels)
+
+
+def test_a_run_that_diverges_and_one_without_times_are_shown() -> None:
+    records = [{"step": 1, "critic/score/mean": math.nan, "actor/loss": math.inf, "time": math.nan}]
+    view = RunView("diverged")
+    for record in records:
+        view.steps.append(record)
+    data = PageData()
+    data.update([view])
+    (panels,) = data.document()["panels"]
+    assert panels["head"]["progress"]["last"] is None
+    assert [value["name"] for value in panels["head"]["values"]] == []
+    assert json.loads(Panel.of({"a": [math.nan, {"b": -math.inf}], "c": 1.5}).text) == {
+        "a": [None, {"b": None}],
+        "c": 1.5,
+    }
