@@ -98,6 +98,9 @@ class Snapshot:
     def generators(self) -> list[membership_pb2.Member]:
         return [member for member in self.members if member.role == membership_pb2.ROLE_GENERATOR]
 
+    def rewards(self) -> list[membership_pb2.Member]:
+        return [member for member in self.members if member.role == membership_pb2.ROLE_REWARD]
+
     def sum_of(self, gauge: str) -> float:
         """Sum of a gauge over the generators."""
         return sum(member.gauges.get(gauge, 0.0) for member in self.generators())
@@ -194,6 +197,10 @@ class MeshClient:
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the channel."""
         await self._channel.close()
 
     async def read_snapshot(self) -> Snapshot:
