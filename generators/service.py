@@ -22,6 +22,7 @@ from rollmesh.generators.weights.relay import Relay
 from rollmesh.mesh.access.code_permissions import CodeRule, check_code
 from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.access.secret_files import check_keys, check_security
+from rollmesh.mesh.addresses import host_of
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.diagnosis import SERVICE_NAME as DIAGNOSIS_SERVICE
@@ -119,7 +120,7 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
     check_security(security, identity, endpoint=True)
     server = new_server(security, identity)
     bound = bind(server, host, options.port, security)
-    address = advertised_address(host, bound, options.advertise)
+    address = advertised_address(host, bound, options.advertise, mesh=mesh)
     channel = open_mesh(mesh, security, identity)
     agent = MembershipAgent(
         channel, membership_pb2.ROLE_GENERATOR, member_id=identity.member_id, address=address, host_id=host_id()
@@ -136,7 +137,7 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
         # The learner finds the generators that it shares devices with by this.
         agent.set_status(gauges={SHARES_DEVICES: float(shares_devices)})
         # Where no other host can reach this process, it has no receiver to relay to.
-        relay = Relay("" if is_loopback(address.rpartition(":")[0]) else address)
+        relay = Relay("" if is_loopback(host_of(address)) else address)
         relay.add_to(server)
         access = MeshAccess(agent, channel, security, relay)
         planned = set_threads(config, options.threads)

@@ -108,7 +108,7 @@ class MeshSession:
         names = (WEIGHTS_SERVICE, CONTROL_SERVICE, DIAGNOSIS_SERVICE)
         health = add_health_and_reflection(server, names)
         port = bind(server, network.host, self._port, security)
-        address = advertised_address(network.host, port, network.advertise)
+        address = advertised_address(network.host, port, network.advertise, mesh=self._mesh)
         channel = open_mesh(self._mesh, security, identity, max_message_mb=network.max_message_mb)
         self.client = BufferClient(channel, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
         self.agent = MembershipAgent(

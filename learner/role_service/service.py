@@ -197,7 +197,7 @@ class _Member:
         bound = bind(server, host, port, security)
         await server.start()
         await set_serving(health, (SERVICE_NAME, DIAGNOSIS_SERVICE))
-        address = advertised_address(host, bound, network.advertise)
+        address = advertised_address(host, bound, network.advertise, mesh=self._mesh)
         channel = open_mesh(self._mesh, security, identity, max_message_mb=network.max_message_mb)
         agent = MembershipAgent(
             channel,

@@ -22,8 +22,10 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from rollmesh.mesh.addresses import host_of, is_unspecified, join_address, with_port
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.files import write_atomically
+from rollmesh.mesh.runtime.hosts import is_loopback, own_address_to
 from rollmesh.mesh.runtime.log_format import setup_logging
 
 log = logging.getLogger(__name__)
@@ -119,13 +121,20 @@ def write_ready_file(path: Path | None, address: str) -> None:
         write_atomically(path, json.dumps({"address": address, "pid": os.getpid()}))
 
 
-def advertised_address(host: str, port: int, advertise: str | None) -> str:
-    """host:port under which others reach a service bound to `host`."""
+def advertised_address(host: str, port: int, advertise: str | None, *, mesh: str = "") -> str:
+    """`host:port` under which others reach a service.
+
+    Args:
+        host, port: that it has bound.
+        advertise: as the configuration says: a host, or `host:port` where a router passes on another port.
+        mesh: address of a front; a service on all addresses is reached by the one that faces it.
+    """
     if advertise:
-        return advertise if ":" in advertise else f"{advertise}:{port}"
-    if host in ("0.0.0.0", "::", "[::]"):  # noqa: S104  compared, not bound
-        return f"{socket.gethostname()}:{port}"
-    return f"{host}:{port}"
+        return with_port(advertise, port)
+    if is_unspecified(host):
+        facing = own_address_to(host_of(mesh.partition(",")[0])) if mesh else None
+        return join_address(facing if facing and not is_loopback(facing) else socket.gethostname(), port)
+    return join_address(host, port)
 
 
 async def end_task(task: asyncio.Task[Any], again_s: float = 1.0) -> None:

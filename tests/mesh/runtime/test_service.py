@@ -10,9 +10,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
-from rollmesh.mesh.runtime.service import advertised_address, end_task, write_ready_file
+from rollmesh.mesh.runtime.service import end_task, write_ready_file
 
 
 def _program(tmp_path: Path, body: str) -> list[str]:
@@ -82,14 +80,6 @@ def test_ready_file_is_whole(tmp_path: Path) -> None:
     write_ready_file(path, "127.0.0.1:5")
     assert json.loads(path.read_text()) == {"address": "127.0.0.1:5", "pid": os.getpid()}
     assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("host", "advertise", "expected"),
-    [("127.0.0.1", None, "127.0.0.1:5"), ("0.0.0.0", "node7", "node7:5"), ("0.0.0.0", "node7:80", "node7:80")],
-)
-def test_advertised_address(host: str, advertise: str | None, expected: str) -> None:
-    assert advertised_address(host, 5, advertise) == expected
 
 
 async def test_a_task_that_takes_a_cancellation_for_its_own_is_cancelled_again() -> None:
