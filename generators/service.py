@@ -15,7 +15,9 @@ import pydantic
 
 from rollmesh.generators.components import MeshAccess
 from rollmesh.generators.control_service import SERVICE_NAME, GeneratorControl
+from rollmesh.generators.drain_times import USUAL, DrainTimes
 from rollmesh.generators.generator import Generator
+from rollmesh.generators.peers import called_peers
 from rollmesh.generators.weights.relay import Relay
 from rollmesh.mesh.access.code_permissions import CodeRule, check_code
 from rollmesh.mesh.access.roles import Identity
@@ -23,9 +25,13 @@ from rollmesh.mesh.access.secret_files import check_keys, check_security
 from rollmesh.mesh.addresses import host_of
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.diagnosis import SERVICE_NAME as DIAGNOSIS_SERVICE
+from rollmesh.mesh.diagnosis import DiagnosisServicer
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import SHARES_DEVICES, MembershipAgent
+from rollmesh.mesh.preemption.sources import NoticeSource
+from rollmesh.mesh.preemption.watcher import shutdown_at_notice
 from rollmesh.mesh.rpc.failover_channel import open_mesh
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.bounded_exit import bound_exit
@@ -40,7 +46,7 @@ from rollmesh.mesh.runtime.service import (
     write_ready_file,
 )
 from rollmesh.mesh.runtime.threads import available_cores, plan_threads, thread_environment
-from rollmesh.protos import generator_pb2_grpc, membership_pb2
+from rollmesh.protos import diagnosis_pb2_grpc, generator_pb2_grpc, membership_pb2
 
 log = logging.getLogger(__name__)
 # Longest time between the end of all work and the exit.
@@ -62,6 +68,8 @@ class GeneratorOptions:
         threads: compute threads; none: as the run's configuration says.
         ready_file: written once the service answers.
         shares_devices: it takes turns with the learner on the same devices; none: as the run's configuration says.
+        drain: times of an end in order.
+        preemption: says when this machine is about to be taken away; none: nothing does.
     """
 
     identity: Identity
@@ -75,6 +83,8 @@ class GeneratorOptions:
     threads: int | None = None
     ready_file: Path | None = None
     shares_devices: bool | None = None
+    drain: DrainTimes = USUAL
+    preemption: NoticeSource | None = None
 
 
 def run(mesh: str, options: GeneratorOptions) -> int:
@@ -90,7 +100,8 @@ def run(mesh: str, options: GeneratorOptions) -> int:
     keep_freed_memory(TENSOR_BYTES)
 
     async def serve_and_exit(shutdown: Shutdown) -> int:
-        status = await serve(mesh, shutdown, options)
+        async with shutdown_at_notice(options.preemption, shutdown):
+            status = await serve(mesh, shutdown, options)
         # A thread may be loading the model.
         bound_exit(status, _EXIT_S)
         return status
@@ -137,12 +148,16 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
             host=host,
             advertise=options.advertise,
             shares_devices=shares_devices,
+            drain=options.drain,
         )
         control = GeneratorControl(generator, shutdown)
         generator_pb2_grpc.add_GeneratorControlServicer_to_server(control, server)
-        health = add_health_and_reflection(server, [SERVICE_NAME])
+        diagnosis_pb2_grpc.add_DiagnosisServicer_to_server(
+            DiagnosisServicer(called_peers(agent, config, identity)), server
+        )
+        health = add_health_and_reflection(server, [SERVICE_NAME, DIAGNOSIS_SERVICE])
         await server.start()
-        await set_serving(health, [SERVICE_NAME])
+        await set_serving(health, [SERVICE_NAME, DIAGNOSIS_SERVICE])
         registry = generator.metrics.registry
         metrics = metrics_server(
             registry, options.metrics_host, security, port=options.metrics_port, enabled=config.network.metrics

@@ -25,9 +25,13 @@ class Authority:
         self.pem = folder / f"{name}.pem"
         self.pem.write_bytes(self.authority.pem)
 
-    def certify(self, name: str, *hosts: str) -> tuple[Path, Path]:
-        """Certificate and key of a holder at these hosts: names or addresses; without any, on loopback."""
-        issued = self.authority.issue(name, hosts or OWN_HOST, days=1.0)
+    def certify(self, name: str, *hosts: str, days: tuple[float, float] = (-1.0, 1.0)) -> tuple[Path, Path]:
+        """Certificate and key of a holder at these hosts: names or addresses; without any, on loopback.
+
+        Args:
+            days: from now to its beginning and to its end.
+        """
+        issued = self.authority.issue(name, hosts or OWN_HOST, days=days[1], begins_in_days=days[0])
         pem, key_pem = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         pem.write_bytes(issued.pem(self.authority.pem))
         key_pem.touch(0o600)

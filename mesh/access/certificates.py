@@ -28,7 +28,8 @@ from rollmesh.mesh.access.issued_certificate import IssuedCertificate
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.private_files import check_closed
 
-_BACKDATED = datetime.timedelta(days=1)
+# Days from now to the beginning of its validity.
+_BACKDATED = -1.0
 # Life of a new authority; its certificates end much earlier.
 _AUTHORITY_DAYS = 3650
 OWN_HOST = ("localhost", "127.0.0.1", "::1")
@@ -86,18 +87,21 @@ class CertificateAuthority:
         """Its private key."""
         return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
-    def issue(self, name: str, hosts: Iterable[str], days: float = 365.0) -> IssuedCertificate:
+    def issue(
+        self, name: str, hosts: Iterable[str], days: float = 365.0, begins_in_days: float = _BACKDATED
+    ) -> IssuedCertificate:
         """A certificate for servers and callers.
 
         Args:
             name: of its holder, for people.
             hosts: DNS names and IP addresses under which others reach it.
             days: until it ends.
+            begins_in_days: until it begins to be valid; by default it already is.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         names = [_general_name(host) for host in dict.fromkeys(hosts)]
         built = (
-            _builder(self._certificate.subject, _common_name(name), key.public_key(), days)
+            _builder(self._certificate.subject, _common_name(name), key.public_key(), days, begins_in_days)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
@@ -135,11 +139,16 @@ def fingerprint_of(pem: bytes, source: str) -> bytes:
 
 
 def _builder(
-    issuer: x509.Name, subject: x509.Name, key: ec.EllipticCurvePublicKey, days: float
+    issuer: x509.Name,
+    subject: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    days: float,
+    begins_in_days: float = _BACKDATED,
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
-    return builder.not_valid_before(now - _BACKDATED).not_valid_after(now + datetime.timedelta(days=days))
+    begins, ends = (now + datetime.timedelta(days=each) for each in (begins_in_days, days))
+    return builder.not_valid_before(begins).not_valid_after(ends)
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:

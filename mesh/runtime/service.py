@@ -1,7 +1,8 @@
 """The frame of every service process: event loop, signals, health, reflection, ready file, exit code.
 
-Invariants: SIGTERM and SIGINT ask for a graceful end (`Shutdown.requested`), a second one ends at once. An expected
-failure ends the process with one log line and the error's exit code, never with a traceback as the message.
+Invariants: SIGTERM and SIGINT ask for a graceful end (`Shutdown.requested`), a second one ends at once. A first one
+after another request (a notice, an RPC) changes nothing: platforms send one to all that they end. An expected failure
+ends the process with one log line and the error's exit code, never with a traceback as the message.
 """
 
 from __future__ import annotations
@@ -28,19 +29,30 @@ from rollmesh.mesh.runtime.hosts import is_loopback, own_address_to
 from rollmesh.mesh.runtime.log_format import setup_logging
 
 log = logging.getLogger(__name__)
+# Seconds within which a second signal is the first one again. Some platforms send one to all processes of a service,
+# and the process that has started the others passes it on.
+SAME_REQUEST_S = 1.0
 
 
 class Shutdown:
-    """The wish to end, settable from signals, RPCs and the service itself."""
+    """The wish to end, settable from signals, RPCs and the service itself.
+
+    Attributes:
+        requested: set once the end is asked for.
+        reason: why; empty before that.
+        within_s: seconds after which the process is gone in any case; None where it is not known.
+    """
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()
         self.reason = ""
+        self.within_s: float | None = None
 
-    def request(self, reason: str) -> None:
-        """Asks for a graceful end; the first reason stays."""
+    def request(self, reason: str, within_s: float | None = None) -> None:
+        """Asks for a graceful end; the first reason and its time stay."""
         if not self.requested.is_set():
             self.reason = reason
+            self.within_s = within_s
             self.requested.set()
 
     async def run_until_requested(self, work: Coroutine[Any, Any, None]) -> bool:
@@ -65,10 +77,15 @@ def run_service(name: str, main: Callable[[Shutdown], Awaitable[int]], *, level:
     async def supervised() -> int:
         shutdown = Shutdown()
         loop = asyncio.get_running_loop()
+        asked_at: float | None = None
 
         def on_signal(number: signal.Signals) -> None:
-            if shutdown.requested.is_set():
-                os._exit(128 + number)
+            nonlocal asked_at
+            if asked_at is not None:
+                if loop.time() - asked_at > SAME_REQUEST_S:
+                    os._exit(128 + number)
+                return
+            asked_at = loop.time()
             log.info("asked to end by %s", number.name)
             shutdown.request(number.name)
 

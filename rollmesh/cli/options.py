@@ -20,7 +20,11 @@ from rollmesh.mesh.errors import ConfigError, DataError
 OVERRIDES: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 ConfigPath = Annotated[
-    Path, typer.Argument(metavar="CFG.YAML", help="Configuration; change keys with --section.key=value.")
+    Path,
+    typer.Argument(
+        metavar="CFG.YAML",
+        help="Configuration; change keys with --section.key=VALUE, --section.key VALUE or section.key=VALUE.",
+    ),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, for example runs/NAME.")]
 OptionalRunFolder = Annotated[
@@ -67,6 +71,16 @@ ReadyFile = Annotated[
         "--ready-file",
         envvar=option_variable("ready-file"),
         help="File to write, as JSON, once the service is healthy.",
+    ),
+]
+Notice = Annotated[
+    str | None,
+    typer.Option(
+        "--notice",
+        envvar=option_variable("notice"),
+        metavar="SOURCE",
+        help="Where it is said that this machine is about to be taken away (spot instances): aws, gcp or azure for the "
+        "metadata service of that cloud, or file:PATH. The service then ends in order within the time that is left.",
     ),
 ]
 TokenFile = Annotated[

@@ -20,6 +20,7 @@ from rollmesh.cli.options import (
     LogProbs,
     Mesh,
     MetricsKeyFile,
+    Notice,
     ReadyFile,
     TlsCa,
     TlsCert,
@@ -174,6 +175,18 @@ def _generator(
             help="Take turns with the learner on the same devices; as placement.mode says if left out.",
         ),
     ] = None,
+    drain_s: Annotated[
+        float | None,
+        typer.Option(
+            "--drain",
+            min=0.0,
+            envvar=option_variable("drain"),
+            metavar="SECONDS",
+            help="Time that SIGTERM leaves it: running responses continue as long as storing and leaving allow. "
+            "If left out, they get 5 s, and storing at most 15 s.",
+        ),
+    ] = None,
+    notice: Notice = None,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -218,8 +231,10 @@ def _generator(
         # Read by the numerical libraries when they are loaded, which happens below.
         os.environ.update(thread_environment(threads))
     from rollmesh.generators import service
+    from rollmesh.generators.drain_times import USUAL, DrainTimes
     from rollmesh.mesh.access.roles import Identity, Role
     from rollmesh.mesh.access.token_file import identity_of
+    from rollmesh.mesh.preemption.sources import source_of
     from rollmesh.mesh.rpc.failover_channel import is_local
 
     security = security_of(
@@ -252,6 +267,8 @@ def _generator(
                 threads=threads,
                 ready_file=ready_file,
                 shares_devices=shares_devices,
+                drain=USUAL if drain_s is None else DrainTimes.within(drain_s),
+                preemption=source_of(notice) if notice is not None else None,
             ),
         )
     )
@@ -281,15 +298,31 @@ def _learner(
             help="Number of this machine among learner.distributed.nodes; SLURM_NODEID if left out.",
         ),
     ] = None,
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once",
+            envvar=option_variable("once"),
+            help="Do not continue a run that is finished: answer health checks until asked to end. For platforms that "
+            "start again whatever ends, as a StatefulSet of Kubernetes does.",
+        ),
+    ] = False,
     port: Port = 0,
+    notice: Notice = None,
     ready_file: ReadyFile = None,
 ) -> None:
     """Serve the learner: all of its ranks, or those of one node; where a starter has set RANK, that one."""
     config, mesh = joined_config(join, mesh, read_config(config_path, context))
     mesh = required(mesh)
+    if once:
+        from rollmesh.learner import standby
+
+        if reason := standby.how_finished(config.run.folder):
+            _end(standby.run(config, reason, port=port, ready_file=ready_file))
     become_ranks(config.learner.ranks, node_of(config.learner.distributed, node))
     from rollmesh.checkpoint_choice import checkpoint_path
     from rollmesh.learner import service
+    from rollmesh.mesh.preemption.sources import source_of
 
     start = checkpoint_path(config.run.folder, from_checkpoint) if from_checkpoint is not None else None
     _end(
@@ -300,6 +333,7 @@ def _learner(
             allow_changes=allow_changes,
             start_from=start,
             port=port,
+            preemption=source_of(notice) if notice is not None else None,
             ready_file=ready_file,
         )
     )

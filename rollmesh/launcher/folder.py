@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rollmesh.learner.recovery.run_identity import CONFIG
+from rollmesh.learner.recovery.run_identity import CONFIG, LEARNER_JSON
 from rollmesh.mesh.config import save_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError, RunBusyError
@@ -28,9 +28,9 @@ from rollmesh.run_files import LAUNCH, is_run, trained_by
 
 MESH = "mesh.json"
 METRICS = "metrics.jsonl"
+SAMPLES = "samples.jsonl"
 SUMMARY = "summary.json"
-LEARNER = "learner.json"
-"""Summary of the last learner that ended in order."""
+LEARNER = LEARNER_JSON
 _LOCK = "run.lock"
 
 

@@ -39,6 +39,29 @@ def test_sigterm_asks_and_the_service_ends_by_itself(tmp_path: Path) -> None:
     assert process.wait(180) == 7
 
 
+def test_the_signal_that_follows_a_notice_does_not_cut_the_drain_short(tmp_path: Path) -> None:
+    """Clouds and clusters give notice, and send SIGTERM too."""
+    asked, drained = tmp_path / "asked", tmp_path / "drained"
+    for path in (asked, drained):
+        os.mkfifo(path)
+    body = f"""
+    import asyncio
+    async def main(shutdown):
+        shutdown.request("a notice", 30.0)
+        open({str(asked)!r}, "w").close()
+        await asyncio.to_thread(lambda: open({str(drained)!r}).read())
+        return 7 if shutdown.reason == "a notice" else 1
+    sys.exit(run_service("t", main))
+    """
+    process = subprocess.Popen(_program(tmp_path, body), stderr=subprocess.PIPE, text=True)
+    asked.read_bytes()
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    assert "asked to end by SIGTERM" in process.stderr.readline()
+    drained.write_bytes(b"")
+    assert process.wait(180) == 7
+
+
 def test_an_expected_failure_is_one_line_and_its_exit_code(tmp_path: Path) -> None:
     body = """
     async def main(shutdown):
