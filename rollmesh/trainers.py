@@ -23,7 +23,6 @@ from typing import Any
 from rollmesh.data.objects import RowObjects, with_rows
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.folder import locked, set_aside
-from rollmesh.launcher.preflight.changes import describe_changes
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_as, save_config
@@ -34,6 +33,7 @@ from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 from rollmesh.mesh.runtime.threads import available_cores, plan_rank_threads, thread_environment
+from rollmesh.report.changes import describe_changes
 from rollmesh.run_files import check_command, read_any_config, trained_by
 from rollmesh.training.summary import write_training_summary
 

@@ -179,7 +179,7 @@ def target(run: Path | None, mesh: str | None, *, join: str | None = None, **giv
         DataError: neither is given and no run is in progress below `runs/`.
     """
     from rollmesh.launcher import folder
-    from rollmesh.run_files import read_launch
+    from rollmesh.run_files import is_in_use, read_launch
 
     if run is not None and by_variables_alone(mesh, join):
         mesh = join = None
@@ -191,7 +191,7 @@ def target(run: Path | None, mesh: str | None, *, join: str | None = None, **giv
         begun = list(Path("runs").glob(f"*/{folder.MESH}"))
         if not begun:
             raise DataError("no run is in progress below runs/", hint="give a run folder, or --mesh or --join")
-        run = max(begun, key=lambda path: (folder.is_in_use(path.parent), path.stat().st_mtime)).parent
+        run = max(begun, key=lambda path: (is_in_use(path.parent), path.stat().st_mtime)).parent
     named = {name: path for name, path in given.items() if path is not None}
     return Target(folder.read_mesh(run), security_of(**{**dict(read_launch(run).security), **named}), run)
 

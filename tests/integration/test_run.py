@@ -1,5 +1,6 @@
 """A run from its first to its last step: what it writes, and what the commands say of it."""
 
+import asyncio
 import json
 import os
 import re
@@ -12,13 +13,18 @@ import httpx
 import pytest
 
 import rollmesh as product
+from rollmesh.dashboard.page_data import PageData
+from rollmesh.launcher.mesh_client import MeshClient
+from rollmesh.launcher.page.live_runs import RemoteRun
 from rollmesh.learner.callbacks import StepEnd
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.run_files import config_path
 from tests.command import Command
 from tests.integration import holding
 from tests.integration.intruders import answer_to_a_member, audit_intruders
 from tests.integration.mesh import MeshRun, audit
 from tests.integration.poisoning import audit_poisoned, environment
+from tests.report_page import read_charts
 from tests.secrets_here import files_with, plant, told
 from tests.sockets import Listener, assert_on_loopback, listeners, ports
 from tests.strangers import audit_privacy, open_to_strangers
@@ -66,6 +72,40 @@ def assert_examined(told_as_json: str) -> None:
     assert {found["severity"] for found in findings if found["check"] == "ledger"} == {"ok"}
 
 
+def page_of(run: MeshRun) -> str:
+    """The data of the page that the run in progress serves; its mesh is there."""
+    shown = re.search(r"page of the run: (http://127\.0\.0\.1:\d+)/#key=(\S+)", "\n".join(run.lines))
+    assert shown is not None, run.tail()
+    at, key = shown.groups()
+    assert httpx.get(f"{at}/api/index", timeout=60).status_code == 401
+    assert key not in (run.folder / "logs" / "launcher.log").read_text()
+    asked = {"headers": {"Authorization": f"Bearer {key}"}, "timeout": 60}
+    (panels,) = (one["panels"] for one in httpx.get(f"{at}/api/index", **asked).json()["runs"])
+    assert {"head", "attention", "mesh", "charts", "ledger", "settings"} <= set(panels)
+    texts = {name: httpx.get(f"{at}/api/runs/0/{name}", **asked).text for name in panels}
+    assert json.loads(texts["head"])["state"]["kind"] == "running"
+    mesh = json.loads(texts["mesh"])
+    assert (mesh["generators"]["count"], mesh["rewards"]["count"], mesh["buffer"]["groups_per_step"]) == (1, 1, 8)
+    return "".join(texts.values())
+
+
+async def page_of_mesh(address: str, token: Path) -> str:
+    """The data of the page of a mesh whose run folder is elsewhere."""
+    runs = RemoteRun(MeshClient(address, SecuritySection(token_file=token)), "elsewhere")
+    try:
+        await runs.ask()
+        data = PageData()
+        data.update(runs.read())
+    finally:
+        await runs.close()
+    (panels,) = data.document()["panels"]
+    assert panels["mesh"]["learner"]["id"].startswith("learner")
+    assert panels["head"]["state"]["kind"] == "running"
+    assert {"reward", "throughput"} <= {chart["name"] for chart in panels["charts"]["charts"]}
+    assert panels["ledger"]["tables"][0]["discrepancies"] == []
+    return json.dumps(panels)
+
+
 @pytest.mark.slow
 def test_a_run_writes_what_it_promises(
     start_mesh: Callable[..., MeshRun], demo_data: Path, rollmesh: Command, tmp_path: Path
@@ -81,6 +121,7 @@ def test_a_run_writes_what_it_promises(
         f"--eval.every_steps={_STEPS // 2}",
         "--rollout.replicas=1",
         "--rollout.endpoint.enabled=true",
+        "--logging.dashboard_port=0",
         # Whose data no one has: it is never asked.
         "--reward.by_data_source={elsewhere: ['grpc://127.0.0.1:9']}",
         *holding.ARGUMENTS,
@@ -115,6 +156,7 @@ def test_a_run_writes_what_it_promises(
         page = httpx.get(url, headers={"Authorization": f"Bearer {planted.texts['metrics']}"}, timeout=60).text
         assert figure in page
         shown.append(page)
+    shown += [page_of(run), asyncio.run(page_of_mesh(run.address(), token))]
     assert told(secrets, run.folder, [run.process.pid], shown) == []
     handle = product.Run(run.folder)
     assert handle.request_checkpoint(timeout_s=60).is_dir(), "it answers while its learner waits"
@@ -135,7 +177,7 @@ def test_a_run_writes_what_it_promises(
     assert samples.returncode == 0, samples.stderr
     assert "reward" in samples.stdout
     assert rollmesh("report", str(run.folder)).returncode == 0
-    assert (run.folder / "report.html").read_text().count("<svg") >= 4
+    assert {"reward", "staleness", "throughput"} <= read_charts(run.folder / "report.html")
     assert (run.folder / "wandb").is_dir()
     assert (run.folder / "tensorboard").is_dir()
     assert told(secrets, run.folder, shown=(*run.lines, samples.stdout)) == []
