@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from rollmesh.buffer.server.front_context import FrontContext
 from rollmesh.buffer.server.ledger import describe
-from rollmesh.buffer.server.membership import read_members
+from rollmesh.buffer.server.membership import read_members, reading_interval_s
 from rollmesh.mesh.access.token_file import GRANT_GAUGE
 from rollmesh.mesh.errors import StoreError
 from rollmesh.mesh.tables import TABLES, TRAIN
@@ -217,4 +217,4 @@ async def refresh_forever(snapshot: MetricsSnapshot) -> None:
         # The sweep reports when Redis is away.
         with contextlib.suppress(StoreError):
             await snapshot.read()
-        await asyncio.sleep(_INTERVAL_S)
+        await asyncio.sleep(reading_interval_s(sum(snapshot.members.values()), _INTERVAL_S))
