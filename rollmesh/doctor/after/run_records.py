@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from rollmesh.launcher.folder import MESH, SUMMARY, is_in_use
+from rollmesh.launcher.folder import MESH, SUMMARY
 from rollmesh.launcher.mesh_log import FILE as MESH_LOG
 from rollmesh.mesh.config.models import Config
 from rollmesh.report.memory import MemorySample, read_memory
@@ -17,7 +17,7 @@ from rollmesh.report.stalls import Stall, read_stalls
 from rollmesh.report.summary import Summary, read_summary
 from rollmesh.report.turns import swap_times
 from rollmesh.report.unscored import UnscoredMembers
-from rollmesh.run_files import read_config
+from rollmesh.run_files import is_in_use, read_config
 
 
 @dataclass(frozen=True)
