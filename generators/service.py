@@ -6,8 +6,10 @@ learner. On a graceful end its leases are released before it leaves.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +41,7 @@ from rollmesh.mesh.runtime.service import (
     write_ready_file,
 )
 from rollmesh.mesh.runtime.threads import available_cores, plan_threads, thread_environment
+from rollmesh.mesh.telemetry.tracing import open_tracer
 from rollmesh.protos import generator_pb2_grpc, membership_pb2
 
 log = logging.getLogger(__name__)
@@ -113,6 +116,7 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
     agent = MembershipAgent(
         channel, membership_pb2.ROLE_GENERATOR, member_id=identity.member_id, address=address, host_id=host_id()
     )
+    closers = AsyncExitStack()
     try:
         if not await shutdown.run_until_requested(agent.start()):
             return 0
@@ -127,7 +131,11 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
         # Where no other host can reach this process, it has no receiver to relay to.
         relay = Relay("" if is_loopback(address.rpartition(":")[0]) else address)
         relay.add_to(server)
-        access = MeshAccess(agent, channel, security, relay)
+        tracer = open_tracer(
+            config.telemetry, security, run=agent.run_name, service="generator", instance=identity.member_id
+        )
+        closers.push_async_callback(asyncio.to_thread, tracer.close)
+        access = MeshAccess(agent, channel, security, relay, tracer)
         planned = set_threads(config, options.threads)
         generator = Generator(
             config,
@@ -143,6 +151,7 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
         await server.start()
         await set_serving(health, [SERVICE_NAME])
         registry = generator.metrics.registry
+        registry.register(tracer.counts)
         metrics = metrics_server(
             registry, options.metrics_host, security, port=options.metrics_port, enabled=config.network.metrics
         )
@@ -155,6 +164,7 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
                 relay.close()
             await agent.leave()
     finally:
+        await closers.aclose()
         await agent.stop()
         await server.stop(1.0)
         await channel.close()

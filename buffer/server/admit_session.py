@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 
+from rollmesh.buffer.monitoring.trajectory_spans import record_admissions
 from rollmesh.buffer.monitoring.wait_clocks import SAMPLES
 from rollmesh.buffer.policy import gate
 from rollmesh.buffer.protocol.framing import field_header, repeated_field
@@ -200,6 +202,7 @@ class AdmitSession:
         if not wanted:
             return [], "generators with less work come first"
         limit = gate.live_limit(snapshot.u, demand.serving.version, rules.groups_per_step, rules.max_staleness)
+        began_ns = time.time_ns()
         status, grants, why = await self._front.store.admit(
             self._table,
             self._member_id,
@@ -213,6 +216,8 @@ class AdmitSession:
         if status == "moved":
             # The answer brought a newer snapshot, which wakes this stream: the next round proposes again.
             return [], "a new version has just come into force"
+        if self._front.tracer.is_on:
+            record_admissions(self._front.tracer, self._table, self._member_id, grants, began_ns)
         snapshot = self._front.store.snapshots[self._table]
         reason = self._gate_reason(snapshot)
         if why == "bytes":

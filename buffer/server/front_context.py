@@ -23,6 +23,7 @@ from rollmesh.buffer.store.store import Store
 from rollmesh.mesh.errors import PayloadError, RollmeshError
 from rollmesh.mesh.runtime.background_tasks import BackgroundTasks
 from rollmesh.mesh.tables import TABLES, TRAIN
+from rollmesh.mesh.telemetry.tracing import Tracer, no_traces
 
 Request = TypeVar("Request")
 
@@ -71,6 +72,7 @@ class FrontContext:
         fronts: addresses of the fronts that are alive, as of the last sweep.
         demands: by table, those of generators with streams open here, in the order in which they came.
         outage: reports Redis' failures.
+        tracer: of trajectories.
     """
 
     store: Store
@@ -85,6 +87,7 @@ class FrontContext:
     fronts: list[str] = field(default_factory=list)
     demands: dict[str, list[GeneratorDemand]] = field(default_factory=lambda: {table: [] for table in TABLES})
     outage: RedisOutage = field(default_factory=RedisOutage)
+    tracer: Tracer = field(default_factory=no_traces)
     _tasks: BackgroundTasks = field(init=False)
 
     def __post_init__(self) -> None:

@@ -41,6 +41,7 @@ from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
 from rollmesh.mesh.tables import TRAIN
+from rollmesh.mesh.telemetry.tracing import Tracer, open_tracer
 from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.mesh.weights.contract import SERVICE_NAME as WEIGHTS_SERVICE
 from rollmesh.protos import learner_pb2_grpc, membership_pb2, weights_pb2_grpc
@@ -59,6 +60,9 @@ class MeshSession:
         publisher: the weights to serve.
         status, controls: of this learner.
         port: to bind; 0 picks a free one (the mesh's fixed port is the buffer's).
+
+    Attributes:
+        tracer: of trajectories, once it is open.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class MeshSession:
         self.client: BufferClient
         self.agent: MembershipAgent
         self.monitor: MeshMonitor
+        self.tracer: Tracer
 
     async def open(self, ready_file: Path | None) -> None:
         """Serves weights and control, and joins the mesh.
@@ -121,6 +126,14 @@ class MeshSession:
             retry_s=network.retry_s,
         )
         await self.agent.start()
+        self.tracer = open_tracer(
+            self._config.telemetry,
+            security,
+            run=self._config.run.name,
+            service="learner",
+            instance=identity.member_id,
+        )
+        self._closers.push_async_callback(asyncio.to_thread, self.tracer.close)
         self._closers.push_async_callback(self._leave)
         write_ready_file(ready_file, address)
         buffer = self._config.buffer
@@ -137,6 +150,7 @@ class MeshSession:
         )
         registry = self.monitor.board.registry
         registry.register(PushCollector(self._publisher.pushes))
+        registry.register(self.tracer.counts)
         metrics = metrics_server(
             registry, network.metrics_host, security, port=network.metrics_port, enabled=network.metrics
         )

@@ -21,6 +21,7 @@ from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.service import Shutdown, advertised_address, run_service, write_ready_file
 from rollmesh.mesh.runtime.threads import reward_workers
+from rollmesh.mesh.telemetry.tracing import open_tracer
 from rollmesh.protos import membership_pb2
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.scoring.engine import ScoringEngine
@@ -76,6 +77,9 @@ async def serve(
         security=config.security,
         identity=identity,
         max_message_mb=config.network.max_message_mb,
+        tracer=open_tracer(
+            config.telemetry, config.security, run=config.run.name, service="reward", instance=identity.member_id
+        ),
     )
     bound = await server.start(host, port)
     freeze_heap()

@@ -64,6 +64,11 @@ MetricsKeyFile = Annotated[
     Path | None, typer.Option("--metrics-key-file", help="File with the key of the metrics, a bearer token.")
 ]
 
+TelemetryKeyFile = Annotated[
+    Path | None,
+    typer.Option("--telemetry-key-file", help="File with the key of the collector of traces, a bearer token."),
+]
+
 
 def read_config(path: Path, context: typer.Context) -> Config:
     """The configuration with the overrides that the command line holds."""

@@ -21,6 +21,7 @@ from rollmesh.cli.options import (
     MetricsKeyFile,
     ReadyFile,
     RequiredMesh,
+    TelemetryKeyFile,
     TlsCa,
     TlsCert,
     TlsClientCa,
@@ -143,6 +144,7 @@ def _generator(
     tls_client_ca: TlsClientCa = None,
     endpoint_key_file: EndpointKeyFile = None,
     metrics_key_file: MetricsKeyFile = None,
+    telemetry_key_file: TelemetryKeyFile = None,
     allow_insecure: Annotated[
         bool,
         typer.Option(
@@ -180,6 +182,7 @@ def _generator(
         token_file=token_file,
         endpoint_key_file=endpoint_key_file,
         metrics_key_file=metrics_key_file,
+        telemetry_key_file=telemetry_key_file,
         tls_ca=tls_ca,
         tls_cert=tls_cert,
         tls_key=tls_key,
