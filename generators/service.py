@@ -31,6 +31,7 @@ from rollmesh.mesh.rpc.failover_channel import open_mesh
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.bounded_exit import bound_exit
 from rollmesh.mesh.runtime.hosts import host_id, is_loopback
+from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 from rollmesh.mesh.runtime.service import (
     Shutdown,
@@ -123,7 +124,7 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
         config = _configuration(agent, security)
         check_code(config, options.code)
         check_keys(config)
-        logging.getLogger().setLevel(config.logging.level.upper())
+        setup_logging("generator", LogSettings.of(config))
         told = options.shares_devices
         shares_devices = config.placement.all_take_turns if told is None else told
         # The learner finds the generators that it shares devices with by this.

@@ -34,6 +34,7 @@ from rollmesh.mesh.config.redis_url import without_login
 from rollmesh.mesh.errors import RollmeshError, StoreError, ended_by
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.rpc.server import bind, new_server
+from rollmesh.mesh.runtime.log_format import LogSettings
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap, keep_freed_memory
 from rollmesh.mesh.runtime.service import (
     Shutdown,
@@ -284,7 +285,7 @@ def run(config: Config, *, host: str, port: int, ready_file: Path | None) -> int
         finally:
             await service.stop()
 
-    return run_service("buffer", main, level=config.logging.level)
+    return run_service("buffer", main, settings=LogSettings.of(config))
 
 
 async def _wait_for_end(service: BufferFront, shutdown: Shutdown) -> int:

@@ -225,7 +225,8 @@ class TrajectorySubmitter:
                 raise
             except RollmeshError as error:
                 subject = f"{name} of member {finished.member} of group {group.group_id}"
-                log.warning("%s is left out: %s", subject, error, extra={"group": group.group_id})
+                extra = {"group": group.group_id, "member": finished.member}
+                log.warning("%s is left out: %s", subject, error, extra=extra)
                 if name == PROMPT_EXPERTS:
                     group.prompt_recorded = False
                 continue
@@ -300,7 +301,8 @@ class TrajectorySubmitter:
                 self._owner.drop(group)
             elif result.status == buffer_pb2.WRITE_STATUS_REJECTED:
                 reason = f"rejected by the buffer: {result.field}: {result.message}"
-                log.error("member %d of group %s was %s", meta.member, group.group_id, reason)
+                extra = {"group": group.group_id, "member": meta.member}
+                log.error("member %d of group %s was %s", meta.member, group.group_id, reason, extra=extra)
                 if meta.outcome != trajectory_pb2.OUTCOME_ERROR:
                     self.fail(group, [meta.member], reason)
                     continue

@@ -30,7 +30,7 @@ from rollmesh.learner.recovery.redis_recovery import RedisRecovery, RunHistory, 
 from rollmesh.learner.rollouts.group_stream import GroupStream
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.weights import WeightPublisher, WeightsService
-from rollmesh.learner.weights.push_metrics import PushCollector
+from rollmesh.learner.weights.push_metrics import push_collector
 from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.access.token_file import identity_of
 from rollmesh.mesh.config import Config
@@ -148,8 +148,8 @@ class MeshSession:
         self.monitor = MeshMonitor(
             self.client, self.agent, self._status, self._controls, stalls, batch=self._config.learner.batch.groups
         )
-        registry = self.monitor.board.registry
-        registry.register(PushCollector(self._publisher.pushes))
+        registry = self.monitor.metrics.registry
+        registry.register(push_collector(self._publisher.pushes))
         registry.register(self.tracer.counts)
         metrics = metrics_server(
             registry, network.metrics_host, security, port=network.metrics_port, enabled=network.metrics

@@ -41,22 +41,23 @@ class OtlpSender:
     def __init__(self, endpoint: str, key: str | None, resource: Mapping[str, str]) -> None:
         self._resource = Resource(resource)
         self._scope = InstrumentationScope("rollmesh", metadata.version("rollmesh"))
-        self._why = _LastMessage()
-        library.logger.addFilter(self._why)
         headers = None if key is None else {"authorization": f"Bearer {key}"}
         at = os.environ.get(ENDPOINT) or endpoint
         self._exporter = OTLPSpanExporter(endpoint=at, headers=headers, timeout=_SEND_S)
 
     def send(self, spans: Sequence[Span]) -> str:
         """See Sender."""
-        if self._exporter.export([self._readable(span) for span in spans]) is SpanExportResult.SUCCESS:
-            return ""
-        return self._why.text or "no reason is given"
+        why = _LastMessage()
+        library.logger.addFilter(why)
+        try:
+            result = self._exporter.export([self._readable(span) for span in spans])
+        finally:
+            library.logger.removeFilter(why)
+        return "" if result is SpanExportResult.SUCCESS else why.text or "no reason is given"
 
     def abort(self) -> None:
         """See Sender."""
         self._exporter.shutdown()
-        library.logger.removeFilter(self._why)
 
     def _readable(self, span: Span) -> ReadableSpan:
         return ReadableSpan(

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 # Spans of one message; one is sent when there are as many, or after this many seconds.
 _BATCH = 512
 _EVERY_S = 1.0
-_CLOSE_S = 2.0
+CLOSE_S = 2.0
 
 
 class Sender(Protocol):
@@ -46,7 +46,7 @@ class SpanCounts(Collector):
 
     def __init__(self) -> None:
         self._spans = Counter(
-            "rollmesh_trace_spans", "Spans of traces by their fate: sent, dropped.", ["fate"], registry=None
+            "rollmesh_trace_spans", "Spans of traces by their fate: sent, dropped", ["fate"], registry=None
         )
         self.sent = self._spans.labels("sent")
         self.dropped = self._spans.labels("dropped")
@@ -86,7 +86,7 @@ class SpanExport:
         if waiting + 1 >= _BATCH and not self._wake.is_set():
             self._wake.set()
 
-    def close(self, timeout_s: float = _CLOSE_S) -> None:
+    def close(self, timeout_s: float = CLOSE_S) -> None:
         """Sends what waits, for so many seconds at most; the rest is dropped."""
         if self._is_away:
             timeout_s = 0.0
@@ -94,7 +94,7 @@ class SpanExport:
         self._wake.set()
         self._thread.join(timeout_s)
         self._sender.abort()
-        self._thread.join(_CLOSE_S)
+        self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         while self._ends_at is None:
@@ -110,7 +110,10 @@ class SpanExport:
             if self._ends_at is not None and time.monotonic() > self._ends_at:
                 return
             batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
-            why = self._sender.send(batch)
+            try:
+                why = self._sender.send(batch)
+            except Exception as error:  # noqa: BLE001 - whatever a library raises, the thread stays
+                why = f"{type(error).__name__}: {error}"
             (self._counts.dropped if why else self._counts.sent).inc(len(batch))
             self._note(why)
 

@@ -8,8 +8,10 @@ services keep the same ones.
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
-from rollmesh.mesh.trajectory.versions import PolicyVersion
+if TYPE_CHECKING:
+    from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 ROOT = "trajectory"
 """Name of the span that all others of a trajectory lie in."""

@@ -13,7 +13,7 @@ from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.telemetry import TelemetrySection
 from rollmesh.mesh.private_files import read_secret
 from rollmesh.mesh.telemetry.span import Attributes, Event, Span
-from rollmesh.mesh.telemetry.span_export import SpanCounts, SpanExport
+from rollmesh.mesh.telemetry.span_export import CLOSE_S, SpanCounts, SpanExport
 from rollmesh.mesh.telemetry.trace_ids import ROOT, STEP, is_kept, span_of, trajectory_trace, version_trace
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -108,10 +108,10 @@ class Tracer:
             return None
         return Trace(version_trace(self._run, policy), STEP, self._export.put)
 
-    def close(self) -> None:
-        """Sends what waits, within a bounded time."""
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Sends what waits, for so many seconds at most."""
         if self._export is not None:
-            self._export.close()
+            self._export.close(timeout_s)
 
 
 def no_traces() -> Tracer:

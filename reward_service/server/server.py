@@ -54,7 +54,8 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         if len(ids) != len(request.items):
             raise PayloadError("items.item_id", "not unique in the request")
         began, began_ns = time.monotonic(), time.time_ns()
-        results = await self._engine.score(request.items, self._budget(context.time_remaining()))
+        with self._metrics.in_progress(len(request.items)):
+            results = await self._engine.score(request.items, self._budget(context.time_remaining()))
         self._metrics.record(results, time.monotonic() - began)
         if self._tracer.is_on:
             record_scores(self._tracer, request.items, results, began_ns)

@@ -18,6 +18,7 @@ from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.failover_channel import open_mesh
 from rollmesh.mesh.runtime.hosts import host_id
+from rollmesh.mesh.runtime.log_format import LogSettings
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.service import Shutdown, advertised_address, run_service, write_ready_file
 from rollmesh.mesh.runtime.threads import reward_workers
@@ -47,7 +48,7 @@ def run(config: Config, *, host: str, port: int, mesh: str | None, ready_file: P
     return run_service(
         "reward",
         lambda shutdown: serve(config, shutdown, host=host, port=port, mesh=mesh, ready_file=ready_file),
-        level=config.logging.level,
+        settings=LogSettings.of(config),
     )
 
 

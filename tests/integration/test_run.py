@@ -4,7 +4,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,15 @@ import pytest
 
 import rollmesh as product
 from rollmesh.learner.callbacks import StepEnd
+from rollmesh.learner.recovery.consumption_log import read_log, surviving_uses
 from rollmesh.run_files import config_path
+from tests.collector import Collector, collecting
 from tests.command import Command
 from tests.integration import holding
 from tests.integration.intruders import answer_to_a_member, audit_intruders
 from tests.integration.mesh import MeshRun, audit
 from tests.integration.poisoning import audit_poisoned, environment
+from tests.integration.traces import audit_metrics, audit_traces
 from tests.secrets_here import files_with, plant, told
 from tests.sockets import Listener, assert_on_loopback, listeners, ports
 from tests.strangers import audit_privacy, open_to_strangers
@@ -51,13 +54,25 @@ class HeardHere(product.Callback):
         self.steps.append(step)
 
 
+@pytest.fixture
+def collector() -> Iterator[tuple[Collector, str]]:
+    with collecting() as found:
+        yield found
+
+
 @pytest.mark.slow
 def test_a_run_writes_what_it_promises(
-    start_mesh: Callable[..., MeshRun], demo_data: Path, rollmesh: Command, tmp_path: Path
+    start_mesh: Callable[..., MeshRun],
+    demo_data: Path,
+    rollmesh: Command,
+    tmp_path: Path,
+    collector: tuple[Collector, str],
 ) -> None:
     """With a token: no one without it hears anything, and no one on another machine can ask. No secret gets out. The
-    engine fails at one prompt, and nothing else does."""
+    engine fails at one prompt, and nothing else does. A collector gets the whole way of each trajectory."""
     planted = plant(tmp_path)
+    traces, collector_url = collector
+    traces.key = planted.texts["telemetry"]
     token, secrets = planted.token_file, planted.texts.values()
     run = start_mesh(
         f"--learner.steps={_STEPS}",
@@ -66,6 +81,7 @@ def test_a_run_writes_what_it_promises(
         f"--eval.every_steps={_STEPS // 2}",
         "--rollout.replicas=1",
         "--rollout.endpoint.enabled=true",
+        f"--telemetry.otlp={collector_url}",
         # Whose data no one has: it is never asked.
         "--reward.by_data_source={elsewhere: ['grpc://127.0.0.1:9']}",
         *holding.ARGUMENTS,
@@ -89,14 +105,15 @@ def test_a_run_writes_what_it_promises(
     shown = [status.stdout, ledger.stdout, answer_to_a_member(run.address(), token)]
     for service, figure in (
         ("buffer", "rollmesh_buffer_groups_admitted_total"),
-        ("learner", "rollmesh_learner_steps"),
-        ("generator-0", "rollmesh_generator_tokens_generated"),
+        ("learner", "rollmesh_learner_steps_total"),
+        ("generator-0", "rollmesh_generator_tokens_generated_total"),
         ("reward", "rollmesh_reward"),
     ):
         url = doors[f"{service} metrics"]
         assert httpx.get(url, timeout=60).status_code == 401
         page = httpx.get(url, headers={"Authorization": f"Bearer {planted.texts['metrics']}"}, timeout=60).text
         assert figure in page
+        audit_metrics(page)
         shown.append(page)
     assert told(secrets, run.folder, [run.process.pid], shown) == []
     handle = product.Run(run.folder)
@@ -104,6 +121,8 @@ def test_a_run_writes_what_it_promises(
     holding.release(tmp_path)
     assert run.finish() == 0, run.tail()
     audit(run)
+    uses = surviving_uses(list(read_log(run.folder / "consumption.jsonl")))
+    audit_traces(traces, sum(len(group.members) for use in uses for group in use.groups), reward_service=True)
     summary = run.summary()
     for key in ("held_out_first", "held_out_last", "steps", "training_s", "tokens_per_s_generated", "staleness"):
         assert summary[key] is not None, key
@@ -147,6 +166,7 @@ def test_a_run_writes_what_it_promises(
         *(f"learner.steps={_STEPS + 3}", "learner.ranks=2", "buffer.fronts=2", "buffer.max_staleness=0"),
         *("rollout.replicas=2", "eval.stop_at=null", "logging.wandb=false"),
         *(f"security.{name}=null" for name in ("token_file", "endpoint_key_file", "metrics_key_file")),
+        *("security.telemetry_key_file=null", "telemetry.otlp=null"),
     ]
     longer = product.train(config_path(run.folder), reward, callbacks=[heard], overrides=changes, quiet=True)
     audit(run)
