@@ -20,7 +20,7 @@ from rollmesh.protos import weights_pb2
 
 _GENERATOR = SpecFactory("generator")
 _counter, _gauge = _GENERATOR.counter, _GENERATOR.gauge
-# Of each snapshot: the heartbeat's name of the value -> metric.
+# Metrics of a snapshot, by the heartbeat's name of the value.
 _OF_SNAPSHOT = {
     "tokens_per_second": _gauge("tokens_per_second", "Sampled tokens per second since the last report"),
     "active_sequences": _gauge("active_sequences", "Sequences being decoded"),

@@ -2,9 +2,9 @@
 
     python -m benchmarks.services.tracing --json tracing.json
 
-Off: what a service does per trajectory where there is no collector. On: the spans of one trajectory, as three services
-report them (generator 3, buffer 3, learner 4), on the thread that works (`report`), and in all with the thread that
-encodes and sends them (`processor`). They go over gRPC to a collector in a process of its own, which throws them away.
+Off: the calls of one trajectory where there is no collector. On: the ten spans of one trajectory, as all services
+together report them. `report` is the time of the thread that works. `processor` adds the thread that encodes and sends
+them. They go over gRPC to a collector in a process of its own, which throws them away.
 Sampled: the same where one trajectory in a hundred is kept.
 """
 

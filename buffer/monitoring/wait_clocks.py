@@ -46,7 +46,7 @@ class WaitClocks:
             self._total[kind] += self._clock() - wait.since
 
     def waiting(self, kind: str) -> int:
-        """How many wait at present."""
+        """Number of those that wait at present."""
         return sum(k == kind for k, _ in self._open)
 
     def reason(self, kind: str) -> str:

@@ -35,7 +35,7 @@ class BatchTraces:
     def __init__(self, tracer: Tracer, incarnation: int) -> None:
         self._tracer = tracer
         self._incarnation = incarnation
-        # Of claimed batches whose commit is pending, by version: since when, and their traced groups.
+        # Claimed batches whose commit is pending, by version: since when, and their groups.
         self._claimed: dict[int, tuple[int, list[SampledGroup]]] = {}
 
     def claimed(self, version: int, groups: Sequence[SampledGroup], began_ns: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client import Counter
 
-# Of the process: owners come and go. A service that has metrics shows it.
+# The process has one, since owners come and go. A service that has metrics shows it.
 FAILURES = Counter("rollmesh_background_task_failures", "Background tasks that ended by an error", registry=None)
 OnError = Callable[[str, BaseException], None]
 

@@ -1,1 +1,1 @@
-"""What services tell of themselves while they work: traces of trajectories, and the metrics that all services have."""
+"""Traces of trajectories, and the declarations of metrics."""

@@ -1,7 +1,7 @@
 """The way of finished spans to a collector.
 
 Invariants: a service never waits for a collector, and loses nothing but spans to one that is away, slow or frozen.
-What is dropped is counted. There is one log line for the beginning of an outage, and one for its end. `close` takes a
+Dropped ones are counted. There is one log line for the beginning of an outage, and one for its end. `close` takes a
 bounded time. A forked child has no thread and sends nothing.
 
 The SDK's own batch processor is not used: it starts a thread in every fork, and counts no drops.

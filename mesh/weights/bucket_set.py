@@ -16,7 +16,7 @@ from rollmesh.mesh.weights.manifest import bucket_starts
 from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
-# Of the process: a generator shows it.
+# The process has one, which a generator shows.
 DAMAGED = Counter(
     "rollmesh_generator_weights_damaged_buckets", "Buckets with bytes that were not those announced", registry=None
 )

@@ -1,4 +1,4 @@
-"""What a collector must have of a run."""
+"""Traces and metrics of a run, as a collector and Prometheus must have them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollmesh.telemetry.all_metrics import metric_of
 from tests.collector import Collected, Collector
 
 # Span -> its service, and the span that it lies in.
-_WHOLE = {
+WHOLE = {
     "trajectory": ("learner", ""),
     "admit": ("buffer", "trajectory"),
     "generate": ("generator", "trajectory"),
@@ -65,7 +65,7 @@ def _fate(spans: Sequence[Collected]) -> str:
 
 
 def _audit_trajectory(spans: Sequence[Collected], *, reward_service: bool) -> None:
-    expected = {**_WHOLE, **({"score": ("reward", "reward")} if reward_service else {})}
+    expected = {**WHOLE, **({"score": ("reward", "reward")} if reward_service else {})}
     by_name = {span.name: span for span in spans}
     assert by_name.keys() == expected.keys()
     for name, (service, parent) in expected.items():
