@@ -22,7 +22,7 @@ NOT_FAST := $(addprefix tests/,integration faults generators/engines generators/
 DEVICE ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system-packages vllm sglang demo test test-mesh test-engines test-fast check lint types docs protos lock format clean
+.PHONY: help setup system-packages vllm sglang demo test test-mesh test-engines test-fast check lint types docs site packages try-packages protos lock format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -119,6 +119,22 @@ docs: $(READY) ## Generate the references of the configuration and of the algori
 	$(BIN)/python -m rollmesh.learner.docs_reference docs/algorithms.md --exceptions tests/golden/exceptions.json
 	$(BIN)/python -m rollmesh.planning.docs_reference docs/megatron.md --architectures tests/rollmesh/planning/architectures
 	$(BIN)/python -m rollmesh.planning.topologies.docs_reference docs/placement.md --architectures tests/rollmesh/planning/architectures
+
+site: $(READY) ## Build the site of the documentation in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+packages: $(READY) ## Build the sdist, and the wheel from it, in dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
+# With its requirements as the index has them today, in a folder that knows nothing of the repository.
+try-packages: ## Install the wheel in dist/ in an environment of its own, and train with it
+	rm -rf .make/try
+	$(PYTHON) -m venv .make/try/env
+	.make/try/env/bin/python -m pip install --quiet "$(TORCH)"
+	.make/try/env/bin/python -m pip install --quiet dist/*.whl
+	cp -r examples .make/try/examples
+	cd .make/try && env/bin/python -m examples.demo --learner.steps=20
 
 protos: $(READY) ## Generate the protobuf modules and descriptors from protos/*.proto
 	$(BIN)/python -m rollmesh.protos.generate

@@ -1,4 +1,4 @@
-"""A wheel, and a place where modules of a user's are called as its parts are."""
+"""The packages of this tree, and a place where modules of a user's are called as their parts are."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NOT_BUILT = shutil.ignore_patterns(".*", "tests", "benchmarks", "docs", "build"
 
 
 def build(folder: Path) -> Path:
-    """The wheel of this tree, built in `folder`."""
+    """The wheel of this tree's sdist; both are written to `folder`."""
     shutil.copytree(REPOSITORY, folder / "source", symlinks=True, ignore=_NOT_BUILT)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*command, "--wheel-dir", folder, folder / "source"], check=True, timeout=240)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, folder / "source"]
+    subprocess.run(command, check=True, timeout=240, stdout=subprocess.DEVNULL)
     [built] = folder.glob("*.whl")
     return built
 
