@@ -1,8 +1,7 @@
 """Ids of traces and spans, computed from the ids that the mesh has anyway.
 
-Invariants: all services compute the same trace id for one trajectory, so nothing has to travel with it. Every attempt
-at a member belongs to the same trace, whoever makes it. Whether a trace is kept follows from its id alone, so all
-services keep the same ones.
+Invariants: all services compute the same trace id for one trajectory, so nothing has to travel with it. All attempts
+at a member belong to the same trace. The id alone decides if a trace is kept, so all services keep the same ones.
 """
 
 from __future__ import annotations

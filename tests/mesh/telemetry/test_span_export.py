@@ -16,7 +16,7 @@ _DEADLINE_S = 60.0
 
 
 class FakeSender:
-    """Takes spans as long as `open` is set, and refuses them while `why` says so."""
+    """Takes spans as long as `open` is set, and refuses them while `why` says so; `raises` is for the next call."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -24,19 +24,22 @@ class FakeSender:
         self.asked = threading.Semaphore(0)
         self.why = ""
         self.raises: Exception | None = None
+        self.aborted = False
         self.sent: list[Span] = []
 
     def send(self, spans: Sequence[Span]) -> str:
+        # Read before the test hears of the call, and changes them.
+        why, raises, self.raises = self.why, self.raises, None
         self.asked.release()
         self.open.wait(_DEADLINE_S)
-        if self.raises is not None:
-            raise self.raises
-        if not self.why:
+        if raises is not None:
+            raise raises
+        if not (why or self.aborted):
             self.sent += spans
-        return self.why
+        return why or ("aborted" if self.aborted else "")
 
     def abort(self) -> None:
-        self.why = self.why or "aborted"
+        self.aborted = not self.open.is_set()
         self.open.set()
 
 
@@ -102,8 +105,8 @@ def test_whatever_a_library_raises_the_next_spans_are_sent() -> None:
     sender.raises = ValueError("cannot invoke RPC on closed channel")
     export.put(span(0))
     assert sender.asked.acquire(timeout=_DEADLINE_S)
-    sender.raises = None
     export.put(span(1))
+    assert sender.asked.acquire(timeout=_DEADLINE_S)
     export.close(_DEADLINE_S)
     assert [each.span_id for each in sender.sent] == [1]
     assert fates(counts) == (1, 1)
