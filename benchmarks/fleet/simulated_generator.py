@@ -99,7 +99,7 @@ class _TimedClient(BufferClient):
         super().__init__(channel, timeout_s=TIMEOUT_S, retry_s=RETRY_S)
         self._measured = measured
 
-    def admit(self, table: str, member_id: str, generation: Callable[[], int]) -> AdmitStream:
+    def admit(self, table: str, member_id: str, generation: int | Callable[[], int]) -> AdmitStream:
         """See `BufferClient`."""
         if table != TRAIN:
             return super().admit(table, member_id, generation)
