@@ -16,12 +16,15 @@ import pydantic
 from rollmesh.generators.components import MeshAccess
 from rollmesh.generators.control_service import SERVICE_NAME, GeneratorControl
 from rollmesh.generators.generator import Generator
+from rollmesh.generators.peers import called_peers
 from rollmesh.generators.weights.relay import Relay
 from rollmesh.mesh.access.code_permissions import CodeRule, check_code
 from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.access.secret_files import check_keys, check_security
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.diagnosis import SERVICE_NAME as DIAGNOSIS_SERVICE
+from rollmesh.mesh.diagnosis import DiagnosisServicer
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import SHARES_DEVICES, MembershipAgent
@@ -39,7 +42,7 @@ from rollmesh.mesh.runtime.service import (
     write_ready_file,
 )
 from rollmesh.mesh.runtime.threads import available_cores, plan_threads, thread_environment
-from rollmesh.protos import generator_pb2_grpc, membership_pb2
+from rollmesh.protos import diagnosis_pb2_grpc, generator_pb2_grpc, membership_pb2
 
 log = logging.getLogger(__name__)
 # Longest time between the end of all work and the exit.
@@ -139,9 +142,12 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
         )
         control = GeneratorControl(generator, shutdown)
         generator_pb2_grpc.add_GeneratorControlServicer_to_server(control, server)
-        health = add_health_and_reflection(server, [SERVICE_NAME])
+        diagnosis_pb2_grpc.add_DiagnosisServicer_to_server(
+            DiagnosisServicer(called_peers(agent, config, identity)), server
+        )
+        health = add_health_and_reflection(server, [SERVICE_NAME, DIAGNOSIS_SERVICE])
         await server.start()
-        await set_serving(health, [SERVICE_NAME])
+        await set_serving(health, [SERVICE_NAME, DIAGNOSIS_SERVICE])
         registry = generator.metrics.registry
         metrics = metrics_server(
             registry, options.metrics_host, security, port=options.metrics_port, enabled=config.network.metrics

@@ -31,6 +31,8 @@ from rollmesh.mesh.access.token_file import Expiry, credentials_of
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.redis_url import without_login
+from rollmesh.mesh.diagnosis import SERVICE_NAME as DIAGNOSIS_SERVICE
+from rollmesh.mesh.diagnosis import DiagnosisServicer
 from rollmesh.mesh.errors import RollmeshError, StoreError, ended_by
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.rpc.connection_options import KEEPALIVE_S
@@ -46,10 +48,10 @@ from rollmesh.mesh.runtime.service import (
     write_ready_file,
 )
 from rollmesh.mesh.tables import TABLES, TRAIN
-from rollmesh.protos import buffer_pb2_grpc, membership_pb2_grpc
+from rollmesh.protos import buffer_pb2_grpc, diagnosis_pb2_grpc, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
-SERVICES = ("rollmesh.v1.Buffer", "rollmesh.v1.Membership")
+SERVICES = ("rollmesh.v1.Buffer", "rollmesh.v1.Membership", DIAGNOSIS_SERVICE)
 # Redis memory beyond the payload budget: metadata, prompts, and the payloads of one step (writes to admitted groups
 # are never blocked by the budget).
 _HEADROOM_BYTES = 512 << 20
@@ -122,6 +124,8 @@ class BufferFront:
         )
         buffer_pb2_grpc.add_BufferServicer_to_server(BufferServicer(front), server)
         membership_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(front, credentials), server)
+        diagnosis = DiagnosisServicer(redis_clock=front.store.redis.time_ms, config_json=front.membership.config_json)
+        diagnosis_pb2_grpc.add_DiagnosisServicer_to_server(diagnosis, server)
         health = add_health_and_reflection(server, SERVICES)
         port = bind(server, self._host, self._port, config.security)
         await server.start()

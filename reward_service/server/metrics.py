@@ -28,6 +28,8 @@ class WorkerCollector(Collector):
         """See Collector."""
         stats = self._engine.workers
         yield GaugeMetricFamily("rollmesh_reward_workers", "Worker processes.", stats.workers)
+        busy = "Seconds in which workers had calls, of all together; over workers it is the share of their time."
+        yield CounterMetricFamily("rollmesh_reward_busy_seconds", busy, stats.busy_s)
         ended = CounterMetricFamily("rollmesh_reward_workers_ended", "Worker processes lost.", labels=["why"])
         ended.add_metric(["overdue"], stats.overdue)
         ended.add_metric(["died"], stats.died)
@@ -76,6 +78,8 @@ class RewardMetrics:
         stats = self._engine.workers
         now = {
             **self._totals,
+            "workers": float(stats.workers),
+            "busy_seconds": stats.busy_s,
             "hanging_threads": float(self._engine.hanging_threads),
             "workers_ended": float(stats.overdue + stats.died),
         }

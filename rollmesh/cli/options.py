@@ -17,7 +17,11 @@ from rollmesh.mesh.errors import ConfigError, DataError
 OVERRIDES: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 ConfigPath = Annotated[
-    Path, typer.Argument(metavar="CFG.YAML", help="Configuration; change keys with --section.key=value.")
+    Path,
+    typer.Argument(
+        metavar="CFG.YAML",
+        help="Configuration; change keys with --section.key=VALUE, --section.key VALUE or section.key=VALUE.",
+    ),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, for example runs/NAME.")]
 OptionalRunFolder = Annotated[

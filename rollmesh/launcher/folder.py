@@ -28,6 +28,7 @@ from rollmesh.run_files import LAUNCH, is_run, trained_by
 
 MESH = "mesh.json"
 METRICS = "metrics.jsonl"
+SAMPLES = "samples.jsonl"
 SUMMARY = "summary.json"
 LEARNER = "learner.json"
 """Summary of the last learner that ended in order."""

@@ -34,6 +34,7 @@ from rollmesh.launcher.services import ServiceCatalogue, describe_threads, drain
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.launcher.trials.opening import opening
 from rollmesh.launcher.trials.session import RunPlacement
+from rollmesh.learner.checkpoint.names import version_of
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, RollmeshError
@@ -61,7 +62,7 @@ def run_locally(
     """
     check_files(config)
     first = opening(config, fresh=fresh)
-    view = open_view(config.logging.console_every_steps)
+    view = open_view(config)
     try:
         view.event("checks data, algorithm and reward functions")
         with check_code(first, fresh=fresh) as prepared:
@@ -294,7 +295,9 @@ class LocalRun:
         except OSError as error:
             summary = build_summary(self._folder, self._config, self._final)
             report = f"summary and report are not written: {error.strerror or error}"
-        again = (f"{self._same_command()} continues the run",) if self.interrupted and begun else ()
+        again = (
+            (f"{self._same_command()} continues the run {_place_of(summary)}",) if self.interrupted and begun else ()
+        )
         for line in (*summary.lines(), report, *again):
             self._events.record(line)
         return summary
@@ -334,6 +337,7 @@ class LocalRun:
     async def _watch(self) -> None:
         """Feeds the view and `mesh.jsonl` until cancelled."""
         metrics = MetricsTail(self._folder / folders.METRICS, from_end=True)
+        samples = MetricsTail(self._folder / folders.SAMPLES, from_end=True)
         log = MeshLog(self._folder, self._events.record)
         await self._announced.wait()
         # Ends of groups by reason before this launch; not known until the mesh answers.
@@ -346,6 +350,7 @@ class LocalRun:
                 seen.follow(self._latest, records)
                 self._latest = latest = seen
                 latest.placement = self._placement.record.text
+                latest.sample = next(reversed(samples.read()), latest.sample)
                 if before is None and seen.table is not None:
                     before = dict(seen.table.counts.reasons)
                 latest.generated_tokens = log.add(latest, time.time())
@@ -383,6 +388,14 @@ class LocalRun:
         """Reports a watch that has failed: its silence would go unnoticed."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._events.record(f"the {task.get_name()} has failed, the run continues without it: {error!r}")
+
+
+def _place_of(summary: Summary) -> str:
+    """The step from which a run continues, in words."""
+    if summary.checkpoint is None:
+        return "from its beginning: it has no checkpoint"
+    step = version_of(Path(summary.checkpoint).name)
+    return "from its newest checkpoint" if step is None else f"from step {step.version}, its newest checkpoint"
 
 
 def _record(config: Config) -> RunRecord:

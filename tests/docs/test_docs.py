@@ -11,6 +11,7 @@ from rollmesh.mesh.access.docs_reference import reference as reference_of_verbs
 from rollmesh.mesh.access.docs_reference import with_reference
 from rollmesh.mesh.config import Config, load_as
 from rollmesh.mesh.config.docs_reference import reference
+from rollmesh.mesh.config.foreign.docs_reference import with_tables
 from rollmesh.mesh.config.trainers.configs import CONFIGS
 from tests.docs.prose import LONGEST_SENTENCE, TRANSLATED, words
 
@@ -26,6 +27,11 @@ def _name(page: Path) -> str:
 
 def test_the_configuration_reference_is_current() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == reference(), "run `make docs`"
+
+
+def test_the_tables_of_other_projects_keys_are_current() -> None:
+    page = (ROOT / "docs" / "coming-from.md").read_text()
+    assert with_tables(page) == page, "run `make docs`"
 
 
 def test_the_table_of_verbs_is_current() -> None:

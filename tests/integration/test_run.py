@@ -51,6 +51,21 @@ class HeardHere(product.Callback):
         self.steps.append(step)
 
 
+def assert_examined(told_as_json: str) -> None:
+    """The doctor asks every service: all ways are open, but for that to a server that is nowhere."""
+    findings = json.loads(told_as_json)["findings"]
+    (missed,) = (found for found in findings if found["check"] == "reachability" and found["severity"] == "problem")
+    assert missed["evidence"]["peer"] == "grpc://127.0.0.1:9"
+    assert "generator" in missed["what"]
+    (ways,) = (found["evidence"]["ways"] for found in findings if "ways" in found["evidence"])
+    # A generator to learner, reward service and front; the learner to front and generator.
+    assert ways == 5, findings
+    clocks = [found for found in findings if found["check"] == "clocks"]
+    # Four services, and this process.
+    assert [found["severity"] for found in clocks] == ["ok"] * 5, clocks
+    assert {found["severity"] for found in findings if found["check"] == "ledger"} == {"ok"}
+
+
 @pytest.mark.slow
 def test_a_run_writes_what_it_promises(
     start_mesh: Callable[..., MeshRun], demo_data: Path, rollmesh: Command, tmp_path: Path
@@ -86,7 +101,9 @@ def test_a_run_writes_what_it_promises(
     assert len(re.findall(r"generator +127\.0\.0\.1:\d+", status.stdout)) == 1, status.stdout
     ledger = rollmesh("ledger", "--mesh", run.address(), "--token-file", str(token))
     assert ledger.returncode == 0
-    shown = [status.stdout, ledger.stdout, answer_to_a_member(run.address(), token)]
+    doctor = rollmesh("doctor", "--mesh", run.address(), "--token-file", str(token), "--json")
+    assert_examined(doctor.stdout)
+    shown = [status.stdout, ledger.stdout, doctor.stdout, answer_to_a_member(run.address(), token)]
     for service, figure in (
         ("buffer", "rollmesh_buffer_groups_admitted_total"),
         ("learner", "rollmesh_learner_steps"),

@@ -305,7 +305,8 @@ def test_an_interrupted_run_names_the_command_that_continues_it(
     view = Interrupting()
     run = local.LocalRun(config, view, PREPARED, **how)
     asyncio.run(run.run(handle_signals=False))
-    assert view.events[-1] == f"{command} continues the run"
+    where = "from its beginning: it has no checkpoint" if "fresh" in how else "from step 3, its newest checkpoint"
+    assert view.events[-1] == f"{command} continues the run {where}"
 
 
 def test_an_attempt_that_fails_changes_nothing_of_a_finished_run(launch: Any, tmp_path: Path) -> None:

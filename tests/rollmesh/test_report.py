@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rollmesh.launcher.console.view import PlainView, SpeedMeter, members_table, status_table
+from rollmesh.launcher.console.plain import PlainView
+from rollmesh.launcher.console.speed_meter import SpeedMeter
+from rollmesh.launcher.console.tables import members_table, status_table
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.launcher.mesh_log import MeshLog
 from rollmesh.launcher.trials.record import Estimated, Measured, PlacementRecord
+from rollmesh.learner.checkpoint.best import Best, BestCheckpoint
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_config, save_config
 from rollmesh.mesh.errors import DataError
@@ -108,6 +111,25 @@ def test_summary_has_the_runs_figures(run_folder: Path) -> None:
     assert "restarts: learner 1 (exit), learner 2 (frozen)" in list(summary.lines())
     assert summary.graders["antlr4-python3-runtime"] == "4.13.2"
     assert read_summary(run_folder) == summary
+    assert (summary.checkpoint, summary.best_checkpoint) == (None, None)
+    assert dict(summary) == summary.to_dict() == json.loads((run_folder / "summary.json").read_text())
+    assert summary["steps"] == 8
+
+
+def test_summary_names_the_checkpoints_and_how_to_export_them(run_folder: Path) -> None:
+    names = ["i0001-v00000004", "i0001-v00000008"]
+    for name in names:
+        (run_folder / "checkpoints" / name).mkdir(parents=True)
+    file = BestCheckpoint(run_folder / "checkpoints", 1)
+    file.claim()
+    file.keep_candidate(names[0])
+    assert file.record_value(Best(names[0], 1, 4, "reward", "max", 0.5, "x"))
+    summary = write_summary(run_folder, read_config(run_folder), final_state())
+    newest, best = (str(run_folder / "checkpoints" / name) for name in reversed(names))
+    assert (summary.checkpoint, summary.best_checkpoint) == (newest, best)
+    lines = list(summary.lines())
+    assert f"checkpoint: {newest}; `rollmesh export {run_folder} OUT` makes a model of it" in lines
+    assert f"best checkpoint: {best}; add --checkpoint best" in lines
     assert "balances" in "\n".join(summary.lines())
 
 
@@ -178,7 +200,10 @@ def test_summary_and_report_say_which_groups_failed_and_why(run_folder: Path) ->
     assert f"{train}; {held_out}".replace("<such>", "&lt;such&gt;") in report
 
 
-def test_lines_say_which_groups_failed_and_which_answers_were_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_say_which_groups_failed_and_which_answers_were_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
     view = PlainView(every_steps=1)
     for step, failed in enumerate((0, 2, 2, 3), start=1):
         described = buffer_pb2.DescribeResponse()
@@ -189,12 +214,12 @@ def test_lines_say_which_groups_failed_and_which_answers_were_left_out(capsys: p
         view.update(Snapshot(), [{**evaluation(4, 0.98), "eval/scored": 56, "eval/failed": missing}])
     view.close()
     lines = capsys.readouterr().out.splitlines()
-    said = [line.rpartition("| ")[2] for line in lines[:4] if "failed" in line]
+    said = [line.partition(" ")[2] for line in lines[:6] if "failed" in line]
     assert said == [
         f"{failed} training groups failed (too_few_scored {failed}); see `rollmesh ledger --failed`"
         for failed in (2, 3)
     ]
-    assert [line.partition("held-out ")[2] for line in lines[4:]] == [
+    assert [line.partition("held-out ")[2] for line in lines[6:]] == [
         "reward 0.980",
         "reward 0.980 (8 of 64 responses have no reward and are left out)",
     ]
@@ -476,19 +501,20 @@ def test_mesh_log_totals_never_fall(tmp_path: Path) -> None:
 def test_plain_lines_say_the_speed_and_what_is_without_a_reward_since_the_line_before(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
     view = PlainView(every_steps=2)
     lost = {"samples": 3, "unscored/reward_timeout": 1, "unscored_cause": "reward timeout: 8 s"}
     updates = [(0, 0, []), (50, 0, []), (51, 100, [lost]), (60, 1000, [{}]), (61, 1000, [{}]), (70, 1200, [{}])]
     clock = START
-    monkeypatch.setattr("rollmesh.launcher.console.view.time.monotonic", lambda: clock)
+    monkeypatch.setattr("rollmesh.launcher.console.plain.time.monotonic", lambda: clock)
     for step, (seconds, tokens, records) in enumerate(updates, start=-1):
         clock = START + seconds
         found = [{**training(step, 0.5), **record} for record in records]
         view.update(Snapshot(table=buffer_pb2.DescribeResponse(), generated_tokens=tokens), found)
     view.close()
-    first, second = capsys.readouterr().out.splitlines()
+    first, unscored, second = capsys.readouterr().out.splitlines()
     assert "tokens/s 100 generated 100 trained" in first, "since the first token"
-    assert first.endswith("| 1 of 4 responses have no reward (reward_timeout 1); newest cause: reward timeout: 8 s")
+    assert unscored.endswith(" 1 of 4 responses have no reward (reward_timeout 1); newest cause: reward timeout: 8 s")
     assert "tokens/s 20 generated" in second
     assert "reward_timeout" not in second
 

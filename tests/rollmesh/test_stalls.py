@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollmesh.launcher import folder
-from rollmesh.launcher.console.view import PlainView
+from rollmesh.launcher.console.plain import PlainView
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_config
@@ -86,8 +86,9 @@ def test_a_learner_that_does_other_things_waits_for_no_groups() -> None:
 
 
 def test_plain_lines_tell_a_stall_when_it_begins_at_doubling_intervals_and_at_its_end(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
     view = PlainView(every_steps=1)
     for seconds in (0, 61, 62, 121, 123, 200, 0, 0, 61):
         view.update(_snapshot(seconds), [])
