@@ -68,8 +68,8 @@ class AdmitSession:
         self._dealer = front.dealers[self._table]
         self._streams = front.admit_streams[self._table]
         self._roll_call = RollCall(self._rules.lease_ms / 1000, max(_LEAST_PATIENCE_S, self._rules.grace_ms / 1000))
-        # The reason that the generator was told last.
-        self._told = ""
+        # The reason that the generator was told last; None before the first.
+        self._told: str | None = None
         self._token = ""
         # Cancellations: whether there may be some, and those sent since the last reading.
         self._cancellations_due = True
@@ -128,7 +128,7 @@ class AdmitSession:
         """Seconds after which the stream looks at its state again."""
         if self._roll_call.in_transit:
             return _RECHECK_S
-        return min(max(_RECHECK_S, len(self._streams) / _RECHECKS_PER_S), self._roll_call.interval_s)
+        return min(max(_RECHECK_S, len(self._streams) / _RECHECKS_PER_S), self._roll_call.due_s)
 
     def _wait_for_share(self) -> None:
         """Lets the dealer know of this stream, unless it owes an answer: its next request then brings it back."""

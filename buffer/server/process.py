@@ -35,6 +35,7 @@ from rollmesh.mesh.diagnosis import SERVICE_NAME as DIAGNOSIS_SERVICE
 from rollmesh.mesh.diagnosis import DiagnosisServicer
 from rollmesh.mesh.errors import RollmeshError, StoreError, ended_by
 from rollmesh.mesh.http.metrics import metrics_server
+from rollmesh.mesh.rpc.connection_options import KEEPALIVE_S
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.log_format import LogSettings
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap, keep_freed_memory
@@ -116,7 +117,13 @@ class BufferFront:
         front = await self._connect(url)
         identity = Identity(Role.BUFFER)
         credentials = credentials_of(config.security, identity)
-        server = new_server(config.security, identity, max_message_mb=config.network.max_message_mb, decoders=DECODERS)
+        server = new_server(
+            config.security,
+            identity,
+            max_message_mb=config.network.max_message_mb,
+            keepalive_s=keepalive_s(config.buffer.lease_s),
+            decoders=DECODERS,
+        )
         buffer_pb2_grpc.add_BufferServicer_to_server(BufferServicer(front), server)
         membership_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(front, credentials), server)
         diagnosis = DiagnosisServicer(redis_clock=front.store.redis.time_ms, config_json=front.membership.config_json)
@@ -268,6 +275,14 @@ class BufferFront:
     async def stop(self) -> None:
         """Drains the front and ends Redis, in this order."""
         await self._exit.aclose()
+
+
+def keepalive_s(lease_s: float) -> float:
+    """Seconds of silence after which a front asks a client for a sign of life: a third of a lease term.
+
+    Long terms are for many generators. They save these signs too, and a client that is slow keeps its connection.
+    """
+    return max(KEEPALIVE_S, lease_s / 3)
 
 
 def without_secrets(config: Config) -> Config:
