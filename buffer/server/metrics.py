@@ -139,7 +139,7 @@ def metric_values(snapshot: MetricsSnapshot) -> dict[str, dict[tuple[str, ...], 
     front = snapshot.front
     for table in TABLES:
         found["generators_waiting"][(table,)] = front.wait_clocks[table].waiting(SAMPLES)
-        found["generator_streams"][(table,)] = len(front.demands[table])
+        found["generator_streams"][(table,)] = len(front.admit_streams[table])
     found["writes_in_progress"][()] = front.store.handoff.writes_in_progress
     found["members"] = {(role,): count for role, count in snapshot.members.items()}
     found["grant_seconds_left"] = {(role,): left_s for role, left_s in snapshot.grants.items()}
