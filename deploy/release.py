@@ -1,4 +1,4 @@
-"""What a release needs beyond tests: a tag that is the version, and changes that are written down and dated.
+"""A release needs more than tests: a tag that is the version, and changes that are written down and dated.
 
 python -m deploy.release v1.2.3
 """

@@ -7,10 +7,13 @@ Its own are imported where a configuration is read.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from rollmesh.mesh.errors import DataError, RollmeshError
 from rollmesh.mesh.files import refuse_special_files
@@ -35,7 +38,8 @@ def read_config(name: str | Path, revision: str | None = None) -> PreTrainedConf
     """The configuration of a model.
 
     Args:
-        name: a folder, as a path: no network is used. As a text a hub id too, or the path of a `config.json`.
+        name: a folder, as a path: no network is used. As a text a hub id too, or the path of a `config.json`. A
+            copy in the hub's local cache is read without network.
         revision: of a hub id.
 
     Raises:
@@ -44,7 +48,14 @@ def read_config(name: str | Path, revision: str | None = None) -> PreTrainedConf
     from transformers import AutoConfig, PreTrainedConfig
 
     local = isinstance(name, Path)
-    if (folder := Path(name)).is_dir():
+    if not (folder := Path(name)).exists() and not local:
+        local = _is_cached(str(name), revision)
+        if not local and not _hub_is_known():
+            raise DataError(
+                f"model {name} is neither a local folder nor in the hub's local cache, and the hub cannot be reached",
+                hint="give a folder that exists; without network only models in the cache can be named by their hub id",
+            )
+    if folder.is_dir():
         refuse_special_files(folder)
         if not (folder / "config.json").is_file():
             raise DataError(f"{folder} has no config.json", hint=_HINT)
@@ -55,6 +66,31 @@ def read_config(name: str | Path, revision: str | None = None) -> PreTrainedConf
             name, revision=revision, local_files_only=local, trust_remote_code=False
         )
     return config
+
+
+def _is_cached(name: str, revision: str | None) -> bool:
+    """True where the hub's local cache holds the configuration of a hub id."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+    except HFValidationError:  # no hub id: reading it says so
+        return False
+
+
+def _hub_is_known() -> bool:
+    """False where the hub's name has no address here, as without network: its client would try for a minute."""
+    from huggingface_hub import constants
+
+    host = urlsplit(constants.ENDPOINT).hostname
+    if host is None or getproxies():
+        return True
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

@@ -34,12 +34,12 @@ def load_callable(path: str, what: str, raises: type[RollmeshError]) -> Callable
     location, _, attribute = path.rpartition(":")
     if not location or not attribute:
         raise raises(f"{what} {path}: it names no function", hint="write `file.py:function` or `module:function`")
-    try:
-        module = _from_file(Path(location)) if location.endswith(".py") else _from_module(location)
-    except FileNotFoundError as error:
+    if location.endswith(".py") and not Path(location).is_file():
         raise raises(
             f"{what} {path}: no file {location}", hint=f"paths are relative to the working directory {Path.cwd()}"
-        ) from error
+        )
+    try:
+        module = _from_file(Path(location)) if location.endswith(".py") else _from_module(location)
     except BaseException as error:  # a user's module may raise anything while it is imported, SystemExit included
         if not raised_by_user(error):
             raise
@@ -78,8 +78,6 @@ def _from_module(name: str) -> ModuleType:
 
 
 def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise FileNotFoundError(path)
     path = path.resolve()
     name = f"rollmesh_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if name in sys.modules:

@@ -51,8 +51,16 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'rollmesh' has no attribute {name!r}")
     import importlib
 
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("rollmesh")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rollmesh' has no attribute {name!r}")
+
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The names that are loaded at first use too, for completion in notebooks."""
+    return sorted({*globals(), *__all__, "__version__"})

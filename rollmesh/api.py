@@ -23,7 +23,8 @@ from rollmesh.evaluation.evaluate import Evaluation, EvaluationRequest
 from rollmesh.evaluation.function_identity import function_identity
 from rollmesh.evaluation.settings import read_for_evaluation
 from rollmesh.evaluation.summary import EvaluationSummary
-from rollmesh.launcher.console.view import PlainView, SilentView, View, open_view
+from rollmesh.launcher.console.plain import PlainView
+from rollmesh.launcher.console.view import SilentView, View, open_view
 from rollmesh.launcher.local import LocalRun
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.launcher.trials.opening import opening
@@ -90,7 +91,7 @@ def train(
         check_files(served)
         first = opening(served, fresh=fresh)
         with check_code(first, fresh=fresh) as prepared:
-            view: View = SilentView() if quiet else open_view(resolved.logging.console_every_steps)
+            view: View = SilentView() if quiet else open_view(resolved)
             try:
                 run = LocalRun(
                     first,

@@ -23,16 +23,17 @@ from typing import Any
 from rollmesh.data.objects import RowObjects, with_rows
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.folder import locked, set_aside
-from rollmesh.launcher.preflight.changes import describe_changes
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_as, save_config
 from rollmesh.mesh.config.trainers.configs import CONFIGS, TrainerConfig
+from rollmesh.mesh.config.variables import without_settings
 from rollmesh.mesh.errors import ConfigError, RollmeshError
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 from rollmesh.mesh.runtime.threads import available_cores, plan_rank_threads, thread_environment
+from rollmesh.report.changes import describe_changes
 from rollmesh.run_files import check_command, read_any_config, trained_by
 from rollmesh.training.summary import write_training_summary
 
@@ -218,7 +219,7 @@ def _status_of(command: Sequence[str]) -> int:
     """
     interrupted = False
     # In a group of its own: the terminal's Ctrl-C would reach it a second time.
-    with subprocess.Popen(die_with_parent(command), process_group=0) as process:
+    with subprocess.Popen(die_with_parent(command), process_group=0, env=without_settings(os.environ)) as process:
         while True:
             try:
                 status = process.wait()

@@ -31,7 +31,7 @@ MAX_MEMBERS = 4096
 # Numbers of prompts and groups: scripts write them into texts, with 14 digits, and groups leap ahead of them.
 MAX_ORDINAL = 10**13
 # Members of a run at a time, and what the heartbeat of one may carry: an answer of List has all of it.
-MAX_RUN_MEMBERS = 2048
+MAX_RUN_MEMBERS = 6144
 MAX_GAUGES = 64
 GAUGE_CHARACTERS = 64
 # Different reasons of dropped groups; each is read whenever the values of a table are.

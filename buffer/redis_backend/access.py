@@ -256,6 +256,11 @@ class RedisAccess:
         self._check([*commands, *calls], replies)
         return replies
 
+    async def time_ms(self) -> int:
+        """Redis' time in Unix milliseconds."""
+        ((seconds, micros),) = await self.batch([("TIME",)])
+        return int(seconds) * 1000 + int(micros) // 1000
+
     async def mget(self, keys: Sequence[str]) -> list[bytes | None]:
         """Values of plain keys; None where one is missing."""
         if not keys:

@@ -1,8 +1,9 @@
 """One generator's standing Admit stream: credits come in, grants go out as soon as the gate allows.
 
 Invariants
-  * Each stream asks Redis for its share alone (`buffer.server.admission_shares`). The least loaded generator is served
+  * Each stream asks Redis for its share alone (`buffer.server.admission_dealer`). The least loaded generator is served
     first, and no stream asks in vain because of another one.
+  * A stream is woken by what concerns it: a request, a share, a cancellation. Changes for others cost it nothing.
   * A generator gets nothing before it has answered on the stream, and nothing more while it owes an answer for grants.
   * A silent generator soon loses its stream. Grants that it never acknowledged are re-admitted at once, as are groups
     that it does not name when it is asked for its holdings (`buffer.server.lease_roll_call`).
@@ -20,7 +21,7 @@ from rollmesh.buffer.monitoring.wait_clocks import SAMPLES
 from rollmesh.buffer.policy import gate
 from rollmesh.buffer.protocol.framing import field_header, repeated_field
 from rollmesh.buffer.protocol.leases import Lease
-from rollmesh.buffer.server.admission_shares import GeneratorDemand, fair_share
+from rollmesh.buffer.server.admission_dealer import GeneratorDemand, Refusal
 from rollmesh.buffer.server.change_notifier import wait_for
 from rollmesh.buffer.server.front_context import FrontContext, StreamOwnership, read_requests
 from rollmesh.buffer.server.lease_roll_call import RollCall
@@ -33,14 +34,15 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 
 log = logging.getLogger(__name__)
-_GRANTS_PER_CALL = 64
 _GRANTS = pb.AdmitResponse.DESCRIPTOR.fields_by_name["grants"].number
 _TASK = pb.GroupGrant.DESCRIPTOR.fields_by_name["task"].number
 # Grants are sent once their prompts and drafts have this many bytes. If one grant has more, its drafts come first, in
 # grants of the same lease without a task.
 _RESPONSE_BYTES = 512 << 10
-# A waiter checks again after this many seconds even without a notification, and then sends the reason of its wait.
+# A waiter looks at its state again after this many seconds even if nothing wakes it. If the reason of its wait has
+# changed, it sends it. With many streams each looks more rarely: this often per second at most, all together.
 _RECHECK_S = 1.0
+_RECHECKS_PER_S = 500
 # A stream ends if its grants stay unanswered for the reconnect grace, and for at least this many seconds.
 _LEAST_PATIENCE_S = 1.0
 # Fronts do not know one another's streams. If there are several, a full generator asks this many seconds later than
@@ -62,13 +64,15 @@ class AdmitSession:
         self._member_id = first.member_id
         self._generation = first.generation
         self._rules = front.rules[self._table]
-        self._demand = GeneratorDemand(is_responsive=False)
+        self._demand = GeneratorDemand()
+        self._dealer = front.dealers[self._table]
+        self._streams = front.admit_streams[self._table]
         self._roll_call = RollCall(self._rules.lease_ms / 1000, max(_LEAST_PATIENCE_S, self._rules.grace_ms / 1000))
-        self._recheck_s = min(_RECHECK_S, self._roll_call.interval_s)
-        self._refusal = ""
+        # The reason that the generator was told last.
+        self._told = ""
         self._token = ""
-        # Cancellations: the count up to which they have been read, and those sent since the last reading.
-        self._cancels_read = -1
+        # Cancellations: whether there may be some, and those sent since the last reading.
+        self._cancellations_due = True
         self._sent_cancellations: list[Lease] = []
         check_id("member_id", self._member_id)
         self._accept_request(first)
@@ -80,7 +84,7 @@ class AdmitSession:
         in_transit = self._roll_call.in_transit
         demand = self._demand
         demand.credits, demand.outstanding = max(0, request.credits - in_transit), request.outstanding + in_transit
-        demand.serving, demand.refused_at = PolicyVersion.from_proto(request.serving), -1
+        demand.serving = PolicyVersion.from_proto(request.serving)
 
     async def run(self, requests: AsyncIterator[pb.AdmitRequest]) -> AsyncIterator[pb.AdmitResponse | bytes]:
         """Answers until the generator closes the stream; a break shortens its leases to the reconnect grace."""
@@ -88,13 +92,14 @@ class AdmitSession:
         async with StreamOwnership(self._front, self._table, who, self._on_end) as stream:
             self._token = stream.token
             held = await store.attach_generator(self._table, who, self._generation, stream.token)
-            self._front.demands[self._table].append(self._demand)
             async for response in self._responses(held):
                 yield response
-            with self._front.changes.subscribe(self._table) as event:
+            event = self._demand.woken
+            with self._streams.opened(who, self._on_cancellation):
                 async with read_requests(requests, self._accept_request, event) as reader:
                     while not reader.done():
                         event.clear()
+                        self._dealer.withdraw(self._demand)
                         await self._check_answers()
                         if within_ms := self._roll_call.inquire_if_due():
                             yield pb.AdmitResponse(inventory_within_ms=within_ms)
@@ -108,24 +113,39 @@ class AdmitSession:
                             self._demand.credits = max(0, self._demand.credits - len(grants))
                             self._demand.outstanding += len(grants)
                             self._set_wait("")
+                            self._told = ""
                             async for response in self._responses(grants):
                                 yield response
                             continue
                         self._set_wait(reason)
-                        if not await wait_for(event, self._recheck_s):
-                            await store.refresh(self._table)
-                            self._demand.refused_at = -1
+                        self._wait_for_share()
+                        if not await wait_for(event, self._recheck_s) and reason != self._told:
+                            self._told = reason
                             yield pb.AdmitResponse(waiting_reason=reason)
+
+    @property
+    def _recheck_s(self) -> float:
+        """Seconds after which the stream looks at its state again."""
+        if self._roll_call.in_transit:
+            return _RECHECK_S
+        return min(max(_RECHECK_S, len(self._streams) / _RECHECKS_PER_S), self._roll_call.interval_s)
+
+    def _wait_for_share(self) -> None:
+        """Lets the dealer know of this stream, unless it owes an answer: its next request then brings it back."""
+        if self._roll_call.is_responsive:
+            self._dealer.offer(self._demand)
+
+    def _on_cancellation(self) -> None:
+        self._cancellations_due = True
+        self._demand.woken.set()
 
     async def _read_cancellations(self) -> list[Lease]:
         """Leases of groups that are not needed any more. Redis forgets them only once they have been sent."""
-        store = self._front.store
-        count = store.snapshots[self._table].cancelled
-        if count != self._cancels_read or self._sent_cancellations:
-            self._sent_cancellations = await store.read_cancellations(
+        if self._cancellations_due or self._sent_cancellations:
+            self._cancellations_due = False
+            self._sent_cancellations = await self._front.store.read_cancellations(
                 self._table, self._member_id, self._generation, self._sent_cancellations
             )
-            self._cancels_read = count
         return self._sent_cancellations
 
     async def _end_unnamed_leases(self) -> list[Lease]:
@@ -149,11 +169,9 @@ class AdmitSession:
 
     def _on_end(self) -> None:
         self._set_wait("")
-        demands = self._front.demands[self._table]
-        if self._demand in demands:
-            demands.remove(self._demand)
-            # Its share is now for others.
-            self._front.changes.notify(self._table)
+        # Its share is now for others.
+        self._dealer.withdraw(self._demand)
+        self._dealer.settle(self._demand)
 
     async def _check_answers(self) -> None:
         """Ends the stream of a generator that hangs, or that nothing reaches although its connection stands.
@@ -172,73 +190,60 @@ class AdmitSession:
 
     async def _request_grants(self) -> tuple[list[GroupGrant], str]:
         """Grants, or the reason for their absence; no reason if no credits are open."""
-        demand, rules = self._demand, self._rules
-        snapshot = self._front.store.snapshots[self._table]
+        try:
+            reason = self._refusal_here()
+            wanted = min(self._demand.share, self._demand.credits)
+            return ([], reason) if reason or not wanted else await self._ask(wanted)
+        finally:
+            self._dealer.settle(self._demand)
+
+    def _refusal_here(self) -> str:
+        """The reason why Redis is not even asked; empty where it is, or where no credits are open."""
+        demand, snapshot = self._demand, self._front.store.snapshots[self._table]
         if not demand.credits:
-            return [], ""
+            return ""
         if snapshot.incarnation == 0:
-            return [], "no learner has started the run yet"
+            return "no learner has started the run yet"
         if snapshot.suspect:
-            return [], "Redis was restarted: waits until the learner has reported which groups it has used"
-        if demand.refused_at == snapshot.rev:
-            return [], self._refusal
-        before, demand.is_responsive = demand.is_responsive, self._roll_call.is_responsive
-        if not demand.is_responsive:
-            if before:
-                # Its share is now for others.
-                self._front.changes.notify(self._table)
-            return [], "this generator has not answered which groups it has received and works on"
+            return "Redis was restarted: waits until the learner has reported which groups it has used"
+        if (refusal := self._dealer.refusal(demand.serving, snapshot)) is not None:
+            return refusal.reason
+        if not self._roll_call.is_responsive:
+            return "this generator has not answered which groups it has received and works on"
         if demand.serving.incarnation != snapshot.incarnation:
             in_force = f"{snapshot.incarnation}:{snapshot.version}"
-            return [], f"the weights of the run are {in_force}, this generator still has {demand.serving}"
-        if len(self._front.fronts) > 1 and demand.load:
-            await asyncio.sleep(_COURTESY_S * demand.load)
-            snapshot = self._front.store.snapshots[self._table]
-        available = self._available(snapshot, demand)
-        if not available:
-            return [], self._gate_reason(snapshot)
-        rivals = [rival for rival in self._front.demands[self._table] if self._available(snapshot, rival)]
-        wanted = min(fair_share(demand, rivals, available, rev=snapshot.rev), _GRANTS_PER_CALL)
-        if not wanted:
-            return [], "generators with less work come first"
-        limit = gate.live_limit(snapshot.u, demand.serving.version, rules.groups_per_step, rules.max_staleness)
+            return f"the weights of the run are {in_force}, this generator still has {demand.serving}"
+        if demand.share:
+            return ""
+        if not self._dealer.room(snapshot, demand.serving):
+            return self._gate_reason(snapshot)
+        return "generators with less work come first"
+
+    async def _ask(self, wanted: int) -> tuple[list[GroupGrant], str]:
+        """Grants of the groups that the stream was dealt, or the reason why Redis has none."""
+        store, demand, rules = self._front.store, self._demand, self._rules
+        if len(self._front.fronts) > 1 and demand.outstanding:
+            await asyncio.sleep(_COURTESY_S * demand.outstanding / max(1, demand.outstanding + demand.credits))
+        serving, snapshot = demand.serving, store.snapshots[self._table]
+        limit = gate.live_limit(snapshot.u, serving.version, rules.groups_per_step, rules.max_staleness)
         began_ns = time.time_ns()
-        status, grants, why = await self._front.store.admit(
-            self._table,
-            self._member_id,
-            self._generation,
-            demand.serving,
-            wanted,
-            snapshot.u,
-            limit,
-            self._token,
+        answer = await store.admit(
+            self._table, self._member_id, self._generation, serving, wanted, snapshot.u, limit, self._token
         )
-        if status == "moved":
-            # The answer brought a newer snapshot, which wakes this stream: the next round proposes again.
+        if answer.status == "moved":
+            # The answer brought a newer snapshot: the dealer deals again.
             return [], "a new version has just come into force"
         if self._front.tracer.is_on:
-            record_admissions(self._front.tracer, self._table, self._member_id, grants, began_ns)
-        snapshot = self._front.store.snapshots[self._table]
+            record_admissions(self._front.tracer, self._table, self._member_id, answer.grants, began_ns)
+        snapshot = store.snapshots[self._table]
         reason = self._gate_reason(snapshot)
-        if why == "bytes":
+        if answer.why == "bytes":
             kept = f"{snapshot.bytes} stored and {snapshot.reserved} reserved"
             reason = f"byte budget: {kept} of {rules.max_bytes} (buffer.max_bytes)"
-        if len(grants) < wanted:
+        if len(answer.grants) < wanted:
             # Groups that it does not get may be for others, as tasks pinned to another version are.
-            demand.refused_at, self._refusal = snapshot.rev, reason
-            self._front.changes.notify(self._table)
-        return grants, reason
-
-    def _available(self, snapshot: TableSnapshot, demand: GeneratorDemand) -> int:
-        """Groups that a generator might be granted, were it alone."""
-        rules = self._rules
-        if demand.serving.incarnation != snapshot.incarnation:
-            return 0
-        room = snapshot.pending
-        if rules.bounded:
-            limit = gate.live_limit(snapshot.u, demand.serving.version, rules.groups_per_step, rules.max_staleness)
-            room = min(room, max(0, limit - snapshot.demand) // rules.samples_per_insert)
-        return room + snapshot.orphaned
+            self._dealer.refuse(serving, Refusal(answer.rev, reason))
+        return answer.grants, reason
 
     def _gate_reason(self, snapshot: TableSnapshot) -> str:
         if not snapshot.pending:

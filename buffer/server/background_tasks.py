@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 
 from rollmesh.buffer.monitoring.generator_fleet import fleet_of
@@ -15,17 +16,22 @@ from rollmesh.buffer.monitoring.trajectory_spans import record_evictions
 from rollmesh.buffer.monitoring.wait_clocks import INSERTS, SAMPLES
 from rollmesh.buffer.server.change_notifier import wait_for
 from rollmesh.buffer.server.front_context import FrontContext
-from rollmesh.buffer.server.membership import fronts_of, read_members
+from rollmesh.buffer.server.membership import fronts_of, read_members, reading_interval_s
 from rollmesh.buffer.store.statistics import WaitTotal
-from rollmesh.mesh.errors import StoreError
+from rollmesh.mesh.errors import StoreError, UnreachableError
+from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.mesh.tables import TABLES
 
 log = logging.getLogger(__name__)
 # Leases are at least a second; their end is noticed within this time.
 SWEEP_S = 0.25
-# Every this many rounds, the members are read.
-_MEMBERS_EVERY = 4
+# The members are read this often, or more rarely where there are thousands.
+_MEMBERS_S = 1.0
 _RECONNECT_S = 0.5
+# Seconds between two readings of a table that other fronts change all the time.
+_HINTS_S = 0.02
+# Without any news a table is read again after this many seconds.
+_RECHECK_S = 1.0
 # A stored value is removed once it has had no owner for this long; also the time between two walks over the keys.
 _UNOWNED_AGE_S = 60.0
 # Side data that belongs to no live group stays for this long.
@@ -34,12 +40,8 @@ _SIDE_AGE_S = 3600.0
 
 async def expire_leases(front: FrontContext) -> None:
     """Ends leases that ran out, and reports the wait clocks, at intervals."""
-    rounds = 0
     while True:
         try:
-            if rounds % _MEMBERS_EVERY == 0:
-                await _refresh_members(front)
-            rounds += 1
             for table in TABLES:
                 ended, returned, restarted = await front.store.expire(table, front.membership.member_ttl_ms)
                 if restarted:
@@ -53,16 +55,49 @@ async def expire_leases(front: FrontContext) -> None:
         await asyncio.sleep(SWEEP_S)
 
 
-async def _refresh_members(front: FrontContext) -> None:
-    members, _ = await read_members(front)
-    front.fleet = fleet_of(members)
-    front.fronts = fronts_of(members)
+async def read_fleet(front: FrontContext) -> None:
+    """Keeps the list of fronts, and the state of all generators, up to date."""
+    while True:
+        pause_s = _MEMBERS_S
+        try:
+            members, _ = await read_members(front)
+            front.fleet, front.fronts = fleet_of(members), fronts_of(members)
+            pause_s = reading_interval_s(len(members), _MEMBERS_S)
+            front.outage.job_passed("reading the members")
+        except StoreError as error:
+            front.outage.job_failed("reading the members", error)
+        await asyncio.sleep(pause_s)
 
 
 async def _report_waits(front: FrontContext, table: str) -> None:
     clocks = front.wait_clocks[table]
     waits = {kind: WaitTotal(clocks.drain_ms(kind), clocks.reason(kind)) for kind in (INSERTS, SAMPLES)}
     await front.store.statistics.add_waits(table, waits, now_s=time.time())
+
+
+async def deal_admissions(front: FrontContext, table: str) -> None:
+    """Deals what may be admitted among the streams of a table, and wakes those whose groups were cancelled."""
+    dealer, streams, seen = front.dealers[table], front.admit_streams[table], 0
+    with front.changes.subscribe(table) as event:
+        dealer.on_offer = event.set
+        while True:
+            event.clear()
+            snapshot = front.store.snapshots[table]
+            dealer.deal(snapshot)
+            try:
+                if snapshot.cancelled < seen:
+                    # Redis went back: who had been notified is not known.
+                    streams.wake_all()
+                elif snapshot.cancelled > seen:
+                    streams.wake(await front.store.cancelled_since(table, seen))
+                seen = snapshot.cancelled
+                if not await wait_for(event, _RECHECK_S):
+                    dealer.forget_refusals()
+                    await front.store.refresh(table)
+                front.outage.job_passed(f"admitting to {table}")
+            except StoreError as error:
+                front.outage.job_failed(f"admitting to {table}", error)
+                await asyncio.sleep(_RECONNECT_S)
 
 
 async def evict(front: FrontContext, table: str) -> None:
@@ -128,14 +163,51 @@ async def sweep_stored_values(front: FrontContext) -> None:
 async def follow_hints(front: FrontContext) -> None:
     """Follows the hints of other fronts. After every (re)connection all tables are read again."""
     while True:
+        followers = {table: _HintFollower(front, table) for table in TABLES}
         try:
             async with front.store.subscribe_hints() as hints:
                 for table in TABLES:
                     await front.store.refresh(table)
                 front.outage.job_passed("listening to other fronts")
-                async for table, rev in hints:
-                    if table in front.store.snapshots and rev > front.store.snapshots[table].rev:
-                        await front.store.refresh(table)
-        except StoreError as error:
+                await run_together(_pass_on(hints, followers), *(follower.run() for follower in followers.values()))
+        except (StoreError, UnreachableError) as error:
             front.outage.job_failed("listening to other fronts", error)
             await asyncio.sleep(_RECONNECT_S)
+
+
+async def _pass_on(hints: AsyncIterator[tuple[str, int]], followers: Mapping[str, _HintFollower]) -> None:
+    async for table, rev in hints:
+        if table in followers:
+            followers[table].note(rev)
+    raise StoreError("Redis has ended the subscription to hints", hint="it is opened again")
+
+
+class _HintFollower:
+    """Reads a table as soon as another front has changed it, and no more often than `_HINTS_S` says.
+
+    Else each front would pay for all changes of all others, and more fronts would take no work off one another.
+    """
+
+    def __init__(self, front: FrontContext, table: str) -> None:
+        self._store = front.store
+        self._table = table
+        self._rev = 0
+        self._noted = asyncio.Event()
+
+    def note(self, rev: int) -> None:
+        """Records that the table has reached a revision."""
+        self._rev = rev
+        self._noted.set()
+
+    async def run(self) -> None:
+        """Reads the table until cancelled.
+
+        Raises:
+            StoreError: Redis is away.
+        """
+        while True:
+            await self._noted.wait()
+            self._noted.clear()
+            if self._rev > self._store.snapshots[self._table].rev:
+                await self._store.refresh(self._table)
+                await asyncio.sleep(_HINTS_S)

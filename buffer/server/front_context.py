@@ -16,8 +16,8 @@ from rollmesh.buffer.monitoring.queue_latency import QueueLatency
 from rollmesh.buffer.monitoring.redis_outage import RedisOutage
 from rollmesh.buffer.monitoring.wait_clocks import WaitClocks
 from rollmesh.buffer.policy.rules import TableRules
-from rollmesh.buffer.server.admission_shares import GeneratorDemand
-from rollmesh.buffer.server.change_notifier import ChangeNotifier
+from rollmesh.buffer.server.admission_dealer import AdmissionDealer
+from rollmesh.buffer.server.change_notifier import ChangeNotifier, OpenStreams
 from rollmesh.buffer.server.custom_score import Score
 from rollmesh.buffer.store.store import Store
 from rollmesh.mesh.errors import PayloadError, RollmeshError
@@ -70,7 +70,8 @@ class FrontContext:
         fleet: the generators as of the last sweep.
         queue_latency: how long groups took and waited that this front has leased.
         fronts: addresses of the fronts that are alive, as of the last sweep.
-        demands: by table, those of generators with streams open here, in the order in which they came.
+        admit_streams: by table, those that are open here.
+        dealers: by table, of what may be admitted through these.
         outage: reports Redis' failures.
         tracer: of trajectories.
     """
@@ -85,13 +86,15 @@ class FrontContext:
     fleet: GeneratorFleet = field(default_factory=GeneratorFleet)
     queue_latency: QueueLatency = field(default_factory=QueueLatency)
     fronts: list[str] = field(default_factory=list)
-    demands: dict[str, list[GeneratorDemand]] = field(default_factory=lambda: {table: [] for table in TABLES})
+    admit_streams: dict[str, OpenStreams] = field(default_factory=lambda: {table: OpenStreams() for table in TABLES})
+    dealers: dict[str, AdmissionDealer] = field(init=False)
     outage: RedisOutage = field(default_factory=RedisOutage)
     tracer: Tracer = field(default_factory=no_traces)
     _tasks: BackgroundTasks = field(init=False)
 
     def __post_init__(self) -> None:
         self._tasks = BackgroundTasks(self._on_task_error)
+        self.dealers = {table: AdmissionDealer(rules) for table, rules in self.rules.items()}
 
     def checked_table(self, table: str) -> str:
         """The table's name.

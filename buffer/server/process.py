@@ -31,6 +31,8 @@ from rollmesh.mesh.access.token_file import Expiry, credentials_of
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.redis_url import without_login
+from rollmesh.mesh.diagnosis import SERVICE_NAME as DIAGNOSIS_SERVICE
+from rollmesh.mesh.diagnosis import DiagnosisServicer
 from rollmesh.mesh.errors import RollmeshError, StoreError, ended_by
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.rpc.server import bind, new_server
@@ -47,10 +49,10 @@ from rollmesh.mesh.runtime.service import (
 )
 from rollmesh.mesh.tables import TABLES, TRAIN
 from rollmesh.mesh.telemetry.tracing import open_tracer
-from rollmesh.protos import buffer_pb2_grpc, membership_pb2_grpc
+from rollmesh.protos import buffer_pb2_grpc, diagnosis_pb2_grpc, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
-SERVICES = ("rollmesh.v1.Buffer", "rollmesh.v1.Membership")
+SERVICES = ("rollmesh.v1.Buffer", "rollmesh.v1.Membership", DIAGNOSIS_SERVICE)
 # Redis memory beyond the payload budget: metadata, prompts, and the payloads of one step (writes to admitted groups
 # are never blocked by the budget).
 _HEADROOM_BYTES = 512 << 20
@@ -117,6 +119,8 @@ class BufferFront:
         server = new_server(config.security, identity, max_message_mb=config.network.max_message_mb, decoders=DECODERS)
         buffer_pb2_grpc.add_BufferServicer_to_server(BufferServicer(front), server)
         membership_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(front, credentials), server)
+        diagnosis = DiagnosisServicer(redis_clock=front.store.redis.time_ms, config_json=front.membership.config_json)
+        diagnosis_pb2_grpc.add_DiagnosisServicer_to_server(diagnosis, server)
         health = add_health_and_reflection(server, SERVICES)
         port = bind(server, self._host, self._port, config.security)
         await server.start()
@@ -132,11 +136,13 @@ class BufferFront:
         await self._exit.enter_async_context(exporter)
         for job in (
             background_tasks.expire_leases(front),
+            background_tasks.read_fleet(front),
             background_tasks.follow_hints(front),
             background_tasks.remove_ended_values(front),
             background_tasks.sweep_stored_values(front),
             background_tasks.sweep_side_files(front),
             metrics.refresh_forever(self.metrics),
+            *(background_tasks.deal_admissions(front, table) for table in TABLES),
             *(background_tasks.evict(front, table) for table in TABLES if front.rules[table].bounded),
         ):
             self._background(job)

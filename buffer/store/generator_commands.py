@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -41,6 +41,22 @@ _OUTCOMES = {
 }
 
 
+class Admission(NamedTuple):
+    """The answer to a request for grants.
+
+    Attributes:
+        status: `ok`, or what keeps Redis from granting; `moved`: u is not what the proposal says.
+        grants: given.
+        why: they are not more.
+        rev: revision of the table that the answer describes.
+    """
+
+    status: str
+    grants: list[GroupGrant]
+    why: str
+    rev: int
+
+
 class GeneratorCommands(CommandRunner):
     """Commands of generators.
 
@@ -62,17 +78,18 @@ class GeneratorCommands(CommandRunner):
         u: int,
         live_limit: int,
         token: str,
-    ) -> tuple[str, list[GroupGrant], str]:
-        """Up to `wanted` grants: (status, grants, why not more). Status `moved`: u is not what the proposal says."""
+    ) -> Admission:
+        """Asks for up to `wanted` grants."""
         answer = await self.redis.run_script(
             "admit", table, member_id, generation, serving.incarnation, serving.version, wanted, u, live_limit, token
         )
         self._update_snapshot(table, answer[1])
         status = answer[0].decode()
         if status in ("suspect", "moved", "other_incarnation"):
-            return status, [], status
+            return Admission(status, [], status, answer[1][0])
         checked_answer(answer)
-        return status, [grant_from_reply(item) for item in answer[2]], answer[3].decode()
+        grants = [grant_from_reply(item) for item in answer[2]]
+        return Admission(status, grants, answer[3].decode(), answer[1][0])
 
     async def attach_generator(self, table: str, member_id: str, generation: int, token: str) -> list[GroupGrant]:
         """Opens a generator's stream (again); returns the grants that it holds."""
@@ -97,6 +114,12 @@ class GeneratorCommands(CommandRunner):
         entries = map(" ".join, acknowledged)
         answer = await self._run("read_cancellations", table, member_id, generation, MAX_GROUPS_PER_CALL, *entries)
         return [Lease(*entry.decode().split(" ")) for entry in answer[2]]
+
+    async def cancelled_since(self, table: str, count: int) -> list[str]:
+        """Members that work on groups which were cancelled when more than `count` had been, and may not know of it."""
+        key = self.keys.table(table, "cancelled_at")
+        (found,) = await self.redis.batch([("ZRANGEBYSCORE", key, f"({count}", "+inf")])
+        return [member.decode() for member in found]
 
     async def write(self, table: str, writes: Sequence[Write]) -> list[WriteOutcome]:
         """Stores outcomes: one round trip, and a second one where something stored is not needed (any more)."""

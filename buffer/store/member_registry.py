@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import NamedTuple
 
 from rollmesh.buffer.redis_backend.access import RedisAccess
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import membership_pb2 as pb
+
+# Entries that are parsed in one turn of the event loop: about a millisecond.
+_PARSED_AT_ONCE = 50
+
+
+class _Entry(NamedTuple):
+    """A member as it was last read: parsed again only where its bytes have changed."""
+
+    description: bytes
+    status: bytes | None
+    member: pb.Member
 
 
 class MeshStatus(NamedTuple):
@@ -34,6 +46,7 @@ class MemberRegistry:
     def __init__(self, access: RedisAccess, keys: Keys) -> None:
         self._redis = access
         self._keys = keys
+        self._entries: dict[bytes, _Entry] = {}
 
     async def join(self, member: pb.Member, *, call: int = 0, limit: int = 0) -> int | None:
         """Adds a member; returns its connection generation, or None if the run has `limit` members.
@@ -69,7 +82,11 @@ class MemberRegistry:
         await self._redis.run_script("leave", "", member_id, generation, int(run_finished))
 
     async def read_all(self) -> tuple[list[pb.Member], bool]:
-        """All members with their last status and the age of their heartbeat; and whether the run has finished."""
+        """All members with their last status and the age of their heartbeat; and whether the run has finished.
+
+        A member that has not said anything new is not parsed again. Others are parsed in portions, between which the
+        event loop does other work. Callers do not change the members.
+        """
         keys = self._keys
         flat, ages_flat, status_flat, (seconds, micros), finished = await self._redis.batch(
             [
@@ -83,11 +100,18 @@ class MemberRegistry:
         now_ms = int(seconds) * 1000 + int(micros) // 1000
         status = dict(zip(status_flat[::2], status_flat[1::2], strict=True))
         ages = {name: max(0, now_ms - int(at)) for name, at in zip(ages_flat[::2], ages_flat[1::2], strict=True)}
-        members = []
+        before, entries, parsed = self._entries, {}, 0
         for name, description in zip(flat[::2], flat[1::2], strict=True):
-            member = _member_with_status(description, status.get(name))
-            member.heartbeat_age_ms = ages.get(name, 0)
-            members.append(member)
+            entry = before.get(name)
+            if entry is None or entry.status != status.get(name) or entry.description != description:
+                entry = _Entry(description, status.get(name), _member_with_status(description, status.get(name)))
+                parsed += 1
+                if parsed % _PARSED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            entry.member.heartbeat_age_ms = ages.get(name, 0)
+            entries[name] = entry
+        self._entries = entries
+        members = [entry.member for entry in entries.values()]
         return sorted(members, key=lambda m: m.joined_unix_ms), int(finished or 0) == 1
 
     async def read_fronts(self) -> list[pb.Member]:

@@ -80,9 +80,14 @@ class Store(GeneratorCommands, LearnerCommands):
         return evicted
 
     async def expire(self, table: str, member_ttl_ms: int) -> tuple[int, int, bool]:
-        """Ends leases that ran out: (generating, leased, whether Redis had restarted)."""
-        answer = await self._run("expire", table, MAX_GROUPS_PER_CALL, member_ttl_ms)
-        return int(answer[2]), int(answer[3]), bool(answer[4])
+        """Ends leases that ran out, in portions: (generating, leased, whether Redis had restarted)."""
+        generating = leased = 0
+        restarted, left = False, True
+        while left:
+            answer = await self._run("expire", table, MAX_GROUPS_PER_CALL, member_ttl_ms)
+            generating, leased = generating + answer[2], leased + answer[3]
+            restarted, left = restarted or bool(answer[4]), bool(answer[5])
+        return generating, leased, restarted
 
     async def end_unnamed_leases(
         self, table: str, holder: str, fence: int, token: str, named: Iterable[Lease]

@@ -34,6 +34,8 @@ from rollmesh.learner.weights.push_metrics import push_collector
 from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.access.token_file import identity_of
 from rollmesh.mesh.config import Config
+from rollmesh.mesh.diagnosis import SERVICE_NAME as DIAGNOSIS_SERVICE
+from rollmesh.mesh.diagnosis import DiagnosisServicer, peers_of
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.failover_channel import open_mesh
@@ -44,10 +46,12 @@ from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.telemetry.tracing import Tracer, open_tracer
 from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.mesh.weights.contract import SERVICE_NAME as WEIGHTS_SERVICE
-from rollmesh.protos import learner_pb2_grpc, membership_pb2, weights_pb2_grpc
+from rollmesh.protos import diagnosis_pb2_grpc, learner_pb2_grpc, membership_pb2, weights_pb2_grpc
 
 log = logging.getLogger(__name__)
 # Grace of the server for calls in flight when the learner ends.
+# Services that a learner calls: generators for turns on shared devices, and roles with processes of their own.
+_CALLED = (membership_pb2.ROLE_BUFFER, membership_pb2.ROLE_MODEL, membership_pb2.ROLE_GENERATOR)
 _SERVER_GRACE_S = 1.0
 
 
@@ -106,15 +110,11 @@ class MeshSession:
         learner_pb2_grpc.add_LearnerControlServicer_to_server(
             LearnerControlService(self._status, self._controls, self.turn_requests), server
         )
-        names = (WEIGHTS_SERVICE, CONTROL_SERVICE)
+        names = (WEIGHTS_SERVICE, CONTROL_SERVICE, DIAGNOSIS_SERVICE)
         health = add_health_and_reflection(server, names)
         port = bind(server, network.host, self._port, security)
-        await server.start()
-        self._closers.push_async_callback(server.stop, _SERVER_GRACE_S)
-        await set_serving(health, names)
-        address = advertised_address(network.host, port, network.advertise)
+        address = advertised_address(network.host, port, network.advertise, mesh=self._mesh)
         channel = open_mesh(self._mesh, security, identity, max_message_mb=network.max_message_mb)
-        self._closers.push_async_callback(channel.close)
         self.client = BufferClient(channel, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
         self.agent = MembershipAgent(
             channel,
@@ -125,6 +125,12 @@ class MeshSession:
             timeout_s=network.rpc_timeout_s,
             retry_s=network.retry_s,
         )
+        peers = peers_of(self.agent, security, identity, *_CALLED)
+        diagnosis_pb2_grpc.add_DiagnosisServicer_to_server(DiagnosisServicer(peers), server)
+        await server.start()
+        self._closers.push_async_callback(server.stop, _SERVER_GRACE_S)
+        self._closers.push_async_callback(channel.close)
+        await set_serving(health, names)
         await self.agent.start()
         self.tracer = open_tracer(
             self._config.telemetry,

@@ -33,6 +33,8 @@ from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.access.token_file import identity_of
 from rollmesh.mesh.config import Config
+from rollmesh.mesh.diagnosis import SERVICE_NAME as DIAGNOSIS_SERVICE
+from rollmesh.mesh.diagnosis import DiagnosisServicer
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.failover_channel import open_mesh
@@ -43,7 +45,7 @@ from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, freeze_heap, keep_freed_memory
 from rollmesh.mesh.runtime.ranks import check_ranks, choose_interface
 from rollmesh.mesh.runtime.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
-from rollmesh.protos import membership_pb2, role_pb2, role_pb2_grpc
+from rollmesh.protos import diagnosis_pb2_grpc, membership_pb2, role_pb2, role_pb2_grpc
 
 log = logging.getLogger(__name__)
 _GRACE_S = 1.0
@@ -190,11 +192,12 @@ class _Member:
         server = new_server(security, identity, max_message_mb=network.max_message_mb)
         servicer = RoleServicer(self._description, self._ranks, most_bytes=most_batch_bytes(self._config))
         role_pb2_grpc.add_RoleModelServicer_to_server(servicer, server)
-        health = add_health_and_reflection(server, (SERVICE_NAME,))
+        diagnosis_pb2_grpc.add_DiagnosisServicer_to_server(DiagnosisServicer(), server)
+        health = add_health_and_reflection(server, (SERVICE_NAME, DIAGNOSIS_SERVICE))
         bound = bind(server, host, port, security)
         await server.start()
-        await set_serving(health, (SERVICE_NAME,))
-        address = advertised_address(host, bound, network.advertise)
+        await set_serving(health, (SERVICE_NAME, DIAGNOSIS_SERVICE))
+        address = advertised_address(host, bound, network.advertise, mesh=self._mesh)
         channel = open_mesh(self._mesh, security, identity, max_message_mb=network.max_message_mb)
         agent = MembershipAgent(
             channel,

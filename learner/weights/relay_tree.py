@@ -7,15 +7,17 @@ Invariants:
   full levels: n of them are no deeper than log_fanout(n) + 1.
 - A receiver comes to the learner itself after `_PATIENCE` parents that failed it, or when it starts again, whatever
   room there is. Failures cost the learner's link, never the version.
+- A receiver is placed in O(log n), and moves, after a failure, at the cost of those below it.
 
 Pure: no clock, no I/O; one caller at a time.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import heapq
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -24,17 +26,26 @@ _PATIENCE = 2
 # Trees kept: those of the newest requests.
 _KEPT = 64
 # Receivers of a tree, twice the members that a run may have: some start again. Further ones come to the learner.
-_NODES = 4096
+_NODES = 12288
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A receiver; `parent` None is the learner."""
+    """A receiver; `parent` None is the learner. Older ones have smaller numbers."""
 
+    number: int
     address: str
     parent: _Node | None
-    children: int = 0
+    children: list[_Node] = field(default_factory=list)
     failed: bool = False
+
+    def with_all_below(self) -> Iterator[_Node]:
+        """Itself, its children, and so on down to the last ones."""
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            waiting += node.children
+            yield node
 
     def path_to_root(self) -> Iterator[_Node]:
         """Itself, its parent, and so on up to a child of the learner."""
@@ -56,6 +67,9 @@ class RelayTree:
         # Receivers that were sent to the learner itself.
         self._uploads = 0
         self._nodes: dict[str, _Node] = {}
+        self._by_address: defaultdict[str, list[_Node]] = defaultdict(list)
+        # Relays with room, as (depth, number, relay). Some have none any more, or are at another depth by now.
+        self._places: list[tuple[int, int, _Node]] = []
 
     def route(self, member_id: str, address: str, failed: Collection[str]) -> str:
         """Gives a receiver its parent.
@@ -68,47 +82,68 @@ class RelayTree:
         Returns:
             The parent's address; empty for the learner.
         """
-        for node in self._nodes.values():
-            node.failed |= node.address in failed
+        for address in failed:
+            for node in self._by_address.get(address, ()):
+                node.failed = True
         known = self._nodes.get(member_id)
         if known is None and len(self._nodes) >= _NODES:
             self._uploads += 1
             return ""
         if known is None:
-            node = self._nodes[member_id] = _Node(address, None)
+            node = self._nodes[member_id] = _Node(len(self._nodes), address, None)
+            self._by_address[address].append(node)
             exhausted = len(failed) >= _PATIENCE
         else:
             node = known
             # A receiver that names no failure starts again: its former parent did not help it.
             exhausted = len(failed) >= _PATIENCE or not failed
             self._detach(node)
+            self._by_address[node.address].remove(node)
+            self._by_address[address].append(node)
             node.address = address
         parent = None if exhausted else self._find_parent(node, failed)
         node.parent = parent
         if parent is None:
             self._uploads += 1
-            return ""
-        parent.children += 1
-        return parent.address
+        else:
+            parent.children.append(node)
+        for moved in node.with_all_below():
+            self._offer(moved)
+        return "" if parent is None else parent.address
 
     def _detach(self, node: _Node) -> None:
         if node.parent is not None:
-            node.parent.children -= 1
+            node.parent.children.remove(node)
+            self._offer(node.parent)
             node.parent = None
 
     def _find_parent(self, node: _Node, failed: Collection[str]) -> _Node | None:
         """The highest place with room, the oldest of equals; None for the learner."""
         if self._uploads < self._fanout:
             return None
-        highest: dict[int, _Node] = {}
-        for other in self._nodes.values():
-            path = list(other.path_to_root())
-            usable = other.address and not other.failed and other.address not in failed
+        passed, found = [], None
+        while self._places and found is None:
+            place = heapq.heappop(self._places)
+            depth, _, other = place
+            if not self._has_room(other) or depth != len(path := list(other.path_to_root())):
+                continue
+            passed.append(place)
             # A receiver that has started again may stand there by its former name, at the same address.
             below = node in path or (node.address and node.address in [above.address for above in path])
-            if usable and other.children < self._fanout and not below:
-                highest.setdefault(len(path), other)
-        return highest[min(highest)] if highest else None
+            if not below and other.address not in failed:
+                found = other
+        for place in passed:
+            heapq.heappush(self._places, place)
+        return found
+
+    def _has_room(self, node: _Node) -> bool:
+        return bool(node.address) and not node.failed and len(node.children) < self._fanout
+
+    def _offer(self, node: _Node) -> None:
+        """Adds the room of a relay, at its depth."""
+        if self._has_room(node):
+            depth = sum(1 for _ in node.path_to_root())
+            heapq.heappush(self._places, (depth, node.number, node))
 
 
 class RelayTrees:

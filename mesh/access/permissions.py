@@ -47,6 +47,7 @@ VERBS = MappingProxyType(
         "/rollmesh.v1.Buffer/Describe": _LEARNER | _LOOKERS,
         "/rollmesh.v1.Buffer/Holders": _LEARNER | _LOOKERS,
         "/rollmesh.v1.Buffer/Ledger": _LEARNER | _LOOKERS,
+        "/rollmesh.v1.Diagnosis/Examine": _OPERATOR,
         "/rollmesh.v1.GeneratorControl/Status": _LOOKERS,
         "/rollmesh.v1.GeneratorControl/Drain": _OPERATOR,
         "/rollmesh.v1.GeneratorControl/Generate": _OPERATOR,

@@ -14,14 +14,15 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from rollmesh.mesh.config.base import Section, holds_several, section_of
+from rollmesh.mesh.config.foreign.answers import answers, describe, without
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.placement import section_from
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.files import write_atomically
 
-# The need of a key, by the type of pydantic's error.
 # Names that peft and papers have for keys.
 _ELSEWHERE = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rank_stabilized", "k": "n", "num_generations": "n"}
+# The need of a key, by the type of pydantic's error.
 _NEEDS = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
@@ -43,6 +44,7 @@ _BOUNDS = {
     "less_than": ("a number below", "lt"),
     "less_than_equal": ("a number of at most", "le"),
 }
+_OVERRIDE = re.compile(r"[A-Za-z_][\w-]*(\.[^.=\s]+)*")
 AnyConfig = TypeVar("AnyConfig", bound=Section)
 _KINDS = {bool: "true or false", dict: "a mapping", float: "a number", int: "a number", list: "a list", str: "a text"}
 
@@ -84,12 +86,33 @@ def load_as(
         ConfigError: see `load_config`.
     """
     values = read_values(source, parse_overrides(overrides))
+    if model is Config:
+        _refuse_foreign(values)
     try:
         return model.model_validate(values)
     except ValidationError as error:
         about_keys = any(item["type"] in ("extra_forbidden", "missing") for item in error.errors())
         listed = f"`rollmesh config schema{' ' * bool(command)}{command}` lists every key"
         raise ConfigError(_explain(error, model), hint=listed if about_keys else "") from error
+
+
+def _refuse_foreign(values: Mapping[str, Any]) -> None:
+    """Refuses keys of other projects, with ours for all of them, and with the errors of the rest.
+
+    Raises:
+        ConfigError: there are such keys.
+    """
+    found = answers(values, Config.model_fields)
+    if not found:
+        return
+    lines = [describe(found)]
+    try:
+        Config.model_validate(without(values, found))
+    except ValidationError as error:
+        lines.append(_explain(error, Config))
+    raise ConfigError(
+        "\n".join(lines), hint="`rollmesh init --from FILE` writes a configuration out of one of verl or TRL"
+    )
 
 
 def read_values(source: Path | Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,18 +145,34 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     """`["--a.b=1"]` -> `{"a.b": 1}`.
 
     Raises:
-        ConfigError: where an item has not the form key=value.
+        ConfigError: naming all items that have not the form key=value.
     """
     parsed: dict[str, Any] = {}
+    wrong = []
     for item in overrides:
         key, separator, text = item.removeprefix("--").partition("=")
-        if not separator or not key:
-            raise ConfigError(f"override {item!r} has not the form --section.key=value")
+        if not _OVERRIDE.fullmatch(key) or not separator:
+            wrong.append(_wrong_form(item))
+            continue
         try:
             parsed[key] = yaml.load(text, _Loader)  # noqa: S506 - a safe loader
         except yaml.YAMLError as error:
             raise ConfigError(f"override {key}: the value is not YAML: {_problem(error)}") from None
+    if wrong:
+        raise ConfigError("; ".join(wrong))
     return parsed
+
+
+def _wrong_form(item: str) -> str:
+    """The form that an override should have, in words."""
+    key, separator, text = item.removeprefix("--").lstrip("+~").partition("=")
+    if item.startswith("~") and key:
+        return f"override {item!r}: Hydra's ~ is not understood, {key}=null unsets an optional key"
+    if item.startswith("+") and separator:
+        return f"override {item!r}: Hydra's + is not needed, write {key}={text}"
+    if item.startswith("--") and _OVERRIDE.fullmatch(key):
+        return f"override {item!r} has no value: write {item}=VALUE or {item} VALUE"
+    return f"override {item!r} has not the form --section.key=value"
 
 
 def _problem(error: yaml.YAMLError) -> str:
@@ -193,10 +232,16 @@ def _explain(error: ValidationError, model: type[Section]) -> str:
             prefix = "".join(f"{part}." for part in location[:-1])
             lines.append(f"unknown key {dotted}" + (f", did you mean {prefix}{near[0]}?" if near else ""))
         elif item["type"] == "missing":
-            lines.append(f"missing key {dotted}")
+            lines.append(f"missing key {', '.join(_required_below(model, location)) or dotted}")
         else:
             lines.append(f"{dotted}: {_wrong_value(item, model)}")
     return "; ".join(lines)
+
+
+def _required_below(top: type[Section], path: list[str]) -> list[str]:
+    """The keys that a missing section has to have; empty where it is no section, or needs none."""
+    fields = _fields_at(top, path)
+    return [".".join((*path, name)) for name, field in fields.items() if field.is_required()]
 
 
 def _wrong_value(item: ErrorDetails, model: type[Section]) -> str:

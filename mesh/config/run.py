@@ -70,6 +70,13 @@ class LoggingSection(TrackingSection):
     record_max_bytes: PositiveInt = Field(
         4 << 30, description="Bytes of the recording; the oldest batches are deleted beyond."
     )
+    dashboard_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port of loopback at which `rollmesh run` serves the page of the run; 0: a free one; none: no "
+        "page. `rollmesh dashboard RUN` serves it too. See dashboard.md.",
+    )
     samples_per_step: int = Field(4, ge=0, description="Trained samples kept per step.")
 
 

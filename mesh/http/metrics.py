@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from rollmesh.mesh.access.tls import server_context
+from rollmesh.mesh.addresses import join_address
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PortInUseError
 from rollmesh.mesh.http.connections import Connections
@@ -77,7 +78,7 @@ async def metrics_server(
                 hint="set network.metrics_host, and network.metrics_port: 0 where several services share a host",
             ) from error
         try:
-            url = f"{'https' if tls else 'http'}://{host}:{bound}{PATH}"
+            url = f"{'https' if tls else 'http'}://{join_address(host, bound)}{PATH}"
             log.info("metrics at %s", url)
             yield url
         finally:

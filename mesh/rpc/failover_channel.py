@@ -3,7 +3,8 @@
 Invariants: calls and streams go to the fronts in turn. A front that has failed a call, or has lost its connection, is
 skipped while another one answers. If none seems to answer, all are tried. The channel repeats no call: callers repeat
 (every verb of the mesh may be repeated), and the next try goes to another front. The addresses given at the start are
-kept for good; others follow the list of fronts that the mesh reports.
+kept for good; others follow the list of fronts that the mesh reports. A channel is connected to two fronts that answer,
+each client to two of its own choice. So further fronts take connections from the others, with thousands of clients too.
 
 gRPC's own balancing over several addresses does not suffice. It takes no host names, checks all certificates against
 one name, and cannot change its set of addresses.
@@ -24,8 +25,8 @@ import grpc
 from rollmesh.mesh.access.credentials import Credentials
 from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.access.token_file import credentials_of
+from rollmesh.mesh.addresses import addresses_of, host_of
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.connection_options import KEEPALIVE_S
 from rollmesh.mesh.rpc.errors import is_transient_code
@@ -35,20 +36,9 @@ from rollmesh.mesh.runtime.hosts import is_loopback
 log = logging.getLogger(__name__)
 # Seconds for which a front that failed a call is passed over.
 _SUSPECT_S = 5.0
+# Fronts to which a client is connected: when one fails, another answers at once.
+_CONNECTED = 2
 _STATE = grpc.ChannelConnectivity
-
-
-def addresses_of(mesh: str) -> list[str]:
-    """The addresses in `host:port` or `host:port,host:port,...`, each of them once.
-
-    Raises:
-        ConfigError: there is no address, or one lacks its port.
-    """
-    found = [part.strip().removeprefix("grpc://") for part in mesh.split(",")]
-    for address in found:
-        if ":" not in address:
-            raise ConfigError(f"mesh address {mesh!r}: {address!r} is not host:port", hint="as in --mesh a:1,b:2")
-    return list(dict.fromkeys(found))
 
 
 def is_local(mesh: str) -> bool:
@@ -57,7 +47,7 @@ def is_local(mesh: str) -> bool:
     Raises:
         ConfigError: as `addresses_of`.
     """
-    return all(is_loopback(address.rpartition(":")[0]) for address in addresses_of(mesh))
+    return all(is_loopback(host_of(address)) for address in addresses_of(mesh))
 
 
 def open_mesh(
@@ -93,6 +83,8 @@ class _Front:
         self.channel = channel
         self.suspect_until = 0.0
         self.calls = 0
+        # Clients rank fronts differently, so that each front has its share of clients.
+        self.rank = random.random()  # noqa: S311  no secret
 
 
 class FailoverChannel(grpc.aio.Channel):
@@ -139,19 +131,39 @@ class FailoverChannel(grpc.aio.Channel):
             if front.address not in self.addresses and not front.calls:
                 del self._fronts[front.address]
                 self._background.spawn(front.channel.close(), "closing the connection to a former front")
+        self._disconnect_unused()
+
+    def _disconnect_unused(self) -> None:
+        """Closes connections that carry no call, to fronts that are not this client's choice any more."""
+        chosen = self._chosen(time.monotonic())
+        if not any(front.channel.get_state() is _STATE.READY for front in chosen):
+            return
+        for front in self._fronts.values():
+            if front not in chosen and not front.calls and front.channel.get_state() is _STATE.READY:
+                self._background.spawn(front.channel.close(), "closing a connection that is not used")
+                front.channel = self._open_front(front.address)
+
+    def _chosen(self, now: float) -> list[_Front]:
+        """The fronts to be connected to: of those that seem to answer the first by rank, listed ones before others."""
+        hopeful = [
+            front
+            for front in (self._fronts[address] for address in self.addresses)
+            if front.suspect_until <= now and front.channel.get_state() is not _STATE.TRANSIENT_FAILURE
+        ]
+        listed = [front for front in hopeful if front.address in self._listed]
+        return sorted(listed or hopeful, key=lambda front: front.rank)[:_CONNECTED]
 
     def choose_front(self) -> _Front:
-        """The front of the next call."""
+        """The front of the next call: one by one those to be connected to, then any that is connected, then any."""
         turn, now = next(self._turn), time.monotonic()
         known = [self._fronts[address] for address in self.addresses]
-        # Asking for the state also starts to connect where there is no connection.
-        states = {front.address: front.channel.get_state(try_to_connect=True) for front in known}
+        chosen = self._chosen(now)
+        for front in chosen or known:
+            # Asking for the state starts to connect where there is no connection.
+            front.channel.get_state(try_to_connect=True)
         trusted = [front for front in known if front.suspect_until <= now]
-        ready = [front for front in trusted if states[front.address] is _STATE.READY]
-        # A front may be known by two names, the one given and the one it lists itself under.
-        listed = [front for front in ready if front.address in self._listed]
-        hopeful = [front for front in trusted if states[front.address] is not _STATE.TRANSIENT_FAILURE]
-        choice = listed or ready or hopeful or known
+        ready = [front for front in trusted if front.channel.get_state() is _STATE.READY]
+        choice = [front for front in chosen if front in ready] or ready or chosen or known
         return choice[turn % len(choice)]
 
     def start_call(self, begin: Callable[[grpc.aio.Channel], Any]) -> Any:

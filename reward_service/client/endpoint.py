@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,11 +25,12 @@ from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.access.tls import channel_credentials
 from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.private_files import read_secret
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.client.endpoint_circuit import EndpointCircuit
-from rollmesh.reward_service.routing import target_of
+from rollmesh.reward_service.routing import split_routes, target_of
 
 Connect = Callable[[str], grpc.aio.Channel]
 
@@ -198,6 +201,19 @@ def mesh_connector(security: SecuritySection, identity: Identity | None = None, 
         identity: the caller's; None: as the token file makes it.
     """
     return lambda address: open_channel(target_of(address), security, identity, max_message_mb=max_message_mb)
+
+
+def configured(reward: RewardSection, security: SecuritySection) -> dict[str, Callable[[], grpc.aio.Channel]]:
+    """Openers of channels, as the client has them, to all servers that the configuration names; by address.
+
+    Args:
+        reward: of the run.
+        security: of the caller.
+    """
+    connect = connector(security, reward.key_files)
+    routed = split_routes(reward.by_data_source)[1].values()
+    addresses = dict.fromkeys((*reward.endpoints, *chain.from_iterable(routed)))
+    return {address: partial(connect, address) for address in addresses}
 
 
 async def close_all(endpoints: list[RewardEndpoint]) -> None:

@@ -21,6 +21,7 @@ _SECONDS = _REWARD.histogram("call_seconds", "Duration of Score calls")
 _OPEN = _REWARD.gauge("items_in_progress", "Items of calls that are not answered yet")
 _OF_ENGINE = (
     _REWARD.gauge("workers", "Worker processes"),
+    _REWARD.counter("busy_seconds", "Time in which workers had calls, of all together; over workers their share"),
     _REWARD.counter("workers_ended", "Worker processes lost: overdue, died", "why"),
     _REWARD.gauge("hanging_threads", "Threads abandoned because a call hangs"),
 )
@@ -73,6 +74,8 @@ class RewardMetrics:
         stats = self._engine.workers
         now = {
             **self._totals,
+            "workers": float(stats.workers),
+            "busy_seconds": stats.busy_s,
             "hanging_threads": float(self._engine.hanging_threads),
             "workers_ended": float(stats.overdue + stats.died),
         }
@@ -82,6 +85,7 @@ class RewardMetrics:
         stats = self._engine.workers
         return {
             "workers": {(): stats.workers},
+            "busy_seconds": {(): stats.busy_s},
             "workers_ended": {("overdue",): stats.overdue, ("died",): stats.died},
             "hanging_threads": {(): self._engine.hanging_threads},
         }

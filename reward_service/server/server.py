@@ -18,12 +18,14 @@ from grpc_health.v1 import health, health_pb2
 from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.diagnosis import SERVICE_NAME as DIAGNOSIS_SERVICE
+from rollmesh.mesh.diagnosis import DiagnosisServicer
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.service import add_health_and_reflection, set_serving
 from rollmesh.mesh.telemetry.tracing import Tracer, no_traces
 from rollmesh.mesh.wait import Wait
-from rollmesh.protos import reward_pb2, reward_pb2_grpc
+from rollmesh.protos import diagnosis_pb2_grpc, reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.server.item_spans import record_scores
 from rollmesh.reward_service.server.metrics import RewardMetrics
@@ -113,7 +115,10 @@ class RewardServer:
         self._server = new_server(self._security, identity, key=key, max_message_mb=max_message_mb)
         servicer = RewardServicer(engine, self.metrics, timeout_s=timeout_s, tracer=self._tracer)
         reward_pb2_grpc.add_RewardServicer_to_server(servicer, self._server)
-        self._health: health.aio.HealthServicer = add_health_and_reflection(self._server, [SERVICE_NAME])
+        diagnosis_pb2_grpc.add_DiagnosisServicer_to_server(DiagnosisServicer(), self._server)
+        self._health: health.aio.HealthServicer = add_health_and_reflection(
+            self._server, [SERVICE_NAME, DIAGNOSIS_SERVICE]
+        )
 
     def present_wait(self) -> Wait:
         """The reason why items wait although the service should be able to score them; empty while all is well."""
@@ -134,7 +139,7 @@ class RewardServer:
             await self._engine.close()
             raise
         await self._server.start()
-        await set_serving(self._health, [SERVICE_NAME])
+        await set_serving(self._health, [SERVICE_NAME, DIAGNOSIS_SERVICE])
         return self.port
 
     async def stop(self, grace_s: float = 2.0) -> None:

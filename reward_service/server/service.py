@@ -84,7 +84,7 @@ async def serve(
     )
     bound = await server.start(host, port)
     freeze_heap()
-    address = advertised_address(host, bound, config.network.advertise)
+    address = advertised_address(host, bound, config.network.advertise, mesh=mesh or "")
     network = config.network
     metrics = metrics_server(
         server.metrics.registry,

@@ -20,11 +20,19 @@ from rollmesh.reward_service.workers.unit_queue import UnitQueue
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """Workers at present; those that were ended for being overdue, and those that died, since the start."""
+    """Workers at present, and what has become of them since the start.
+
+    Attributes:
+        workers: at present.
+        overdue: that were ended for being overdue.
+        died: that ended by themselves.
+        busy_s: seconds that workers of plain functions had calls, of all together.
+    """
 
     workers: int = 0
     overdue: int = 0
     died: int = 0
+    busy_s: float = 0.0
 
 
 class ProcessPool:
@@ -53,6 +61,8 @@ class ProcessPool:
             sum(len(queue.pids) for queue in queues),
             sum(queue.overdue for queue in queues),
             sum(queue.died for queue in queues),
+            # A worker with coroutines is not busy: many of them wait at a time.
+            self._plain.busy_s,
         )
 
     @property

@@ -75,6 +75,8 @@ class UnitQueue:
         self.call_timeout_s = call_timeout_s
         self.overdue = 0
         self.died = 0
+        # Seconds of workers with calls, overdue ones included, since the start.
+        self.busy_s = 0.0
         # When workers were ended for being overdue, lately.
         self._ended_overdue: deque[float] = deque(maxlen=_MOST_RECENT)
         # Name of the function of the call that was ended last.
@@ -235,6 +237,7 @@ class UnitQueue:
     def record_duration(self, function: int, seconds: float, units: int) -> None:
         """See `UnitSource`."""
         self._deaths = 0
+        self.busy_s += seconds
         each = seconds / units
         before = self._seconds.get(function, each)
         self._seconds[function] = before + _NEWS * (each - before)
@@ -243,6 +246,7 @@ class UnitQueue:
         """See `UnitSource`."""
         if overdue:
             self.overdue += 1
+            self.busy_s += self.call_timeout_s
             self._ended_overdue.append(time.monotonic())
             self._last_overdue = self._last_overdue if function is None else self.name(function)
             return

@@ -14,10 +14,13 @@ from typing import Annotated
 
 import typer
 
-from rollmesh.cli import config, data, evaluation, plan, replay, run, services, token, trainers
-from rollmesh.cli.observe import inspect, ledger, results, turns, weights
+from rollmesh.cli import certificates, config, data, evaluation, init, plan, replay, run, services, token, trainers
+from rollmesh.cli.command_list import CommandList
+from rollmesh.cli.observe import dashboard, doctor, inspect, ledger, results, turns, weights
+from rollmesh.cli.override_forms import accept_overrides
 from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.errors import ServiceExitError
+from rollmesh.mesh.config.variables import check_variables
 from rollmesh.mesh.errors import PERMANENT, RollmeshError
 from rollmesh.mesh.private_files import keep_private
 from rollmesh.mesh.runtime.bounded_exit import bound_exit
@@ -26,6 +29,7 @@ from rollmesh.mesh.runtime.ranks import started_here
 
 app = typer.Typer(
     name="rollmesh",
+    cls=CommandList,
     help="Asynchronous reinforcement learning for language models as a mesh of small services.",
     epilog=(
         "Generators decode with one of three engines, rollout.engine: hf, vllm or sglang; docs/engines.md says what "
@@ -35,11 +39,15 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+init.register(app)
 run.register(app)
 trainers.register(app)
 services.register(app)
 inspect.register(app)
+dashboard.register(app)
+doctor.register(app)
 turns.register(app)
 plan.register(app)
 ledger.register(app)
@@ -50,6 +58,8 @@ evaluation.register(app)
 config.register(app)
 data.register(app)
 token.register(app)
+certificates.register(app)
+accept_overrides(app)
 
 
 def _print_version(asked: bool) -> None:
@@ -75,7 +85,7 @@ _TRAINERS = ("sft", "rm", "dpo")
 # Longest exit of a learner that has closed everything; trackers may send their last records meanwhile.
 _EXIT_S = 60.0
 # Only these commands write files for other users: all else that a command or its children make is private.
-_FOR_OTHERS = ("export", "data")
+_FOR_OTHERS = ("export", "data", "init")
 
 
 def main() -> None:
@@ -86,6 +96,7 @@ def main() -> None:
     if _command(arguments) not in _FOR_OTHERS:
         keep_private()
     try:
+        check_variables(os.environ)
         app(args=[item for item in arguments if item != "--debug"], prog_name="rollmesh")
     except RollmeshError as error:
         if debug:

@@ -62,7 +62,7 @@ def _eval(
     from rollmesh.evaluation.evaluate import Evaluation, EvaluationRequest
     from rollmesh.evaluation.settings import read_for_evaluation
     from rollmesh.evaluation.tables import summary_lines
-    from rollmesh.launcher.console.view import PlainView
+    from rollmesh.launcher.console.plain import PlainView
 
     config = read_for_evaluation(config_path, overrides, {}, model)
     evaluation = Evaluation(EvaluationRequest(config, model, out, fresh=fresh, with_log_probs=log_probs))
@@ -108,7 +108,7 @@ def _generate(
     """
     config_path, overrides = _split(config_path, context.args)
     from rollmesh.evaluation.generate import GenerationRequest, generate
-    from rollmesh.launcher.console.view import PlainView
+    from rollmesh.launcher.console.plain import PlainView
 
     request = GenerationRequest(config_path, overrides, model, out, chat=chat, fresh=fresh, with_log_probs=log_probs)
     # A copy: while the services run, the file of stderr is the launcher's log.

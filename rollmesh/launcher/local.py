@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rollmesh.checkpoint_choice import checkpoint_path
+from rollmesh.dashboard.report import write_report
 from rollmesh.launcher import folder as folders
 from rollmesh.launcher.console.output import stderr_into
 from rollmesh.launcher.console.quiet_notice import NoStepNotice, no_step_text
@@ -24,6 +25,7 @@ from rollmesh.launcher.events import LOG, EventLog
 from rollmesh.launcher.memory import MemoryWatch, WatchRules
 from rollmesh.launcher.mesh_client import MeshClient, Snapshot
 from rollmesh.launcher.mesh_log import MeshLog
+from rollmesh.launcher.page.run_page import serve_run_page
 from rollmesh.launcher.placement.description import describe_turns
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.launcher.preflight.continuing import Continuation
@@ -34,6 +36,7 @@ from rollmesh.launcher.services import ServiceCatalogue, describe_threads, drain
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.launcher.trials.opening import opening
 from rollmesh.launcher.trials.session import RunPlacement
+from rollmesh.learner.checkpoint.names import version_of
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, RollmeshError
@@ -41,7 +44,6 @@ from rollmesh.mesh.rpc.held_ports import HeldPorts
 from rollmesh.mesh.tables import FAILED_EXAMINED, TABLES, TRAIN
 from rollmesh.mesh.weights.shared_files import SHARED_MEMORY, sweep
 from rollmesh.protos import buffer_pb2
-from rollmesh.report.html import write_report
 from rollmesh.report.metrics import MetricsTail, Record, is_training
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary, write_summary
 
@@ -61,7 +63,7 @@ def run_locally(
     """
     check_files(config)
     first = opening(config, fresh=fresh)
-    view = open_view(config.logging.console_every_steps)
+    view = open_view(config)
     try:
         view.event("checks data, algorithm and reward functions")
         with check_code(first, fresh=fresh) as prepared:
@@ -202,6 +204,9 @@ class LocalRun:
                         start_from=self._start,
                     )
                     watching.append(asyncio.create_task(self._try_placements(catalogue), name="trials of placements"))
+                    if (port := config.logging.dashboard_port) is not None:
+                        page = serve_run_page(self._folder, port, self._view.event)
+                        watching.append(asyncio.create_task(page, name="page of the run"))
                     for task in watching:
                         task.add_done_callback(self._report_failed_watch)
                     await self._supervisor.run(
@@ -290,11 +295,13 @@ class LocalRun:
             return summary
         try:
             summary = write_summary(self._folder, self._config, self._final)
-            report = f"report: {write_report(self._folder)}"
+            report = f"report: {write_report(self._folder, ended=True)}"
         except OSError as error:
             summary = build_summary(self._folder, self._config, self._final)
             report = f"summary and report are not written: {error.strerror or error}"
-        again = (f"{self._same_command()} continues the run",) if self.interrupted and begun else ()
+        again = (
+            (f"{self._same_command()} continues the run {_place_of(summary)}",) if self.interrupted and begun else ()
+        )
         for line in (*summary.lines(), report, *again):
             self._events.record(line)
         return summary
@@ -334,6 +341,7 @@ class LocalRun:
     async def _watch(self) -> None:
         """Feeds the view and `mesh.jsonl` until cancelled."""
         metrics = MetricsTail(self._folder / folders.METRICS, from_end=True)
+        samples = MetricsTail(self._folder / folders.SAMPLES, from_end=True)
         log = MeshLog(self._folder, self._events.record)
         await self._announced.wait()
         # Ends of groups by reason before this launch; not known until the mesh answers.
@@ -346,6 +354,7 @@ class LocalRun:
                 seen.follow(self._latest, records)
                 self._latest = latest = seen
                 latest.placement = self._placement.record.text
+                latest.sample = next(reversed(samples.read()), latest.sample)
                 if before is None and seen.table is not None:
                     before = dict(seen.table.counts.reasons)
                 latest.generated_tokens = log.add(latest, time.time())
@@ -383,6 +392,14 @@ class LocalRun:
         """Reports a watch that has failed: its silence would go unnoticed."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._events.record(f"the {task.get_name()} has failed, the run continues without it: {error!r}")
+
+
+def _place_of(summary: Summary) -> str:
+    """The step from which a run continues, in words."""
+    if summary.checkpoint is None:
+        return "from its beginning: it has no checkpoint"
+    step = version_of(Path(summary.checkpoint).name)
+    return "from its newest checkpoint" if step is None else f"from step {step.version}, its newest checkpoint"
 
 
 def _record(config: Config) -> RunRecord:

@@ -50,6 +50,7 @@ class Snapshot:
             the values in the learner's heartbeat.
         unscored: responses without a reward, as far as records were followed.
         generated_tokens: that the run has sampled so far; 0 in a single snapshot.
+        sample: a response of the latest step that has kept some; empty before, and in a single snapshot.
         holders: holders of the train table's groups; read where nothing moves.
         turns: of a learner that shares its devices; None where it does not, or does not answer.
         sleep: of generators that share devices, in words, by member id; as far as they were asked.
@@ -66,6 +67,7 @@ class Snapshot:
     evaluation: Record = field(default_factory=dict)
     unscored: UnscoredMembers = field(default_factory=UnscoredMembers)
     generated_tokens: float = 0.0
+    sample: Record = field(default_factory=dict)
     holders: buffer_pb2.HoldersResponse | None = None
     turns: learner_pb2.PlacementStatus | None = None
     sleep: dict[str, str] = field(default_factory=dict)
@@ -84,6 +86,7 @@ class Snapshot:
     def follow(self, before: Snapshot, records: Sequence[Record]) -> None:
         """Continues the former snapshot's state of steps and evaluations, and adds new records of the metrics file."""
         self.training, self.evaluation, self.unscored = before.training, before.evaluation, before.unscored
+        self.sample = before.sample
         self.learner_starts = before.learner_starts and not self.learners()
         self.unscored.add(records)
         for record in records:
@@ -94,6 +97,9 @@ class Snapshot:
 
     def generators(self) -> list[membership_pb2.Member]:
         return [member for member in self.members if member.role == membership_pb2.ROLE_GENERATOR]
+
+    def rewards(self) -> list[membership_pb2.Member]:
+        return [member for member in self.members if member.role == membership_pb2.ROLE_REWARD]
 
     def sum_of(self, gauge: str) -> float:
         """Sum of a gauge over the generators."""
@@ -191,6 +197,10 @@ class MeshClient:
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the channel."""
         await self._channel.close()
 
     async def read_snapshot(self) -> Snapshot:

@@ -47,22 +47,9 @@ class MeshLog:
         """
         if snapshot.table is None:
             return self._total_generated
-        generators = snapshot.generators()
-        self._seen.update({member.member_id: member.gauges.get(_GAUGE, 0.0) for member in generators})
-        counts = snapshot.table.counts
-        entry = {
-            "time": round(now, 3),
-            "version": snapshot.table.policy.version,
-            "generators": len(generators),
-            _TOTAL: self._total_generated,
-            "gate_wait_s": snapshot.table.waiting_for_samples_ms / 1000,
-            "learner_wait_s": snapshot.table.waiting_for_inserts_ms / 1000,
-            "generating": counts.generating,
-            "ready": counts.ready,
-            "learner_waits": snapshot.table.learner_waits,
-            "generators_wait": snapshot.table.generators_wait,
-        }
-        self._append(entry)
+        for member in snapshot.generators():
+            self._seen[member.member_id] = member.gauges.get(_GAUGE, 0.0)
+        self._append({**entry_of(snapshot, now), _TOTAL: self._total_generated})
         return self._total_generated
 
     def _append(self, entry: Mapping[str, Any]) -> None:
@@ -83,3 +70,31 @@ class MeshLog:
     @property
     def _total_generated(self) -> float:
         return self._before + sum(self._seen.values())
+
+
+def entry_of(snapshot: Snapshot, now: float) -> dict[str, Any]:
+    """The line about a mesh that has answered, without the sampled tokens of the whole run.
+
+    Args:
+        snapshot: of the mesh.
+        now: Unix time in seconds.
+    """
+    table, rewards = snapshot.table, snapshot.rewards()
+    assert table is not None, "the mesh has answered"
+    return {
+        "time": round(now, 3),
+        "version": table.policy.version,
+        "generators": len(snapshot.generators()),
+        "gate_wait_s": table.waiting_for_samples_ms / 1000,
+        "learner_wait_s": table.waiting_for_inserts_ms / 1000,
+        # Unlike the wait above: nothing is decoded meanwhile.
+        "idle_s": round(snapshot.sum_of("gate_wait_seconds"), 3),
+        "active_sequences": snapshot.sum_of("active_sequences"),
+        "members_unscored": snapshot.sum_of("members_unscored"),
+        "reward_workers": sum(member.gauges.get("reward_workers", 0.0) for member in rewards),
+        "reward_busy_s": round(sum(member.gauges.get("reward_busy_seconds", 0.0) for member in rewards), 3),
+        "generating": table.counts.generating,
+        "ready": table.counts.ready,
+        "learner_waits": table.learner_waits,
+        "generators_wait": table.generators_wait,
+    }

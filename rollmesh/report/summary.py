@@ -6,32 +6,30 @@ and unknown values are null.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollmesh.learner.checkpoint.best import best_checkpoint
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, list_checkpoints
 from rollmesh.mesh.config.models import Config
-from rollmesh.mesh.errors import DataError
-from rollmesh.mesh.files import write_atomically
 from rollmesh.mesh.tables import TRAIN
 from rollmesh.report.failures import failures_text
 from rollmesh.report.graders import grader_versions
 from rollmesh.report.memory import memory_line
-from rollmesh.report.metrics import Record, is_evaluation, is_training, read_metrics, run_records
+from rollmesh.report.metrics import Record, is_evaluation, is_training, metric_value, read_metrics, run_records
 from rollmesh.report.restarts import read_restarts
-from rollmesh.report.series import metric_value
 from rollmesh.report.speed import speed_of
 from rollmesh.report.stalls import read_stalls
+from rollmesh.report.summary_file import FILE, SummaryValues, keep_summary, kept_summary
 from rollmesh.report.turns import read_phases, share_lines, swap_lines, swap_times, time_shares, turns_ended
 from rollmesh.report.unscored import UnscoredMembers
 
 if TYPE_CHECKING:
     from rollmesh.protos import buffer_pb2
 
-_FILE = "summary.json"
 _BY = "eval/measured_by"
 _CAUSES = 10
 
@@ -59,7 +57,7 @@ class FinalState:
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(SummaryValues):
     """A finished (or ended) run.
 
     Attributes:
@@ -96,6 +94,8 @@ class Summary:
             (`report.turns.time_shares`).
         placement: `mode` in which the run has ended, the `asked` one, and with `auto` its estimates, measurements and
             cost (`launcher.trials.record.PlacementRecord`).
+        checkpoint, best_checkpoint: folders of the newest checkpoint and of the one that was evaluated best; None
+            without one.
         not_evaluated: the last step has no held-out reward, and how to get one. Empty where it has one, without
             held-out data, and for a run in progress.
     """
@@ -126,6 +126,8 @@ class Summary:
     swaps: dict[str, float] = field(default_factory=dict)
     placement: dict[str, Any] = field(default_factory=dict)
     not_evaluated: str = ""
+    checkpoint: str | None = None
+    best_checkpoint: str | None = None
 
     def lines(self) -> Iterator[str]:
         """The summary for a terminal."""
@@ -162,7 +164,11 @@ class Summary:
             yield line
         if self.graders:
             yield "graders: " + ", ".join(f"{name} {version}" for name, version in self.graders.items())
-        yield f"summary: {Path(self.folder) / _FILE}"
+        if self.checkpoint is not None:
+            yield f"checkpoint: {self.checkpoint}; `rollmesh export {self.folder} OUT` makes a model of it"
+            if self.best_checkpoint not in (None, self.checkpoint):
+                yield f"best checkpoint: {self.best_checkpoint}; add --checkpoint best"
+        yield f"summary: {Path(self.folder) / FILE}"
 
     def _held_out_at(self) -> str:
         """The step of the last held-out reward, where that is not the last step."""
@@ -202,6 +208,7 @@ def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
     table = final.tables.get(TRAIN)
     unscored = UnscoredMembers()
     unscored.add(steps)
+    newest, best = checkpoint_folders(folder)
     return Summary(
         run=config.run.name,
         folder=str(config.run.folder),
@@ -251,13 +258,26 @@ def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
         swaps=swap_times(steps) | time_shares(read_phases(folder), turns_ended(steps)),
         placement=final.placement or {"mode": config.placement.mode},
         not_evaluated=_not_evaluated(config, final.ended, steps, evaluations),
+        checkpoint=newest,
+        best_checkpoint=best,
     )
+
+
+def checkpoint_folders(folder: Path) -> tuple[str | None, str | None]:
+    """The folders of a run's newest checkpoint and of its best one; None without one.
+
+    Raises:
+        DataError: the file about the best checkpoint cannot be read.
+    """
+    root = folder / CHECKPOINTS_NAME
+    found, best = list_checkpoints(root), best_checkpoint(root)
+    return (str(found[-1][1]) if found else None, None if best is None else str(root / best.checkpoint))
 
 
 def write_summary(folder: Path, config: Config, final: FinalState) -> Summary:
     """Builds the summary of a run folder and writes it there."""
     summary = build_summary(folder, config, final)
-    write_atomically(folder / _FILE, json.dumps(asdict(summary), indent=2) + "\n")
+    keep_summary(folder, summary)
     return summary
 
 
@@ -267,13 +287,7 @@ def read_summary(folder: Path) -> Summary:
     Raises:
         DataError: no summary, or one of another program.
     """
-    path = folder / _FILE
-    try:
-        return Summary(**json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise DataError(f"no summary in {folder}", hint="it is written when the run ends") from error
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    return kept_summary(Summary, folder)
 
 
 def _not_evaluated(config: Config, ended: str, steps: Sequence[Record], evaluations: Sequence[Record]) -> str:

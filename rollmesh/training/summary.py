@@ -5,28 +5,26 @@ Invariant: it is made from `metrics.jsonl` and the checkpoints' file about the b
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
-from rollmesh.mesh.errors import DataError
-from rollmesh.mesh.files import write_atomically
-from rollmesh.report.metrics import Record, read_metrics
-from rollmesh.report.series import metric_value
+from rollmesh.report.metrics import Record, metric_value, read_metrics
 from rollmesh.report.speed import speed_of
+from rollmesh.report.summary import checkpoint_folders
+from rollmesh.report.summary_file import SummaryValues, keep_summary, kept_summary
 
-_FILE = "summary.json"
 LOSS, HELD_OUT = "actor/loss", "eval/loss"
+_ACCURACY = "rewards/accuracies"
 IN_PROGRESS = "in progress"
 
 
 @dataclass(frozen=True)
-class TrainingSummary:
+class TrainingSummary(SummaryValues):
     """A training that has ended, or as far as it went.
 
     Attributes:
@@ -36,6 +34,9 @@ class TrainingSummary:
         steps, planned_steps: trained so far, and of the whole training.
         epochs: passes over the data so far.
         loss_first, loss_last: of the first and the last step.
+        accuracy_first, accuracy_last: the same of the share of pairs whose chosen response has the greater reward; None
+            without pairs.
+        checkpoint: folder of the newest checkpoint; None without one.
         held_out: every evaluation: its step, and its metrics without `eval/`.
         best: the best evaluation: `checkpoint`, `step`, `metric` and `value`; None without one.
         tokens: trained ones, over all steps.
@@ -61,6 +62,9 @@ class TrainingSummary:
     wall_s: float
     skipped_rows: int
     speed: dict[str, float]
+    accuracy_first: float | None = None
+    accuracy_last: float | None = None
+    checkpoint: str | None = None
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -73,10 +77,13 @@ class TrainingSummary:
         yield (
             f"step {self.steps} of {self.planned_steps}, {self.epochs:.2f} epochs, "
             f"loss {_show(self.loss_first)} -> {_show(self.loss_last)}"
+            f"{_accuracy(self.accuracy_first, self.accuracy_last)}"
         )
         if self.held_out:
             first, last = self.held_out[0], self.held_out[-1]
-            yield f"held-out loss {_show(first.get('loss'))} -> {_show(last.get('loss'))} (at step {last['step']:.0f})"
+            accuracy = _accuracy(first.get(_ACCURACY), last.get(_ACCURACY))
+            losses = f"{_show(first.get('loss'))} -> {_show(last.get('loss'))}"
+            yield f"held-out loss {losses}{accuracy} (at step {last['step']:.0f})"
         else:
             yield "no held-out loss: data.eval is not set, or nothing was evaluated yet"
         if self.best is not None:
@@ -84,6 +91,8 @@ class TrainingSummary:
         yield f"{self.tokens} tokens trained in {self.training_s:.1f} s, {_show(self.tokens_per_s, '.0f')} tokens/s"
         if self.skipped_rows:
             yield f"{self.skipped_rows} rows were left out: too long, or without a token to train"
+        if self.checkpoint is not None:
+            yield f"checkpoint: {self.checkpoint}; `rollmesh export {self.folder} OUT` makes a model of it"
 
 
 def training_records(folder: Path) -> list[Record]:
@@ -141,6 +150,9 @@ def build_training_summary(folder: Path, command: str, ended: str, wall_s: float
         wall_s=round(wall_s, 3),
         skipped_rows=int(_total(records, "skipped_rows")),
         speed=speed_of(records),
+        accuracy_first=metric_value(records[0], _ACCURACY) if records else None,
+        accuracy_last=metric_value(last, _ACCURACY),
+        checkpoint=checkpoint_folders(folder)[0],
     )
 
 
@@ -152,7 +164,7 @@ def write_training_summary(folder: Path, command: str, ended: str, began_s: floa
         began_s: `time.monotonic` at the begin of the process.
     """
     summary = build_training_summary(folder, command, ended, time.monotonic() - began_s)
-    write_atomically(folder / _FILE, json.dumps(asdict(summary), indent=2) + "\n")
+    keep_summary(folder, summary)
     return summary
 
 
@@ -162,17 +174,15 @@ def read_training_summary(folder: Path) -> TrainingSummary:
     Raises:
         DataError: no summary, or one of another program.
     """
-    path = folder / _FILE
-    try:
-        return TrainingSummary(**json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise DataError(f"no summary in {folder}", hint="it is written when the training ends") from error
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    return kept_summary(TrainingSummary, folder)
 
 
 def _total(records: list[Record], name: str) -> float:
     return sum(metric_value(record, name) or 0.0 for record in records)
+
+
+def _accuracy(first: float | None, last: float | None) -> str:
+    return "" if first is None or last is None else f", accuracy {first:.1%} -> {last:.1%}"
 
 
 def _show(value: float | None, form: str = ".4f") -> str:

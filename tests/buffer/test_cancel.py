@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
-from rollmesh.buffer.client.client import AdmitStream
+import pytest
+
+from rollmesh.buffer.client.client import AdmitStream, Lease
+from rollmesh.buffer.store.keys import Keys
+from rollmesh.buffer.store.store import Store
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Mesh, make_config, make_task, refs
@@ -129,3 +134,35 @@ async def test_a_grant_that_is_cancelled_before_it_was_taken_is_dropped_and_its_
     assert keys(fresh).isdisjoint(stale)
     assert [g.task.ordinal for g in fresh] == [1, 2]
     assert all(g.parent_group_id for g in fresh)
+
+
+async def test_those_that_have_no_cancelled_group_are_not_asked_for(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change costs what it concerns, however many streams are open."""
+    asked: list[str] = []
+    read = Store.read_cancellations
+
+    async def counted(store: Store, table: str, member_id: str, *others: Any) -> list[Lease]:
+        asked.append(member_id)
+        return await read(store, table, member_id, *others)
+
+    monkeypatch.setattr(Store, "read_cancellations", counted)
+    front = await mesh.front()
+    learner, mine = await mesh.learner(front), await mesh.generator(front)
+    others = [await mesh.generator(front) for _ in range(3)]
+    for other in others:
+        other.admission().update(0, V0)
+        async with asyncio.timeout(TIMEOUT_S):
+            while other.agent.member_id not in asked:
+                await asyncio.sleep(0.02)
+    await learner.seed(1, 1)
+    _, told, grants = await start(mesh, mine, 1)
+    asked.clear()
+    await learner.client.set_policy_version(learner.incarnation, 2)
+    assert await told.next(1) == keys(grants)
+    assert set(asked) == {mine.agent.member_id}
+    notified = Keys(front.run_name).table("train", "cancelled_at")
+    async with asyncio.timeout(TIMEOUT_S):
+        while await front.access.client.zcard(notified):
+            await asyncio.sleep(0.02)

@@ -12,7 +12,7 @@ import pytest
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.buffer.policy.rules import rules_of
 from rollmesh.buffer.server import admit_session as admission
-from rollmesh.buffer.server import sample_session
+from rollmesh.buffer.server import background_tasks, sample_session
 from rollmesh.buffer.server.process import BufferFront, without_secrets
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.mesh.access.roles import Identity, Role
@@ -138,7 +138,7 @@ async def test_a_finished_run_is_announced(mesh: Mesh) -> None:
 
 
 async def test_a_write_at_one_front_wakes_the_sampler_at_another(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sample_session, admission):
+    for module in (sample_session, admission, background_tasks):
         monkeypatch.setattr(module, "_RECHECK_S", 1000.0)
     config = make_config(mesh.folder, mesh.redis_url)
     left, right = await mesh.front(config), await mesh.front(config)

@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from rollmesh.buffer.client.client import AdmitStream
+from rollmesh.buffer.server.admission_dealer import AdmissionDealer, GeneratorDemand
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import buffer_pb2_grpc
@@ -52,7 +53,12 @@ async def test_the_idle_generator_is_served_first_and_size_counts(mesh: Mesh) ->
     assert len(await busy.grants(of_busy, 1)) == len(await idle.grants(of_idle, 1)) == 1
 
 
-async def test_the_faster_of_two_gets_more_in_proportion(mesh: Mesh) -> None:
+async def test_the_faster_of_two_gets_more_in_proportion(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    offered: dict[int, GeneratorDemand] = {}
+    offer = AdmissionDealer.offer
+    monkeypatch.setattr(
+        AdmissionDealer, "offer", lambda self, demand: (offered.update({id(demand): demand}), offer(self, demand))
+    )
     front = await mesh.front(buffer={"redis": mesh.redis_url}, **ROOMY)
     learner = await mesh.learner(front)
     generators = await mesh.generator(front), await mesh.generator(front)
@@ -86,15 +92,11 @@ async def test_the_faster_of_two_gets_more_in_proportion(mesh: Mesh) -> None:
         for place, done in enumerate((3, 1)):
             held[place] -= done
             admissions[place].update(6 - held[place], outstanding=held[place])
-        # Their demands are known when they are told again that nothing is there.
-        await asyncio.gather(*(answered(admission) for admission in admissions))
+        async with asyncio.timeout(TIMEOUT_S):
+            while sorted(demand.outstanding for demand in offered.values()) != sorted(held):
+                await asyncio.sleep(0.02)
         await seed_and_take(4)
     assert got == [4 + 15, 4 + 5]
-
-
-async def answered(stream: AdmitStream) -> None:
-    stream.waiting_reason = ""
-    await in_force(stream, "no prompt tasks")
 
 
 _CLIENT = """

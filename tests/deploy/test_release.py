@@ -49,5 +49,8 @@ def test_workflows_call_what_exists(path: Any) -> None:
         for module in re.findall(r"-m ([\w.]+)", step):
             assert (REPOSITORY / f"{module.replace('.', '/')}.py").exists()
     for job in workflow["jobs"].values():
-        for target in job.get("strategy", {}).get("matrix", {}).get("target", []):
-            assert f" AS {target}\n" in dockerfile
+        matrix = job.get("strategy", {}).get("matrix", {})
+        for engine in matrix.get("engine", []):
+            assert f" AS engine-{engine}\n" in dockerfile
+        for device in matrix.get("device", []):
+            assert f" AS base-{device}\n" in dockerfile

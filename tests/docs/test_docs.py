@@ -11,6 +11,7 @@ from rollmesh.mesh.access.docs_reference import reference as reference_of_verbs
 from rollmesh.mesh.access.docs_reference import with_reference
 from rollmesh.mesh.config import Config, load_as
 from rollmesh.mesh.config.docs_reference import reference
+from rollmesh.mesh.config.foreign.docs_reference import with_tables
 from rollmesh.mesh.config.trainers.configs import CONFIGS
 from tests.docs.prose import LONGEST_SENTENCE, TRANSLATED, words
 
@@ -26,6 +27,11 @@ def _name(page: Path) -> str:
 
 def test_the_configuration_reference_is_current() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == reference(), "run `make docs`"
+
+
+def test_the_tables_of_other_projects_keys_are_current() -> None:
+    page = (ROOT / "docs" / "coming-from.md").read_text()
+    assert with_tables(page) == page, "run `make docs`"
 
 
 def test_the_table_of_verbs_is_current() -> None:
@@ -93,7 +99,12 @@ def test_sentences_are_plain(page: Path) -> None:
 def test_the_benchmarks_that_pages_name_exist() -> None:
     named = {module for page in GUIDES for module in re.findall(r"-m (benchmarks[.\w]+)", page.read_text())}
     assert len(named) > 20
-    assert not [module for module in named if not (ROOT / f"{module.replace('.', '/')}.py").exists()]
+    places = {module: ROOT / module.replace(".", "/") for module in named}
+    assert not [
+        module
+        for module, place in places.items()
+        if not (place.with_suffix(".py").exists() or (place / "__main__.py").exists())
+    ]
 
 
 SETTINGS = [

@@ -12,6 +12,7 @@ from tests.repository import REPOSITORY
 PACKAGES = (
     "benchmarks",
     "buffer",
+    "deploy",
     "examples",
     "generators",
     "learner",

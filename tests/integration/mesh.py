@@ -56,7 +56,8 @@ class MeshRun:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, **(env or {})},
+            # Lines are not broken for any width.
+            env={**os.environ, "COLUMNS": "1000", **(env or {})},
             start_new_session=True,
         )
         threading.Thread(target=self._read, daemon=True).start()
@@ -94,11 +95,13 @@ class MeshRun:
 
     def wait_step(self, step: int, deadline_s: float = DEADLINE_S) -> None:
         """Waits until a step >= `step` is reported."""
-        while int(self.wait_for(r"\bstep (\d+): reward", deadline_s)[1]) < step:
+        while int(self.wait_for(r"\bstep (\d+) of \d+: reward", deadline_s)[1]) < step:
             pass
 
     def last_step(self) -> int:
-        return max((int(m[1]) for line in self.lines if (m := re.search(r"\bstep (\d+): reward", line))), default=0)
+        return max(
+            (int(m[1]) for line in self.lines if (m := re.search(r"\bstep (\d+) of \d+: reward", line))), default=0
+        )
 
     def pid(self, service: str) -> int:
         """The process of a service, which is waited for: steps of a continued run need no service but the learner."""

@@ -30,7 +30,7 @@ def frozen(run: MeshRun, *services: str) -> None:
     """Waits until services were found stopped, are back, and a step was trained after that."""
     found = (rf"{service}: frozen \(stopped by a signal.*, killed; restarting" for service in services)
     run.wait_for_each(*found, *(rf"{service} is back" for service in services))
-    run.wait_for(r"step \d+: reward")
+    run.wait_for(r"step \d+ of \d+: reward")
 
 
 def tree(pid: int) -> list[psutil.Process]:
@@ -64,12 +64,12 @@ def test_a_run_outlives_its_services_and_its_launcher_until_a_ctrl_c(start_mesh)
         first.kill9(service)
         first.wait_for(rf"{service} is back")
         assert first.pid(service) != before
-        first.wait_for(r"step \d+: reward")
+        first.wait_for(r"step \d+ of \d+: reward")
     assert not loaded_by_the_trial(first), "a successor is started by itself"
     # Its model is lost with it: the learner ends too, and both continue from the last checkpoint.
     first.kill9(CRITIC)
     first.wait_for_each(rf"{CRITIC} is back", "learner is back")
-    first.wait_for(r"step \d+: reward")
+    first.wait_for(r"step \d+ of \d+: reward")
     family = [process.pid for process in psutil.Process(first.process.pid).children(recursive=True)]
     assert len(family) > len(SERVICES), "the services and Redis"
     first.process.kill()

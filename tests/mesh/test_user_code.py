@@ -14,3 +14,11 @@ def test_a_module_that_ends_the_process_on_import_is_named(tmp_path: Path) -> No
     (tmp_path / "script.py").write_text("import sys\ndef main(): ...\nsys.exit(0)\n")
     with pytest.raises(DataError, match=r"data.curriculum .*script.py:main: importing it raised SystemExit: 0"):
         load_callable(f"{tmp_path / 'script.py'}:main", "data.curriculum", DataError)
+
+
+def test_a_file_that_a_module_misses_on_import_is_not_taken_for_the_module(tmp_path: Path) -> None:
+    (tmp_path / "reads.py").write_text("open('/nowhere/words.txt')\ndef score(): ...\n")
+    with pytest.raises(DataError, match=r"reads.py:score: importing it raised FileNotFoundError: .*words.txt"):
+        load_callable(f"{tmp_path / 'reads.py'}:score", "reward.functions", DataError)
+    with pytest.raises(DataError, match=r"no file .*absent.py"):
+        load_callable(f"{tmp_path / 'absent.py'}:score", "reward.functions", DataError)

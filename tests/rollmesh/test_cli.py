@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import os
 import re
@@ -20,10 +21,11 @@ import yaml
 from safetensors.numpy import save_file
 
 from rollmesh.cli.app import PERMANENT_CODE_VARIABLE
+from rollmesh.cli.override_forms import arranged
 from rollmesh.launcher import folder
 from rollmesh.launcher.preflight import checks
 from rollmesh.learner.recovery.run_identity import RunRecord
-from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config import load_config, parse_overrides
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, UnreachableError
 from rollmesh.protos import buffer_pb2
@@ -167,7 +169,49 @@ def test_debug_shows_the_traceback(config_file: Path) -> None:
 
 
 def test_override_without_value_says_the_form(rollmesh: Command, config_file: Path) -> None:
-    assert_error(rollmesh("config", "show", str(config_file), "--rollout.n"), 2, "--section.key=value")
+    assert_error(rollmesh("config", "show", str(config_file), "--rollout.n"), 2, "write --rollout.n=VALUE")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("CFG", "--learner.steps=7", "--algorithm=dapo", "--rollout.seed=-1"),
+        ("--learner.steps", "7", "CFG", "--algorithm", "dapo", "--rollout.seed", "-1"),
+        ("learner.steps=7", "algorithm=dapo", "--dry-run", "CFG", "rollout.seed=-1"),
+        ("--from-checkpoint", "a=b", "CFG", "learner.steps=7", "--algorithm", "dapo", "--rollout.seed=-1", "--fresh"),
+    ],
+)
+def test_overrides_are_taken_as_people_type_them(arguments: tuple[str, ...]) -> None:
+    own = {"--dry-run": True, "--fresh": True, "--from-checkpoint": False}
+    given = arranged(arguments, own)
+    options = {item for item in given if item.partition("=")[0] in own} | {"a=b", "CFG"}
+    overrides = [item for item in given if item not in options]
+    assert parse_overrides(overrides) == {"learner.steps": 7, "algorithm": "dapo", "rollout.seed": -1}
+    assert given[len(given) - len(overrides) :] == overrides
+
+
+def test_every_command_with_overrides_takes_them_so(rollmesh: Command, config_file: Path) -> None:
+    typed = ("config", "show", "rollout.n=3", str(config_file), "--learner.steps", "7", "--algorithm", "dapo")
+    shown = yaml.safe_load(rollmesh(*typed).stdout)
+    assert (shown["rollout"]["n"], shown["learner"]["steps"], shown["algorithm"]["name"]) == (3, 7, "dapo")
+
+
+def test_the_list_of_commands_cuts_no_sentence(rollmesh: Command) -> None:
+    shown = rollmesh("--help").stdout
+    assert "..." not in shown.partition("Commands:")[2]
+    assert "Run the whole mesh here: buffer, reward service, generators, learner." in " ".join(shown.split())
+
+
+def test_the_short_option_for_help_is_taken_everywhere(rollmesh: Command) -> None:
+    for command in ((), ("run",), ("config", "show"), ("data", "check")):
+        assert rollmesh(*command, "-h").stdout == rollmesh(*command, "--help").stdout
+
+
+def test_the_package_can_be_run_and_looked_at() -> None:
+    code = "import rollmesh; print(rollmesh.__version__, {'train', 'Run'} <= set(dir(rollmesh)))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
+    assert shown.stdout == f"{metadata.version('rollmesh')} True\n"
+    assert importlib.util.find_spec("rollmesh.__main__") is not None
 
 
 def test_missing_configuration(rollmesh: Command, tmp_path: Path) -> None:

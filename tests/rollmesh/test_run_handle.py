@@ -68,6 +68,24 @@ def test_a_training_has_no_mesh_that_could_be_asked(folder: Path) -> None:
             request()
 
 
+def test_the_summary_of_a_training_has_the_accuracy_of_its_pairs_and_its_checkpoint(folder: Path) -> None:
+    records = [
+        {"step": 1, "steps": 2, "actor/loss": 0.7, "rewards/accuracies": 0.5},
+        {"step": 2, "steps": 2, "actor/loss": 0.6, "rewards/accuracies": 0.75, "eval/loss": 0.65}
+        | {"eval/rewards/accuracies": 0.625},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "command").write_text("dpo\n")
+    save_config(read_trainer_config("dpo", {"model": {"path": "m"}, "data": {"train": "t"}}), folder / "config.yaml")
+    summary = write_training_summary(folder, "dpo", "finished", 0.0)
+    assert (summary.accuracy_first, summary.accuracy_last) == (0.5, 0.75)
+    assert summary["checkpoint"] == summary.checkpoint == str(Run(folder).checkpoints()[-1].folder)
+    lines = list(summary.lines())
+    assert "step 2 of 2, 0.00 epochs, loss 0.7000 -> 0.6000, accuracy 50.0% -> 75.0%" in lines
+    assert "held-out loss 0.6500 -> 0.6500, accuracy 62.5% -> 62.5% (at step 2)" in lines
+    assert Run(folder).summary().to_dict()["accuracy_last"] == 0.75
+
+
 @pytest.mark.parametrize(
     "command", [("ledger",), ("yield",), ("resume",), ("weights", "verify"), ("replay",), ("samples",)], ids=" ".join
 )

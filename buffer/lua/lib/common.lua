@@ -225,6 +225,7 @@ local function forget(member)
   for _, part in ipairs({':members', ':status', ':generations', ':joins'}) do redis.call('HDEL', RUN .. part, member) end
   for _, name in ipairs({'train', 'eval'}) do
     redis.call('DEL', RUN .. ':' .. name .. ':cancels:' .. member)
+    redis.call('ZREM', RUN .. ':' .. name .. ':cancelled_at', member)
     redis.call('HDEL', RUN .. ':' .. name .. ':streams', member)
   end
 end

@@ -56,6 +56,8 @@ local function cancel(gid, g)
   if worker == '' or generation_of(worker) < 0 then return end
   redis.call('SADD', cancels_key(worker), gid .. ' ' .. g.lease)
   add('cancelled', 1)
+  -- Fronts read from it who is to be notified since they last looked.
+  redis.call('ZADD', table_key .. ':cancelled_at', counters.cancelled, worker)
 end
 
 -- Drafts of members that are not done, in the fields d0, d1, ... of the group's hash. Each is "attempt tokens digest

@@ -6,12 +6,12 @@ import asyncio
 import json
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rollmesh.cli.joining import Join
 from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TlsCert, TlsKey, TokenFile, ended_run, target
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.tables import TABLES
@@ -31,6 +31,7 @@ def register(app: typer.Typer) -> None:
 def _status(
     run: OptionalRunFolder = None,
     mesh: Mesh = None,
+    join: Join = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as one JSON object.")] = False,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
@@ -41,25 +42,28 @@ def _status(
 
     A training on data (`rollmesh sft`, `rm`, `dpo`) has no mesh: its summary is shown, in progress or ended.
     """
-    if mesh is None and (training := _training(run)) is not None:
+    if mesh is None and join is None and (training := _training(run)) is not None:
         _show_training(training, as_json=as_json)
         return
-    if (ended := ended_run(run, mesh)) is not None:
+    if (ended := ended_run(run, mesh, join)) is not None:
         _show_ended(ended, as_json=as_json)
         return
-    where = target(run, mesh, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
+    where = target(run, mesh, join=join, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
     if as_json:
         typer.echo(json.dumps(asyncio.run(_read_all(where)), indent=2))
         return
     from rich.console import Console
 
-    from rollmesh.launcher.console.view import members_table, pushes_table, status_table
+    from rollmesh.launcher.console.lines import run_line
+    from rollmesh.launcher.console.progress import Progress
+    from rollmesh.launcher.console.tables import members_table, pushes_table, status_table
     from rollmesh.launcher.folder import learner_starts
     from rollmesh.launcher.mesh_client import MeshClient, Snapshot
     from rollmesh.launcher.trials.record import read_record
     from rollmesh.report.metrics import run_records
     from rollmesh.report.pushes import live_rows, transport_choices
     from rollmesh.report.turns import read_phases, shares_text, time_shares, turns_ended
+    from rollmesh.run_files import read_launch
 
     async def read() -> tuple[Snapshot, list[list[str]], list[str]]:
         async with MeshClient(where.address, where.security) as mesh:
@@ -77,16 +81,24 @@ def _status(
 
     snapshot, rows, notes = asyncio.run(read())
     if where.folder is not None:
+        config = read_launch(where.folder)
+        progress = Progress.of_run(config)
         records = run_records(where.folder)
         snapshot.unscored.add(records)
+        progress.add(records)
+        typer.echo(run_line(config, progress))
         # A learner that was replaced, or has left turns, leaves its last phase open.
         end = time.time() if snapshot.turns is not None else turns_ended(records)
         snapshot.turn_time = shares_text(time_shares(read_phases(where.folder), end))
     # Piped output is for programs and for grep: no line is cut to the 80 columns that rich would assume.
     console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
-    console.print(status_table(snapshot), members_table(snapshot.members))
+    shown = [status_table(snapshot), members_table(snapshot.members, console.width)]
     if rows:
-        console.print(pushes_table(rows))
+        shown.append(pushes_table(rows))
+    with console.capture() as capture:
+        console.print(*shown)
+    for line in capture.get().splitlines():
+        typer.echo(line.rstrip())  # cells are padded to their columns
     for line in notes:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if snapshot.run_finished:
@@ -107,7 +119,7 @@ def _show_training(summary: TrainingSummary, *, as_json: bool) -> None:
     from rollmesh.training.summary import IN_PROGRESS
 
     if as_json:
-        typer.echo(json.dumps({"ended": summary.ended != IN_PROGRESS, "summary": asdict(summary)}, indent=2))
+        typer.echo(json.dumps({"ended": summary.ended != IN_PROGRESS, "summary": summary.to_dict()}, indent=2))
         return
     typer.echo(f"run {summary.folder}")
     for line in summary.lines():
@@ -120,7 +132,7 @@ def _show_ended(run: Path, *, as_json: bool) -> None:
 
     summary = read_summary(run)
     if as_json:
-        typer.echo(json.dumps({"ended": True, "summary": asdict(summary)}, indent=2))
+        typer.echo(json.dumps({"ended": True, "summary": summary.to_dict()}, indent=2))
         return
     typer.echo(f"run {run} has ended")
     for line in summary.lines():

@@ -22,6 +22,17 @@ def device_sizes() -> list[int]:
     return [int(line) << 20 for line in _ask("--query-gpu=memory.total", _TABLE).split() if line.isdecimal()]
 
 
+def device_use() -> list[tuple[int, int]]:
+    """Bytes in use and bytes in all, of each device."""
+    lines = (line.split(",") for line in _ask("--query-gpu=memory.used,memory.total", _TABLE).splitlines())
+    return [(int(used) << 20, int(size) << 20) for used, size in lines if used.strip().isdecimal()]
+
+
+def overview() -> str:
+    """The page of `nvidia-smi`: driver, its version of CUDA, devices, processes; empty without an answer."""
+    return _ask()
+
+
 def memory_by_process() -> dict[int, int]:
     """Bytes by process id, over all devices; contexts and libraries included."""
     return read_processes(_ask("--query-compute-apps=pid,used_memory", _TABLE))

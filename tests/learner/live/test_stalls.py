@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from rollmesh.buffer.server.process import BufferFront
-from rollmesh.launcher.console.view import status_table
+from rollmesh.launcher.console.tables import status_table
 from rollmesh.launcher.mesh_client import MeshClient, Snapshot
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.liveness.stall_reporter import StallReporter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -108,3 +109,21 @@ def test_a_tree_has_room_for_a_run_and_no_more(monkeypatch: pytest.MonkeyPatch) 
     assert len(tree._nodes) == 3
     # A receiver that has a place keeps it.
     assert tree.route("g1", "g1:1", ["g0:1"]) == ""
+
+
+def test_placing_thousands_costs_each_its_way_to_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 0
+    walk = relay_tree._Node.path_to_root
+
+    def counted(node: relay_tree._Node) -> Iterator[relay_tree._Node]:
+        nonlocal steps
+        for above in walk(node):
+            steps += 1
+            yield above
+
+    monkeypatch.setattr(relay_tree._Node, "path_to_root", counted)
+    tree, count = RelayTree(2), 5000
+    parents = {f"g{i}": tree.route(f"g{i}", f"g{i}:1", []) for i in range(count)}
+    deepest = max(depth(parents, f"g{i}") for i in range(count - 100, count))
+    assert deepest <= math.log2(count) + 1
+    assert steps <= 2 * count * deepest, "its own depth, and that of its parent"

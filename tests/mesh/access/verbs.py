@@ -15,9 +15,18 @@ from rollmesh.mesh.access.permissions import VERBS, contract_of, names_member
 from rollmesh.mesh.access.role_grants import MeshKey
 from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.rpc.errors import is_transient
-from rollmesh.protos import buffer_pb2, generator_pb2, learner_pb2, membership_pb2, reward_pb2, role_pb2, weights_pb2
+from rollmesh.protos import (
+    buffer_pb2,
+    diagnosis_pb2,
+    generator_pb2,
+    learner_pb2,
+    membership_pb2,
+    reward_pb2,
+    role_pb2,
+    weights_pb2,
+)
 
-FILES = (buffer_pb2, generator_pb2, learner_pb2, membership_pb2, reward_pb2, role_pb2, weights_pb2)
+FILES = (buffer_pb2, diagnosis_pb2, generator_pb2, learner_pb2, membership_pb2, reward_pb2, role_pb2, weights_pb2)
 _DEADLINE_S = 240.0
 # More than a claim lasts, and what clocks may differ by.
 LONG_AGO_S = 3600.0

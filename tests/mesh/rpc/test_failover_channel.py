@@ -11,9 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
+from rollmesh.mesh.addresses import addresses_of
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.rpc.failover_channel import FailoverChannel, addresses_of, open_mesh
+from rollmesh.mesh.rpc.failover_channel import FailoverChannel, open_mesh
 from rollmesh.mesh.rpc.retries import call_with_retry
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.protos import reward_pb2, reward_pb2_grpc, weights_pb2, weights_pb2_grpc
@@ -163,6 +164,35 @@ async def test_fronts_are_learned_and_forgotten_with_their_last_call(
     await servers.stop(last)
     assert await ask(channel, 2) == {given.address: 2}
     names[given.address].cancel()
+
+
+async def test_a_client_is_connected_to_two_of_many_fronts_and_to_another_where_one_fails(
+    servers: Servers, opened: Callable[..., FailoverChannel]
+) -> None:
+    fronts = [await servers.start() for _ in range(4)]
+    given = fronts[0].address
+    channels = [opened(given) for _ in range(16)]
+    used: Counter[str] = Counter()
+    for channel in channels:
+        await ask(channel, 1)
+        channel.set_fronts(front.address for front in fronts)
+        async with asyncio.timeout(180):
+            while len(answered := await ask(channel, 4)) != 2 or connections(channel) != set(answered):
+                channel.set_fronts(front.address for front in fronts)
+        used.update(answered.keys())
+    assert len(used) == 4, "clients choose differently, and leave the front that they were given first"
+    lost = fronts[1]
+    await servers.stop(lost)
+    for channel in channels:
+        async with asyncio.timeout(180):
+            while lost.address in (answered := await ask(channel, 4)) or len(answered) != 2:
+                pass
+
+
+def connections(channel: FailoverChannel) -> set[str]:
+    """The fronts to which a channel is connected."""
+    ready = grpc.ChannelConnectivity.READY
+    return {front.address for front in channel._fronts.values() if front.channel.get_state() is ready}
 
 
 async def test_a_front_behind_a_cut_link_is_noticed_by_its_silence(servers: Servers) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from rollmesh.cli.observe.turns import _ask_to_resume, _ask_to_yield
 from rollmesh.cli.options import Target
-from rollmesh.launcher.console.view import status_table
+from rollmesh.launcher.console.tables import status_table
 from rollmesh.launcher.final_work import learner_work
 from rollmesh.launcher.mesh_client import MeshClient, Snapshot
 from rollmesh.launcher.placement.turns import read_turns, turns_text

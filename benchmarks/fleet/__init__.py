@@ -1,0 +1,1 @@
+"""A fleet of simulated generators on real fronts and a real Redis."""

@@ -1,0 +1,1 @@
+"""The commands of `docs/quickstart.md`, run as they stand."""

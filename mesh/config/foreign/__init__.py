@@ -1,0 +1,1 @@
+"""Keys of verl and TRL, and what stands for them here."""

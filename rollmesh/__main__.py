@@ -1,0 +1,5 @@
+"""`python -m rollmesh`: the command."""
+
+from rollmesh.cli.app import main
+
+main()

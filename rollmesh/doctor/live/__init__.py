@@ -1,0 +1,1 @@
+"""Checks of a mesh in progress: what its members report, their clocks, and who reaches whom."""

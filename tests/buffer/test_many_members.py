@@ -1,0 +1,59 @@
+"""A run with many members: none waits for another, and members that say nothing new cost nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rollmesh.buffer.store import member_registry
+from rollmesh.buffer.store.keys import Keys
+from rollmesh.protos import membership_pb2
+from tests.buffer.mesh_fixture import Mesh
+
+_MANY = 40
+
+
+async def _joined(mesh: Mesh) -> Any:
+    """The store of a front, with many generators among the members."""
+    front = await mesh.front()
+    assert front.metrics is not None
+    store = front.metrics.front.store
+    for number in range(_MANY):
+        member = membership_pb2.Member(member_id=f"many-{number}", role=membership_pb2.ROLE_GENERATOR)
+        assert await store.members.join(member, call=1)
+    return store
+
+
+async def test_one_sweep_ends_the_leases_of_all_whose_term_is_over(mesh: Mesh) -> None:
+    store = await _joined(mesh)
+    keys = Keys(store.keys.run_name)
+    # Members that were lost together are forgotten together: portions follow one another at once.
+    await store.redis.batch([("ZADD", keys.heartbeats, 1, f"many-{number}") for number in range(_MANY)])
+    await store.expire("train", 1000)
+    members, _ = await store.members.read_all()
+    assert not [member for member in members if member.member_id.startswith("many")]
+
+
+async def test_members_are_parsed_again_where_they_say_something_new(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await _joined(mesh)
+    first, _ = await store.members.read_all()
+    parsed: list[bytes] = []
+    parse = member_registry._member_with_status
+
+    def counted(description: bytes, status: bytes | None) -> membership_pb2.Member:
+        parsed.append(description)
+        return parse(description, status)
+
+    monkeypatch.setattr(member_registry, "_member_with_status", counted)
+    again, _ = await store.members.read_all()
+    assert [member.member_id for member in again] == [member.member_id for member in first]
+    # The front itself sends heartbeats meanwhile.
+    assert len(parsed) <= 1
+    request = membership_pb2.HeartbeatRequest(member_id="many-3", waiting_reason="new")
+    await store.redis.batch([("HSET", f"{store.keys.run}:status", "many-3", request.SerializeToString())])
+    news, _ = await store.members.read_all()
+    assert [member.waiting_reason for member in news if member.member_id == "many-3"] == ["new"]
+    assert len(parsed) <= 3

@@ -1,0 +1,35 @@
+"""The mesh as real containers, where Docker and the images are: trained, each container killed, ledger balanced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.deploy.containers import DEPLOY, settings
+
+
+def missing() -> str:
+    """The reason why containers cannot be started here; empty: they can."""
+    if shutil.which("docker") is None or os.geteuid() != 0:
+        return "needs Docker, and root on its machine"
+    if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
+        return "no Docker daemon runs here"
+    images = [settings()[name] for name in ("CPU_BASE", "REDIS_IMAGE", "PROMETHEUS_IMAGE", "GRAFANA_IMAGE")]
+    known = subprocess.run(["docker", "image", "inspect", *images], capture_output=True, check=False)
+    return "" if known.returncode == 0 else f"pull or import the images first: {', '.join(images)}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_mesh_of_containers_trains_on_whichever_of_them_is_killed() -> None:
+    if reason := missing():
+        pytest.skip(reason)
+    trial = subprocess.run(
+        [sys.executable, DEPLOY / "try_containers.py", "--build"], capture_output=True, text=True, check=False
+    )
+    assert trial.returncode == 0, trial.stdout + trial.stderr
+    assert "nothing is left" in trial.stdout

@@ -1,0 +1,42 @@
+"""Every fault that is planted before a run is found, and its remedy named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollmesh.doctor.before.checks import diagnose_configuration
+from rollmesh.doctor.findings import Severity
+from tests.rollmesh.doctor.documented import documented, is_found
+from tests.rollmesh.doctor.faults_before import FAULTS, Ground, wrong_redis
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with wrong_redis(tmp_path_factory.mktemp("redis")) as path:
+        yield path
+
+
+@pytest.fixture
+def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis: Path) -> Iterator[Ground]:
+    found = Ground(tmp_path, monkeypatch, redis)
+    yield found
+    for opened in found.open:
+        opened.close()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_with_its_remedy(fault: str, ground: Ground) -> None:
+    row = documented()[fault]
+    FAULTS[fault](ground)
+    findings = list(diagnose_configuration(ground.config(), "cfg.yaml", [row.check]).findings)
+    assert is_found(row, findings), findings
+
+
+def test_without_a_fault_nothing_is_wrong(ground: Ground) -> None:
+    diagnosis = diagnose_configuration(ground.config(), "cfg.yaml")
+    worse = [finding for finding in diagnosis.findings if finding.severity in (Severity.WARNING, Severity.PROBLEM)]
+    assert worse == []
+    assert diagnosis.healthy
