@@ -1,7 +1,7 @@
 """A front's Prometheus metrics: groups by state and fate, waiting clocks, ages, bytes, leases, versions.
 
 Most are the table's or Redis' own, and the same at every front. With several fronts, take one value (`max`), not their
-sum. The histograms are the front's (see `buffer.monitoring.queue_latency`), as are its streams and writes in progress.
+sum. The histograms are the front's (see `buffer.monitoring.queue_latency`), as are its waiting generators and writes in progress.
 `METRICS` is the whole list, from which docs/metrics.md is generated.
 """
 
@@ -66,7 +66,6 @@ METRICS = (
     _gauge("redis_used_memory_bytes", "Memory of Redis"),
     _gauge("redis_max_memory_bytes", "Memory above which Redis refuses writes; 0: no limit"),
     _gauge("generators_waiting", "Generators with credits that wait at the gate of this front", "table"),
-    _gauge("generator_streams", "Generators with an open stream at this front", "table"),
     _gauge("writes_in_progress", "Messages of members that this front has not stored yet"),
     *HISTOGRAMS,
 )
@@ -139,7 +138,6 @@ def metric_values(snapshot: MetricsSnapshot) -> dict[str, dict[tuple[str, ...], 
     front = snapshot.front
     for table in TABLES:
         found["generators_waiting"][(table,)] = front.wait_clocks[table].waiting(SAMPLES)
-        found["generator_streams"][(table,)] = len(front.admit_streams[table])
     found["writes_in_progress"][()] = front.store.handoff.writes_in_progress
     found["members"] = {(role,): count for role, count in snapshot.members.items()}
     found["grant_seconds_left"] = {(role,): left_s for role, left_s in snapshot.grants.items()}
