@@ -78,7 +78,7 @@ def balance(ledger: str) -> str:
         name, *lines = table.splitlines()
         counts = dict(line.split() for line in lines if len(line.split()) == 2)
         numbers = ", ".join(f"{counts[key]} {key}" for key in ("admitted", "trained", "readmissions"))
-        said.append(f"rollmesh ledger: {name}: {numbers}, {lines[-1].strip()}")
+        said.append(f"ledger of {name}: {numbers}, {lines[-1].strip()}")
     return "\n".join(said)
 
 

@@ -6,8 +6,10 @@ learner. On a graceful end its leases are released before it leaves.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +38,7 @@ from rollmesh.mesh.rpc.failover_channel import open_mesh
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.bounded_exit import bound_exit
 from rollmesh.mesh.runtime.hosts import host_id, is_loopback
+from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 from rollmesh.mesh.runtime.service import (
     Shutdown,
@@ -46,6 +49,7 @@ from rollmesh.mesh.runtime.service import (
     write_ready_file,
 )
 from rollmesh.mesh.runtime.threads import available_cores, plan_threads, thread_environment
+from rollmesh.mesh.telemetry.tracing import open_tracer
 from rollmesh.protos import diagnosis_pb2_grpc, generator_pb2_grpc, membership_pb2
 
 log = logging.getLogger(__name__)
@@ -125,13 +129,14 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
     agent = MembershipAgent(
         channel, membership_pb2.ROLE_GENERATOR, member_id=identity.member_id, address=address, host_id=host_id()
     )
+    closers = AsyncExitStack()
     try:
         if not await shutdown.run_until_requested(agent.start()):
             return 0
         config = _configuration(agent, security)
         check_code(config, options.code)
         check_keys(config)
-        logging.getLogger().setLevel(config.logging.level.upper())
+        setup_logging("generator", LogSettings.of(config))
         told = options.shares_devices
         shares_devices = config.placement.all_take_turns if told is None else told
         # The learner finds the generators that it shares devices with by this.
@@ -139,7 +144,11 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
         # Where no other host can reach this process, it has no receiver to relay to.
         relay = Relay("" if is_loopback(host_of(address)) else address)
         relay.add_to(server)
-        access = MeshAccess(agent, channel, security, relay)
+        tracer = open_tracer(
+            config.telemetry, security, run=agent.run_name, service="generator", instance=identity.member_id
+        )
+        closers.push_async_callback(asyncio.to_thread, tracer.close)
+        access = MeshAccess(agent, channel, security, relay, tracer)
         planned = set_threads(config, options.threads)
         generator = Generator(
             config,
@@ -159,6 +168,7 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
         await server.start()
         await set_serving(health, [SERVICE_NAME, DIAGNOSIS_SERVICE])
         registry = generator.metrics.registry
+        registry.register(tracer.counts)
         metrics = metrics_server(
             registry, options.metrics_host, security, port=options.metrics_port, enabled=config.network.metrics
         )
@@ -171,6 +181,7 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
                 relay.close()
             await agent.leave()
     finally:
+        await closers.aclose()
         await agent.stop()
         await server.stop(1.0)
         await channel.close()

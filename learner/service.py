@@ -51,7 +51,7 @@ from rollmesh.mesh.preemption.watcher import watch_for_notice
 from rollmesh.mesh.rpc.failover_channel import FailoverChannel, open_mesh
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.hosts import is_loopback
-from rollmesh.mesh.runtime.log_format import setup_logging
+from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, freeze_heap, keep_freed_memory
 from rollmesh.mesh.runtime.ranks import check_ranks, choose_interface
 from rollmesh.mesh.trajectory.image_files import image_folder
@@ -88,7 +88,7 @@ def run(
     """
     keep_freed_memory(TENSOR_BYTES)
     rank = int(os.environ.get("RANK", "0"))
-    setup_logging("learner" if rank == 0 else f"learner-{rank}", config.logging.level)
+    setup_logging("learner" if rank == 0 else f"learner-{rank}", LogSettings.of(config))
     controls = ControlRequests()
 
     def work() -> None:

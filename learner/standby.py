@@ -16,6 +16,7 @@ from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.rpc.server import bind, new_server
+from rollmesh.mesh.runtime.log_format import LogSettings
 from rollmesh.mesh.runtime.service import (
     Shutdown,
     add_health_and_reflection,
@@ -72,4 +73,4 @@ def run(config: Config, reason: str, *, port: int = 0, ready_file: Path | None =
         await server.stop(1.0)
         return 0
 
-    return run_service("learner", serve, level=config.logging.level)
+    return run_service("learner", serve, settings=LogSettings.of(config))

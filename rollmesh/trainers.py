@@ -30,7 +30,7 @@ from rollmesh.mesh.config.trainers.configs import CONFIGS, TrainerConfig
 from rollmesh.mesh.config.variables import without_settings
 from rollmesh.mesh.errors import ConfigError, RollmeshError
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
-from rollmesh.mesh.runtime.log_format import setup_logging
+from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 from rollmesh.mesh.runtime.threads import available_cores, plan_rank_threads, thread_environment
 from rollmesh.report.changes import describe_changes
@@ -122,7 +122,7 @@ def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int
         that has such a status.
     """
     rank = int(os.environ.get("RANK", "0"))
-    setup_logging(command if rank == 0 else f"{command}-{rank}", config.logging.level)
+    setup_logging(command if rank == 0 else f"{command}-{rank}", LogSettings.of(config))
     plan = plan_rank_threads(available_cores(), os.environ)
     for name, value in thread_environment(plan.learner).items():
         os.environ.setdefault(name, value)

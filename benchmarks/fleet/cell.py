@@ -27,12 +27,12 @@ _JOIN_S = 600.0
 _RECOVERY_S = 120.0
 # A phase is measured once the fleet works at this share of its rate, or after as long as this.
 _SETTLED = 0.8
-_SETTLE_S = 60.0
+_SETTLE_S = 30.0
 _LOOK_S = 1.0
 # Seconds after which responses without a duration are in full flow.
-_FLOW_S = 4.0
+_FLOW_S = 3.0
 # Streams that are opened per second, at least.
-_OPENED_PER_S = 200
+_OPENED_PER_S = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +155,7 @@ class Fleet:
         """The learner seeds prompts and trains."""
         self._learner[0].send("begin")
         answer_of(self._learner[0], "begin", _ANSWER_S)
+        self.tell("seeded")
 
     def settle(self) -> float:
         """Waits until the fleet works at its rate; returns the seconds that took."""

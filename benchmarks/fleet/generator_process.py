@@ -4,6 +4,7 @@ It joins its generators and answers with the seconds that took. Then it takes co
 
 * `begin`: they work from now on.
 * `speed`: tokens/s of a response.
+* `seeded`: there are prompts from now on.
 * `measured`: measurements since the last time.
 * `join`: further generators, while the others work.
 * `end`: all end.
@@ -76,6 +77,8 @@ class _Fleet:
             self._speed = value
             for generator in self._generators:
                 generator.set_speed(value)
+        elif verb == "seeded":
+            self._measured.seeded_at = time.perf_counter()
         elif verb == "measured":
             return self._measured.pop()
         return None

@@ -11,6 +11,7 @@ import logging
 import time
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -144,7 +145,7 @@ class ScriptedLearner:
 
     async def ledger(self) -> list[str]:
         """Disagreements in the ledgers, and with the number of groups that this learner has claimed."""
-        wrong = []
+        wrong: list[str] = []
         for table in TABLES:
             answer = await self._client.ledger(table)
             wrong += answer.discrepancies
@@ -153,7 +154,7 @@ class ScriptedLearner:
                 wrong.append(f"{self._claimed_groups} groups were claimed, the ledger has {used}")
         return wrong
 
-    def _take(self, groups: list[ReceivedGroup], lost: set[tuple[str, str]]) -> None:
+    def _take(self, groups: Sequence[ReceivedGroup], lost: set[tuple[str, str]]) -> None:
         now_ns = time.time_ns()
         self._drop(lost)
         for group in groups:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from array import array
 from collections import deque
@@ -46,12 +47,14 @@ class Measurements:
 
     Attributes:
         admission_s: seconds from a credit, when it was stated, to its grant.
+        seeded_at: time from which on there are prompts; credits stated before wait for these, not for the buffer.
         stored: trajectories that the buffer acknowledged.
         lost: trajectories that were not needed any more.
     """
 
     def __init__(self) -> None:
         self.admission_s = array("d")
+        self.seeded_at = math.inf
         self.stored = 0
         self.lost = 0
 
@@ -87,8 +90,8 @@ class _TimedAdmitStream(AdmitStream):
 
     async def __anext__(self) -> pb.GroupGrant:
         grant = await super().__anext__()
-        if self._stated:
-            self.measured.admission_s.append(time.perf_counter() - self._stated.popleft())
+        if self._stated and (at := self._stated.popleft()) >= self.measured.seeded_at:
+            self.measured.admission_s.append(time.perf_counter() - at)
         return grant
 
 
@@ -99,7 +102,7 @@ class _TimedClient(BufferClient):
         super().__init__(channel, timeout_s=TIMEOUT_S, retry_s=RETRY_S)
         self._measured = measured
 
-    def admit(self, table: str, member_id: str, generation: Callable[[], int]) -> AdmitStream:
+    def admit(self, table: str, member_id: str, generation: int | Callable[[], int]) -> AdmitStream:
         """See `BufferClient`."""
         if table != TRAIN:
             return super().admit(table, member_id, generation)

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 
+from rollmesh.buffer.monitoring.trajectory_spans import record_admissions
 from rollmesh.buffer.monitoring.wait_clocks import SAMPLES
 from rollmesh.buffer.policy import gate
 from rollmesh.buffer.protocol.framing import field_header, repeated_field
@@ -66,8 +68,8 @@ class AdmitSession:
         self._dealer = front.dealers[self._table]
         self._streams = front.admit_streams[self._table]
         self._roll_call = RollCall(self._rules.lease_ms / 1000, max(_LEAST_PATIENCE_S, self._rules.grace_ms / 1000))
-        # The reason that the generator was told last.
-        self._told = ""
+        # The reason that the generator was told last; None before the first.
+        self._told: str | None = None
         self._token = ""
         # Cancellations: whether there may be some, and those sent since the last reading.
         self._cancellations_due = True
@@ -126,7 +128,7 @@ class AdmitSession:
         """Seconds after which the stream looks at its state again."""
         if self._roll_call.in_transit:
             return _RECHECK_S
-        return min(max(_RECHECK_S, len(self._streams) / _RECHECKS_PER_S), self._roll_call.interval_s)
+        return min(max(_RECHECK_S, len(self._streams) / _RECHECKS_PER_S), self._roll_call.due_s)
 
     def _wait_for_share(self) -> None:
         """Lets the dealer know of this stream, unless it owes an answer: its next request then brings it back."""
@@ -224,12 +226,15 @@ class AdmitSession:
             await asyncio.sleep(_COURTESY_S * demand.outstanding / max(1, demand.outstanding + demand.credits))
         serving, snapshot = demand.serving, store.snapshots[self._table]
         limit = gate.live_limit(snapshot.u, serving.version, rules.groups_per_step, rules.max_staleness)
+        began_ns = time.time_ns()
         answer = await store.admit(
             self._table, self._member_id, self._generation, serving, wanted, snapshot.u, limit, self._token
         )
         if answer.status == "moved":
             # The answer brought a newer snapshot: the dealer deals again.
             return [], "a new version has just come into force"
+        if self._front.tracer.is_on:
+            record_admissions(self._front.tracer, self._table, self._member_id, answer.grants, began_ns)
         snapshot = store.snapshots[self._table]
         reason = self._gate_reason(snapshot)
         if answer.why == "bytes":

@@ -102,6 +102,11 @@ class RollCall:
         if self._owed_since is not None and self._clock() - self._owed_since > self._term_s:
             raise UnreachableError(f"the holder has not said for {self._term_s:.1f} s what it holds", hint=hint)
 
+    @property
+    def due_s(self) -> float:
+        """Seconds until the next inquiry is due."""
+        return max(0.0, self._next_question - self._clock())
+
     def inquire_if_due(self) -> int:
         """Milliseconds within which an inventory is wanted, if it is time to ask for one; else 0."""
         now = self._clock()

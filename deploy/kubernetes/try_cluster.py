@@ -352,10 +352,13 @@ def try_it(cluster: Cluster, say: Callable[[str], None]) -> None:
     say(f"kubectl delete pod {victim}: drained and gone after {time.monotonic() - asked:.1f} s, step {step()}")
     wait_for("two generators", lambda: cluster.ready("generator") == 2)
     trained(step() + 5)
-    before, asked = step(), time.monotonic()
+    asked = time.monotonic()
     cluster.kubectl("-n", "rollmesh", "delete", "pod", "learner-0")
-    say(f"kubectl delete pod learner-0, step {before}: checkpoint written, gone after {time.monotonic() - asked:.1f} s")
-    trained(before + 5)
+    last = step()
+    say(
+        f"kubectl delete pod learner-0: checkpoint written and gone after {time.monotonic() - asked:.1f} s, step {last}"
+    )
+    trained(last + 5)
     say(f"its successor continues: step {step()}")
     say(balance(mesh("ledger")))
 

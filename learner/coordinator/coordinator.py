@@ -47,6 +47,7 @@ from rollmesh.learner.coordinator.version_announcer import AnnouncementRules, Ve
 from rollmesh.learner.distributed.rank_group import wait_keeping_alive
 from rollmesh.learner.evaluation.evaluator import Evaluator
 from rollmesh.learner.metrics import MetricsWriter, open_trackers
+from rollmesh.learner.metrics.batch_traces import BatchTraces
 from rollmesh.learner.metrics.run_totals import write_learner_json
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.model_files.checks import check_context
@@ -240,6 +241,7 @@ class Coordinator:
     ) -> tuple[TrainingLoop, str]:
         """Builds the parts of the training and runs them; gives the loop, and why it ended."""
         config, session, runtime, progress = self._config, self._session, self._runtime, run.progress
+        traces = BatchTraces(session.tracer, progress.incarnation)
         recorder = StepRecorder(
             writer,
             SampleLog(config.run.folder / "samples.jsonl", self._tokenizer, config.logging.samples_per_step),
@@ -249,6 +251,7 @@ class Coordinator:
             table_every=config.logging.tables_every_steps,
             pushes=self._publisher.pushes,
             clocks=session.monitor.clocks,
+            traces=traces,
         )
         starting = session.start(
             self._prompts,
@@ -263,7 +266,9 @@ class Coordinator:
             config, client, self._eval_tasks, self._tokenizer, progress, recorder, runtime.status
         )
         announcement = AnnouncementRules.of(config, progress, self._patience_s)
-        announcer = VersionAnnouncer(runtime, client, self._publisher, evaluation.evaluator, announcement, callbacks)
+        announcer = VersionAnnouncer(
+            runtime, client, self._publisher, evaluation.evaluator, announcement, callbacks, traces
+        )
         turns = open_turns(
             config,
             runtime,
@@ -279,7 +284,9 @@ class Coordinator:
         )
         claims = ClaimRules.of(config, progress)
         priorities = self._priorities(progress)
-        claimer = BatchClaimer(runtime.bridge, table, self._algorithm, consumption, checkpoints, claims, priorities)
+        claimer = BatchClaimer(
+            runtime.bridge, table, self._algorithm, consumption, checkpoints, claims, priorities, traces
+        )
         rules = LoopRules.of(config, progress)
         loop = TrainingLoop(runtime, claimer, announcer, checkpoints, turns, recorder, self._algorithm, rules)
         self._controls.wake = partial(self._bridge.loop.call_soon_threadsafe, table.groups.interrupt)

@@ -27,6 +27,9 @@ class TrackingSection(Section):
     """Logs and trackers of anything that trains."""
 
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="Level of the services' logs.")
+    format: Literal["auto", "json", "text"] = Field(
+        "auto", description="Form of the services' log lines; `auto`: text at a terminal, else JSON."
+    )
     console_every_steps: PositiveInt = Field(10, description="Steps between plain log lines without a terminal.")
     tensorboard: bool = Field(False, description="Write TensorBoard events into the run folder.")
     wandb: bool = Field(False, description="Log to Weights & Biases (WANDB_MODE=offline works).")

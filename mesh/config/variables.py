@@ -35,6 +35,9 @@ OPTIONS = (
     "node",
     "weights",
     "log-probs",
+    "notice",
+    "drain",
+    "once",
 )
 """Options of services that are no keys of the configuration."""
 # Likeness, beyond the prefix that all share, at which a variable is taken for a misspelled option.

@@ -17,7 +17,7 @@ from rollmesh.mesh.access.token_file import credentials_of
 from rollmesh.mesh.addresses import join_address
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError, PortInUseError
-from rollmesh.mesh.rpc.connection_options import connection_options
+from rollmesh.mesh.rpc.connection_options import KEEPALIVE_S, connection_options
 from rollmesh.mesh.rpc.held_ports import is_held
 from rollmesh.mesh.rpc.request_guard import Decoders, RequestGuard
 from rollmesh.mesh.runtime.hosts import is_loopback
@@ -39,6 +39,7 @@ def new_server(
     *,
     key: SharedKey | None = None,
     max_message_mb: int = 64,
+    keepalive_s: float = KEEPALIVE_S,
     decoders: Decoders = MappingProxyType({}),
 ) -> grpc.aio.Server:
     """A server with handlers that may raise `RollmeshError`; with a token, it serves only permitted callers.
@@ -50,11 +51,12 @@ def new_server(
         identity: of the service.
         key: of a service outside the mesh; goes before the token.
         max_message_mb: largest message in and out.
+        keepalive_s: seconds of silence after which a connection is asked for a sign of life.
         decoders: by method, a parser of its requests in place of the generated code. Its result has the request as
             `message`; it raises `DecodeError`.
     """
     options = [
-        *connection_options(max_message_mb),
+        *connection_options(max_message_mb, keepalive_s),
         # Binds in addition to the socket that holds its port, where there is one.
         ("grpc.so_reuseport", int(is_held())),
         ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),

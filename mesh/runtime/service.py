@@ -26,7 +26,7 @@ from rollmesh.mesh.addresses import host_of, is_unspecified, join_address, with_
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.files import write_atomically
 from rollmesh.mesh.runtime.hosts import is_loopback, own_address_to
-from rollmesh.mesh.runtime.log_format import setup_logging
+from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 
 log = logging.getLogger(__name__)
 # Seconds within which a second signal is the first one again. Some platforms send one to all processes of a service,
@@ -70,9 +70,9 @@ class Shutdown:
             await asyncio.gather(working, asked, return_exceptions=True)
 
 
-def run_service(name: str, main: Callable[[Shutdown], Awaitable[int]], *, level: str = "info") -> int:
-    """Runs a service's coroutine to its end and returns the process exit code."""
-    setup_logging(name, level)
+def run_service(name: str, main: Callable[[Shutdown], Awaitable[int]], *, settings: LogSettings | None = None) -> int:
+    """Runs a service's coroutine to its end and returns the process exit code; `settings` are those of its log."""
+    setup_logging(name, settings)
 
     async def supervised() -> int:
         shutdown = Shutdown()

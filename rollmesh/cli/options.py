@@ -127,6 +127,11 @@ MetricsKeyFile = Annotated[
     ),
 ]
 
+TelemetryKeyFile = Annotated[
+    Path | None,
+    typer.Option("--telemetry-key-file", help="File with the key of the collector of traces, a bearer token."),
+]
+
 
 def read_config(path: Path, context: typer.Context) -> Config:
     """The configuration with the overrides that environment variables hold, and then the command line."""

@@ -22,6 +22,7 @@ from rollmesh.cli.options import (
     MetricsKeyFile,
     Notice,
     ReadyFile,
+    TelemetryKeyFile,
     TlsCa,
     TlsCert,
     TlsClientCa,
@@ -194,6 +195,7 @@ def _generator(
     tls_client_ca: TlsClientCa = None,
     endpoint_key_file: EndpointKeyFile = None,
     metrics_key_file: MetricsKeyFile = None,
+    telemetry_key_file: TelemetryKeyFile = None,
     allow_insecure: Annotated[
         bool,
         typer.Option(
@@ -241,6 +243,7 @@ def _generator(
         token_file=token_file,
         endpoint_key_file=endpoint_key_file,
         metrics_key_file=metrics_key_file,
+        telemetry_key_file=telemetry_key_file,
         tls_ca=tls_ca,
         tls_cert=tls_cert,
         tls_key=tls_key,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rollmesh.buffer.server.process import keepalive_s
 from rollmesh.buffer.store import member_registry
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.protos import membership_pb2
@@ -23,6 +24,10 @@ async def _joined(mesh: Mesh) -> Any:
         member = membership_pb2.Member(member_id=f"many-{number}", role=membership_pb2.ROLE_GENERATOR)
         assert await store.members.join(member, call=1)
     return store
+
+
+def test_connections_are_asked_for_signs_of_life_as_often_as_the_lease_needs() -> None:
+    assert [keepalive_s(lease_s) for lease_s in (1.0, 15.0, 60.0)] == [5.0, 5.0, 20.0]
 
 
 async def test_one_sweep_ends_the_leases_of_all_whose_term_is_over(mesh: Mesh) -> None:

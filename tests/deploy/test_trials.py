@@ -50,6 +50,6 @@ def test_a_ledger_in_one_line_for_each_table() -> None:
     counts = "  admitted  {}\n  trained  {}\n  readmissions  0\n  trained/committed  7\n  balances\n"
     ledger = f"table train\n{counts.format(9, 7)}table eval\n{counts.format(1, 1)}"
     assert balance(ledger).splitlines() == [
-        "rollmesh ledger: train: 9 admitted, 7 trained, 0 readmissions, balances",
-        "rollmesh ledger: eval: 1 admitted, 1 trained, 0 readmissions, balances",
+        "ledger of train: 9 admitted, 7 trained, 0 readmissions, balances",
+        "ledger of eval: 1 admitted, 1 trained, 0 readmissions, balances",
     ]

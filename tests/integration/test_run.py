@@ -5,7 +5,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,16 @@ from rollmesh.dashboard.page_data import PageData
 from rollmesh.launcher.mesh_client import MeshClient
 from rollmesh.launcher.page.live_runs import RemoteRun
 from rollmesh.learner.callbacks import StepEnd
+from rollmesh.learner.recovery.consumption_log import read_log, surviving_uses
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.run_files import config_path
+from tests.collector import Collector, collecting
 from tests.command import Command
 from tests.integration import holding
 from tests.integration.intruders import answer_to_a_member, audit_intruders
 from tests.integration.mesh import MeshRun, audit
 from tests.integration.poisoning import audit_poisoned, environment
+from tests.integration.traces import audit_metrics, audit_traces
 from tests.report_page import read_charts
 from tests.secrets_here import files_with, plant, told
 from tests.sockets import Listener, assert_on_loopback, listeners, ports
@@ -55,6 +58,12 @@ class HeardHere(product.Callback):
     def on_step_end(self, run: Any, step: StepEnd, /) -> None:
         self._hear(run, step)
         self.steps.append(step)
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[Collector, str]]:
+    with collecting() as found:
+        yield found
 
 
 def assert_examined(told_as_json: str) -> None:
@@ -108,11 +117,17 @@ async def page_of_mesh(address: str, token: Path) -> str:
 
 @pytest.mark.slow
 def test_a_run_writes_what_it_promises(
-    start_mesh: Callable[..., MeshRun], demo_data: Path, rollmesh: Command, tmp_path: Path
+    start_mesh: Callable[..., MeshRun],
+    demo_data: Path,
+    rollmesh: Command,
+    tmp_path: Path,
+    collector: tuple[Collector, str],
 ) -> None:
     """With a token: no one without it hears anything, and no one on another machine can ask. No secret gets out. The
-    engine fails at one prompt, and nothing else does."""
+    engine fails at one prompt, and nothing else does. A collector gets the whole way of each trajectory."""
     planted = plant(tmp_path)
+    traces, collector_url = collector
+    traces.key = planted.texts["telemetry"]
     token, secrets = planted.token_file, planted.texts.values()
     run = start_mesh(
         f"--learner.steps={_STEPS}",
@@ -121,6 +136,7 @@ def test_a_run_writes_what_it_promises(
         f"--eval.every_steps={_STEPS // 2}",
         "--rollout.replicas=1",
         "--rollout.endpoint.enabled=true",
+        f"--telemetry.otlp={collector_url}",
         "--logging.dashboard_port=0",
         # Whose data no one has: it is never asked.
         "--reward.by_data_source={elsewhere: ['grpc://127.0.0.1:9']}",
@@ -147,14 +163,15 @@ def test_a_run_writes_what_it_promises(
     shown = [status.stdout, ledger.stdout, doctor.stdout, answer_to_a_member(run.address(), token)]
     for service, figure in (
         ("buffer", "rollmesh_buffer_groups_admitted_total"),
-        ("learner", "rollmesh_learner_steps"),
-        ("generator-0", "rollmesh_generator_tokens_generated"),
+        ("learner", "rollmesh_learner_steps_total"),
+        ("generator-0", "rollmesh_generator_tokens_generated_total"),
         ("reward", "rollmesh_reward"),
     ):
         url = doors[f"{service} metrics"]
         assert httpx.get(url, timeout=60).status_code == 401
         page = httpx.get(url, headers={"Authorization": f"Bearer {planted.texts['metrics']}"}, timeout=60).text
         assert figure in page
+        audit_metrics(page)
         shown.append(page)
     shown += [page_of(run), asyncio.run(page_of_mesh(run.address(), token))]
     assert told(secrets, run.folder, [run.process.pid], shown) == []
@@ -163,6 +180,8 @@ def test_a_run_writes_what_it_promises(
     holding.release(tmp_path)
     assert run.finish() == 0, run.tail()
     audit(run)
+    uses = surviving_uses(list(read_log(run.folder / "consumption.jsonl")))
+    audit_traces(traces, sum(len(group.members) for use in uses for group in use.groups), reward_service=True)
     summary = run.summary()
     for key in ("held_out_first", "held_out_last", "steps", "training_s", "tokens_per_s_generated", "staleness"):
         assert summary[key] is not None, key
@@ -206,6 +225,7 @@ def test_a_run_writes_what_it_promises(
         *(f"learner.steps={_STEPS + 3}", "learner.ranks=2", "buffer.fronts=2", "buffer.max_staleness=0"),
         *("rollout.replicas=2", "eval.stop_at=null", "logging.wandb=false"),
         *(f"security.{name}=null" for name in ("token_file", "endpoint_key_file", "metrics_key_file")),
+        *("security.telemetry_key_file=null", "telemetry.otlp=null"),
     ]
     longer = product.train(config_path(run.folder), reward, callbacks=[heard], overrides=changes, quiet=True)
     audit(run)

@@ -94,7 +94,7 @@ def _status(
     console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
     shown = [status_table(snapshot), members_table(snapshot.members, console.width)]
     if rows:
-        shown.append(pushes_table(rows))
+        shown.append(pushes_table(rows, console.width))
     with console.capture() as capture:
         console.print(*shown)
     for line in capture.get().splitlines():

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from rollmesh.buffer.server import background_tasks
 from rollmesh.buffer.server.background_tasks import _HintFollower
 from rollmesh.buffer.store.table_snapshot import TableSnapshot
 
@@ -35,7 +34,7 @@ async def test_a_burst_of_changes_is_read_at_once_and_then_together(monkeypatch:
     async def sleep(_seconds: float) -> None:
         await pause.wait()
 
-    monkeypatch.setattr(background_tasks.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     table = Table()
     front: Any = SimpleNamespace(store=table)
     follower = _HintFollower(front, "train")

@@ -100,8 +100,9 @@ def test_who_has_nothing_is_looked_at_whenever_it_says_so(roll: RollCall) -> Non
 
 def test_questions_come_three_times_a_term_and_are_to_be_answered_within_one(roll: RollCall, clock: Clock) -> None:
     assert roll.inquire_if_due() == 3000
-    assert roll.inquire_if_due() == 0
+    assert (roll.inquire_if_due(), roll.due_s) == (0, 1.0)
     clock.now += 1.0
+    assert roll.due_s == 0.0
     assert roll.inquire_if_due() == 3000
     roll.record_request(_request(0, []))
     clock.now += 2.9
