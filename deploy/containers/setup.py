@@ -8,7 +8,6 @@ services' certificates. Files of services are open to every user of the containe
 from __future__ import annotations
 
 import argparse
-import datetime
 import hashlib
 import secrets
 from collections.abc import Callable
@@ -17,18 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
-from cryptography.x509.oid import NameOID
 
 from rollmesh.buffer.redis_backend.acl import FRONT_COMMANDS
+from rollmesh.mesh.access.certificates import CertificateAuthority
 from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.access.secret import new_token, parse_secret
 
@@ -40,7 +30,6 @@ MEMBERS = {
     "generator": Role.GENERATOR,
     "dashboard": Role.OBSERVER,
 }
-_CA_DAYS, _CERTIFICATE_DAYS = 3650, 365
 # Keys and channels of all runs.
 _REDIS_KEYS = "~{rollmesh:*}* ~rollmesh:* resetchannels &{rollmesh:*}:*"
 # No one can log in as this user. Redis reads its append-only file in its name, and needs its rights for that.
@@ -91,22 +80,17 @@ def make_certificates(folder: Path, domain: str) -> None:
     """A certificate for each service, under the mesh's own authority, which is made once."""
     key_file, ca_file = folder / "authority" / "ca.key", folder / "authority" / "ca.crt"
     if not ca_file.exists():
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = _name("rollmesh")
-        ca = x509.BasicConstraints(ca=True, path_length=0)
-        _write(key_file, _key_pem(key))
-        _write(ca_file, _signed(name, key, name, key, _CA_DAYS, ca))
-    key = _private(load_pem_private_key(key_file.read_bytes(), password=None))
-    ca_pem = ca_file.read_text(encoding="utf-8")
-    issuer = x509.load_pem_x509_certificate(ca_pem.encode()).subject
+        made = CertificateAuthority.new("rollmesh")
+        _write(key_file, made.key_pem.decode())
+        _write(ca_file, made.pem.decode())
+    authority = CertificateAuthority.load(ca_file, key_file)
     for service in MEMBERS:
-        own = ec.generate_private_key(ec.SECP256R1())
         # Replicas share a certificate: each is reached under the name of its container.
-        names = x509.SubjectAlternativeName([x509.DNSName(host) for host in (service, f"*.{domain}", "localhost")])
-        _write(folder / service / "tls.key", _key_pem(own))
-        _write(folder / service / "tls.crt", _signed(_name(service), own, issuer, key, _CERTIFICATE_DAYS, names))
+        issued = authority.issue(service, (service, f"*.{domain}", "localhost"))
+        _write(folder / service / "tls.key", issued.key_pem.decode())
+        _write(folder / service / "tls.crt", issued.pem(authority.pem).decode())
     for reader in (*MEMBERS, "prometheus"):
-        _write(folder / reader / "ca.crt", ca_pem)
+        _write(folder / reader / "ca.crt", authority.pem.decode())
 
 
 def remove_certificates(folder: Path) -> None:
@@ -141,37 +125,6 @@ def _write(path: Path, text: str) -> None:
     # Root alone reads the authority's: as `rollmesh token grant` asks of a token.
     draft.chmod(0o600 if path.parent.name == "authority" else 0o644)
     draft.replace(path)
-
-
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _private(key: object) -> ec.EllipticCurvePrivateKey:
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    return key
-
-
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-
-
-def _signed(
-    subject: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: x509.Name,
-    issuer_key: ec.EllipticCurvePrivateKey,
-    days: int,
-    extension: x509.BasicConstraints | x509.SubjectAlternativeName,
-) -> str:
-    now = datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
-    # Clocks of hosts differ.
-    builder = builder.not_valid_before(now - datetime.timedelta(hours=1))
-    builder = builder.not_valid_after(now + datetime.timedelta(days=days))
-    critical = isinstance(extension, x509.BasicConstraints)
-    signed = builder.add_extension(extension, critical).sign(issuer_key, hashes.SHA256())
-    return signed.public_bytes(Encoding.PEM).decode()
 
 
 if __name__ == "__main__":
