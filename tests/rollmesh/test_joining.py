@@ -61,6 +61,8 @@ def test_a_join_string_and_nothing_else_opens_a_mesh_with_tls(
         file = tmp_path / "look.join"
         file.touch(0o600)
         file.write_text(made.stdout)
+        examined = json.loads(rollmesh("doctor", "--join", str(file), "--json").stdout)["findings"]
+        assert {"ledger", "redis"} <= {found["check"] for found in examined}
         seen = rollmesh("ledger", "--join", str(file), "--json")
         assert seen.returncode == 0, seen.stderr
         assert json.loads(seen.stdout)["balances"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rollmesh.cli.joining import Join, by_variables_alone, join_of
 from rollmesh.cli.options import Mesh, TlsCa, TlsCert, TlsKey, TokenFile, security_of
 from rollmesh.mesh.errors import ConfigError, DataError
 
@@ -30,6 +31,7 @@ def _dashboard(
         ),
     ] = None,
     mesh: Mesh = None,
+    join: Join = None,
     host: Annotated[str, typer.Option("--host", help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: a free one.")] = 8760,
     key_file: Annotated[
@@ -49,8 +51,12 @@ def _dashboard(
     from rollmesh.mesh.access.secret_files import read_key
 
     key = read_key(key_file, "--key-file") if key_file is not None else ""
-    given = {"token_file": token_file, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
-    asyncio.run(_serve(runs or [], mesh, host, port, key, security_of(**given)))
+    security = security_of(token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
+    if runs and by_variables_alone(mesh, join):
+        mesh = join = None
+    if (node := join_of(join, mesh, security, retry_s=0.0)) is not None:
+        mesh, security = node.mesh, node.security
+    asyncio.run(_serve(runs or [], mesh, host, port, key, security))
 
 
 async def _serve(runs: list[Path], mesh: str | None, host: str, port: int, key: str, security: SecuritySection) -> None:
@@ -72,7 +78,9 @@ def _source(runs: list[Path], mesh: str | None, security: SecuritySection) -> tu
 
     if mesh is not None:
         if runs:
-            raise ConfigError("RUN and --mesh exclude each other", hint="give the run folder alone: it knows its mesh")
+            raise ConfigError(
+                "RUN and the address of a mesh exclude each other", hint="give the run folder alone: it knows its mesh"
+            )
         return RemoteRun(MeshClient(mesh, security), mesh), f"mesh {mesh}"
     runs = runs or [_latest_run(Path("runs"))]
     named = security if security.token_file is not None else None
@@ -89,5 +97,5 @@ def _latest_run(runs: Path) -> Path:
 
     found = [folder for folder in runs.glob("*") if is_run(folder)]
     if not found:
-        raise DataError(f"there is no run below {runs}/", hint="give run folders, or --mesh host:port")
+        raise DataError(f"there is no run below {runs}/", hint="give run folders, or --mesh or --join")
     return max(found, key=lambda folder: (is_in_use(folder), folder.stat().st_mtime))

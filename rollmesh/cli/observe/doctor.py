@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rollmesh.cli.joining import Join, by_variables_alone
 from rollmesh.cli.options import OVERRIDES, Mesh, TlsCa, TlsCert, TlsKey, TokenFile, ended_run, read_config, target
 from rollmesh.mesh.errors import ConfigError
 
@@ -31,6 +32,7 @@ def _doctor(
         ),
     ] = None,
     mesh: Mesh = None,
+    join: Join = None,
     only: Annotated[
         list[str] | None,
         typer.Option("--only", metavar="CHECK", help="Make this check of a configuration alone. May be repeated."),
@@ -51,17 +53,20 @@ def _doctor(
     rewards. During and after it: where time went and which key to change, losses, signs of bad learning, restarts.
     Exits with 1 where there is a problem; warnings are none.
     """
-    if mesh is None and subject is not None and not subject.is_dir():
+    if subject is not None and by_variables_alone(mesh, join):
+        mesh = join = None
+    is_named = mesh is not None or join is not None
+    if not is_named and subject is not None and not subject.is_dir():
         show(_before(subject, context, only or []), everything=everything, as_json=as_json)
         return
     if context.args:
         raise ConfigError(f"{context.args[0]} changes a configuration, and none is given", hint="give its file first")
-    if mesh is None and (ended := _ended(subject)) is not None:
+    if not is_named and (ended := _ended(subject)) is not None:
         from rollmesh.doctor.after.diagnosis import diagnose_run
 
         show(diagnose_run(ended), everything=everything, as_json=as_json)
         return
-    where = target(subject, mesh, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
+    where = target(subject, mesh, join=join, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
     from rollmesh.doctor.live.diagnosis import diagnose_mesh
 
     show(
