@@ -15,7 +15,7 @@ Where two components need each other, the one that is built first is connected l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import grpc
@@ -33,6 +33,7 @@ from rollmesh.generators.rollout.buffer_streams import AdmissionLoop, LeaseRelea
 from rollmesh.generators.rollout.capacity import Capacity, CapacitySettings
 from rollmesh.generators.rollout.credits import group_share
 from rollmesh.generators.rollout.drafts import DraftUploader
+from rollmesh.generators.rollout.member_spans import MemberSpans
 from rollmesh.generators.rollout.rollout_manager import RolloutHandlers, RolloutManager
 from rollmesh.generators.rollout.submission import TrajectorySubmitter
 from rollmesh.generators.weights import Relay, WeightReceiver
@@ -44,8 +45,10 @@ from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.tables import EVAL, TRAIN
+from rollmesh.mesh.telemetry.tracing import Tracer, no_traces
 from rollmesh.mesh.trajectory.payload_codec import encode
 from rollmesh.mesh.wait import NO_WAIT, Wait
+from rollmesh.protos import weights_pb2
 from rollmesh.reward_service.client.client import build_scorer
 
 # Seconds of a wait for rewards that are worth reporting.
@@ -61,12 +64,14 @@ class MeshAccess:
         channel: to the buffer.
         security: for the channels it opens.
         relay: serves other generators what this one receives.
+        tracer: of trajectories.
     """
 
     agent: MembershipAgent
     channel: grpc.aio.Channel
     security: SecuritySection
     relay: Relay
+    tracer: Tracer = field(default_factory=no_traces)
 
 
 class GeneratorComponents:
@@ -112,6 +117,12 @@ class GeneratorComponents:
         if episodes is not None:
             episodes.connect(self.rollout.on_results)
         self.writers = WriteStreams(self.client, agent)
+        spans = MemberSpans(mesh.tracer)
+
+        def on_report(report: weights_pb2.SwapReport) -> None:
+            metrics.record_swap(report)
+            spans.weights_came(report)
+
         self.submitter = TrajectorySubmitter(
             generator_id=agent.member_id,
             text=text,
@@ -120,6 +131,7 @@ class GeneratorComponents:
             owner=self.rollout,
             on_error=on_failure,
             encode=partial(encode, codec=config.buffer.compression, level=config.buffer.compression_level),
+            spans=spans,
         )
         self.drafts = DraftUploader(
             source,
@@ -145,7 +157,7 @@ class GeneratorComponents:
             relay=mesh.relay,
             pinned=pinned,
             on_serving=self.admission.set_serving,
-            on_report=metrics.record_swap,
+            on_report=on_report,
             suspended=asleep,
         )
         self.probes = Probes(self.engine, self.receiver.announced)

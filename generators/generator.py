@@ -1,8 +1,8 @@
 """The life of one generator in a mesh it has joined.
 
-Invariants: nothing is admitted before verified weights are in service. An end in order (SIGTERM, Drain, end of the run)
-finishes what is nearly done, drafts the rest, releases it and leaves. A permanent failure ends the service with its
-error.
+Invariants: nothing is admitted before verified weights are in service. An end in order finishes what is nearly done,
+drafts the rest, releases it and leaves. SIGTERM asks for one, Drain, and a notice that the machine is taken away. A
+permanent failure ends the service with its error.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import shutil
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import grpc
 
 from rollmesh.generators.components import GeneratorComponents, MeshAccess
 from rollmesh.generators.control_service import ManualRequests, Probes
+from rollmesh.generators.drain_times import DrainTimes
 from rollmesh.generators.engine_events import EngineEventBridge
 from rollmesh.generators.engine_loading import load_engine, load_libraries, release_here
 from rollmesh.generators.engine_watch import watch
@@ -46,8 +48,7 @@ log = logging.getLogger(__name__)
 _REPORT_INTERVAL_S = 1.0
 # Seconds between two queries for reward services; the first while no service is registered.
 _DISCOVERY_S = (0.5, 5.0)
-# Seconds that sequences get to finish at the end, and finished ones to be stored.
-_DRAIN_S = 5.0
+# Seconds in which what is finished is stored, or given back, after an engine has failed.
 _STORE_S = 5.0
 
 
@@ -60,6 +61,7 @@ class Generator:
         threads: compute threads.
         host, advertise: where this process listens, and under which name others reach it.
         shares_devices: it sleeps while the learner has its devices, from the start on.
+        drain: times of an end in order, if the request for it says nothing else.
 
     Attributes:
         engine_name: `rollout.engine`.
@@ -77,6 +79,7 @@ class Generator:
         host: str,
         advertise: str | None,
         shares_devices: bool,
+        drain: DrainTimes,
     ) -> None:
         self._config = config
         self._mesh = mesh
@@ -85,7 +88,7 @@ class Generator:
         self._listen_at = host, advertise
         self._loop = asyncio.get_running_loop()
         self._stage = "waits for a learner"
-        self._drain_s = _DRAIN_S
+        self._drain_times = drain
         self._failure: asyncio.Future[None] = self._loop.create_future()
         # A waiter that is cancelled cancels the future too.
         self._failed_with: RollmeshError | None = None
@@ -126,7 +129,7 @@ class Generator:
 
     def drain_within(self, timeout_s: float) -> None:
         """Bounds the time that running sequences get at the end."""
-        self._drain_s = timeout_s
+        self._drain_times = replace(self._drain_times, running_s=timeout_s)
 
     async def run(self, shutdown: Shutdown) -> None:
         """Works until asked to end, the run is over, or something fails for good.
@@ -143,7 +146,8 @@ class Generator:
             log.info("ending: %s", "the run is finished" if finished else shutdown.reason or "something failed")
             # Nothing of a finished run is needed any more.
             if self._components is not None and shutdown.requested.is_set() and not finished:
-                await self._drain(self._components, self._drain_s)
+                left_s = shutdown.within_s
+                await self._drain(self._components, self._drain_times if left_s is None else DrainTimes.within(left_s))
         finally:
             for end in ends:
                 end.cancel()
@@ -271,20 +275,21 @@ class Generator:
 
     # ------------------------------------------------------------------------------------------------ the end
 
-    async def _drain(self, components: GeneratorComponents, running_s: float) -> None:
-        """Stops admitting, lets sequences finish for `running_s`, stores them, drafts and releases the rest."""
+    async def _drain(self, components: GeneratorComponents, times: DrainTimes) -> None:
+        """Stops admitting, lets sequences finish, stores them, drafts and releases the rest."""
         rollout, submitter = components.rollout, components.submitter
         rollout.stop_admitting()
         # Asleep nothing finishes.
-        if await _done_within(0.0 if self.turns.asleep else running_s, rollout.idle.wait()):
+        if await _done_within(0.0 if self.turns.asleep else times.running_s, rollout.idle.wait()):
             return
         # A group is given back after its finished members and drafts are stored: they would be superseded otherwise.
         rollout.flush_finished()
-        stored = await _done_within(_STORE_S, submitter.drained()) and await _done_within(
-            _STORE_S, components.drafts.write_all()
-        )
+        # Rewards that are late do not keep the rest from being drafted.
+        stored = await _done_within(times.storing_s, submitter.drained())
+        drafted = await _done_within(times.storing_s, components.drafts.write_all())
         rollout.release_all()
-        if not (stored and await _done_within(_STORE_S, components.releases.drained())):
+        released = await _done_within(times.storing_s, components.releases.drained())
+        if not (stored and drafted and released):
             log.warning("%d groups were not stored or given back in time; their leases run out", rollout.active_groups)
 
     # ------------------------------------------------------------------------------------ background tasks

@@ -9,62 +9,87 @@ import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from rollmesh.generators.engines.types import EngineStatus
+from rollmesh.generators.openai_server.metrics import METRICS as ENDPOINT_METRICS
 from rollmesh.generators.placement.device_turns import DeviceTurns
 from rollmesh.generators.rollout.drafts import DraftUploader
 from rollmesh.generators.rollout.rollout_manager import RolloutManager
 from rollmesh.generators.rollout.submission import TrajectorySubmitter
+from rollmesh.mesh.telemetry.metric_spec import SpecCollector, SpecFactory, Values
+from rollmesh.mesh.weights.bucket_set import DAMAGED
 from rollmesh.protos import weights_pb2
 
-_HELP = {
-    "tokens_per_second": "Sampled tokens per second since the last report.",
-    "active_sequences": "Sequences being decoded.",
-    "queued_sequences": "Sequences waiting for a slot.",
-    "concurrency_limit": "Sequences that the engine is given at once.",
-    "groups_held": "Groups in progress.",
-    "undelivered_members": "Finished members being scored or written.",
-    "members_unscored": "Finished members that wait for their reward.",
-    "reward_wait_seconds": "For how long the first of them has waited.",
-    "tokens_generated": "Sampled tokens since the start.",
-    "tokens_for_groups": "Of those, for members of groups: calls from outside are left out.",
-    "swaps": "Weight updates since the start.",
-    "gate_wait_seconds": "Seconds since the start for which nothing was decoded because nothing was granted.",
-    "members_scored": "Members scored since the start.",
-    "members_unscorable": "Members without a right score since the start.",
-    "members_failed": "Members that ended in an error since the start.",
-    "members_superseded": "Members that were not needed any more since the start.",
-    "drafts_written": "Drafts of unfinished members stored since the start.",
-    "tokens_taken_over": "Tokens of drafts that were continued instead of sampled again since the start.",
-    "groups_cancelled": "Groups cancelled here because they were not needed any more since the start.",
-    "rss_bytes": "Resident memory of the process.",
-    "peak_rss_bytes": "Largest resident memory seen at a report.",
-    "weights_version": "Version of the weights in service.",
-    "weights_incarnation": "Incarnation of the weights in service.",
-    "shares_devices": "1 where it takes turns with the learner on the same devices.",
-    "asleep": "1 while it sleeps for the learner.",
-    "sleeps": "Turns of the learner for which it fell asleep since the start.",
-    "wakes": "Turns of its own that began since the start.",
-    "asleep_seconds": "Seconds since the start for which it slept.",
-    "sleep_freed_bytes": "Memory that the last sleep gave back.",
+_GENERATOR = SpecFactory("generator")
+_counter, _gauge = _GENERATOR.counter, _GENERATOR.gauge
+# Metrics of a snapshot, by the heartbeat's name of the value.
+_OF_SNAPSHOT = {
+    "tokens_per_second": _gauge("tokens_per_second", "Sampled tokens per second since the last report"),
+    "active_sequences": _gauge("active_sequences", "Sequences being decoded"),
+    "queued_sequences": _gauge("queued_sequences", "Sequences waiting for a slot"),
+    "concurrency_limit": _gauge("concurrency_limit", "Sequences that the engine is given at once"),
+    "groups_held": _gauge("groups_held", "Groups in progress"),
+    "undelivered_members": _gauge("undelivered_members", "Finished members being scored or written"),
+    "members_unscored": _gauge("members_unscored", "Finished members that wait for their reward"),
+    "reward_wait_seconds": _gauge("reward_wait_seconds", "For how long the first of them has waited"),
+    "tokens_generated": _counter("tokens_generated", "Sampled tokens"),
+    "tokens_for_groups": _counter("tokens_for_groups", "Of those, for members of groups: calls from outside left out"),
+    "swaps": _counter("swaps", "Weight updates"),
+    "gate_wait_seconds": _counter("gate_wait_seconds", "Time in which nothing was decoded for lack of grants"),
+    "drafts_written": _counter("drafts_written", "Drafts of unfinished members stored"),
+    "tokens_taken_over": _counter("tokens_taken_over", "Tokens of drafts continued instead of sampled again"),
+    "groups_cancelled": _counter("groups_cancelled", "Groups cancelled here because they were not needed any more"),
+    "peak_rss_bytes": _gauge("peak_rss_bytes", "Largest resident memory seen at a report"),
+    "weights_version": _gauge("weights_version", "Version of the weights in service"),
+    "weights_incarnation": _gauge("weights_incarnation", "Incarnation of the weights in service"),
+    "shares_devices": _gauge("shares_devices", "1 where it takes turns with the learner on the same devices"),
+    "asleep": _gauge("asleep", "1 while it sleeps for the learner"),
+    "sleeps": _counter("sleeps", "Turns of the learner for which it fell asleep"),
+    "wakes": _counter("wakes", "Turns of its own that began"),
+    "asleep_seconds": _counter("asleep_seconds", "Time for which it slept"),
+    "sleep_freed_bytes": _gauge("sleep_freed_bytes", "Memory that the last sleep gave back"),
+    "agent_episodes": _counter("agent_episodes", "Episodes of several turns that have ended"),
+    "agent_episodes_failed": _counter(
+        "agent_episodes_failed", "Episodes whose environment broke, or that could not be sampled"
+    ),
+    "agent_drafts_not_gone_on": _counter(
+        "agent_drafts_restarted", "Episodes that began again because their draft could not be continued"
+    ),
+    "agent_turns": _counter("agent_turns", "Turns of the model"),
+    "agent_tool_calls": _counter("agent_tool_calls", "Calls of tools"),
+    "agent_tool_errors": _counter("agent_tool_errors", "Calls that ended in an error, or could not be read"),
+    "agent_tool_timeouts": _counter("agent_tool_timeouts", "Calls of tools that did not end in time"),
+    "agent_tool_seconds": _counter("agent_tool_seconds", "Time that calls of tools took in all"),
+    "agent_calls": _counter("agent_calls", "Calls of the endpoint by programs"),
+    "agent_calls_aborted": _counter("agent_calls_aborted", "Calls that programs left before their answer was complete"),
+    "agent_calls_sampling_ignored": _counter(
+        "agent_calls_sampling_ignored", "Calls that asked for another sampling than training has"
+    ),
+    "agent_branches_dropped": _counter(
+        "agent_branches_dropped", "Ends of conversations of programs that are in no trajectory"
+    ),
+    "agent_tokens_dropped": _counter("agent_tokens_dropped", "Tokens sampled for programs that are in no trajectory"),
+    "agent_timeouts": _counter("agent_timeouts", "Episodes of programs that were ended because their time was up"),
+    "agent_calls_hanging": _gauge("agent_calls_hanging", "Calls of tools and environments that do not return"),
 }
-_AGENT_HELP = {
-    "agent_episodes": "Episodes of several turns that have ended since the start.",
-    "agent_episodes_failed": "Episodes whose environment broke, or that could not be sampled, since the start.",
-    "agent_drafts_not_gone_on": "Episodes that began again because their draft could not be continued.",
-    "agent_turns": "Turns of the model since the start.",
-    "agent_tool_calls": "Calls of tools since the start.",
-    "agent_tool_errors": "Calls that ended in an error, those that could not be read included.",
-    "agent_tool_timeouts": "Calls of tools that did not end in time.",
-    "agent_tool_seconds": "Seconds that calls of tools took in all.",
-    "agent_calls": "Calls of the endpoint by programs since the start.",
-    "agent_calls_aborted": "Calls that programs left before their answer was complete.",
-    "agent_calls_sampling_ignored": "Calls that asked for another sampling than training has.",
-    "agent_branches_dropped": "Ends of conversations of programs that are in no trajectory.",
-    "agent_tokens_dropped": "Tokens sampled for programs that are in no trajectory.",
-    "agent_timeouts": "Episodes of programs that were ended because their time was up.",
-    "agent_calls_hanging": "Calls of tools and environments that do not return.",
-}
-
-
+_MEMBERS = _counter("members", "Members by outcome: scored, unscorable, failed, superseded (not needed)", "outcome")
+_OUTCOMES = ("scored", "unscorable", "failed", "superseded")
+_TURN = _gauge(
+    "turn_seconds", "How long each action of falling asleep and waking up took when it was done last", "action"
+)
+_WEIGHTS = _GENERATOR.histogram(
+    "weights_seconds",
+    "From a version's announcement to its first byte, last verified byte and service (total), and the decoding pause",
+    "stage",
+)
+_WEIGHTS_BYTES = _counter("weights_bytes", "Bytes of weights received", "transport", "encoding")
+_WEIGHTS_FAILURES = _counter("weights_failures", "Versions refused or not received")
+_WEIGHTS_KEPT = _gauge("weights_kept_bytes", "Host copy that deltas are applied to")
+METRICS = (
+    *_OF_SNAPSHOT.values(),
+    *(_MEMBERS, _TURN),
+    *(_WEIGHTS, _WEIGHTS_BYTES, _WEIGHTS_FAILURES, _WEIGHTS_KEPT),
+    _counter("weights_damaged_buckets", "Buckets with bytes that were not those announced"),
+    *ENDPOINT_METRICS,
+)
 # Seconds: a pause lasts microseconds, a full transfer over a slow link minutes.
 _BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _STAGES = ("first_byte", "last_byte", "pause", "total")
@@ -75,36 +100,19 @@ class GeneratorMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._gauges = {
-            name: Gauge(f"rollmesh_generator_{name}", text, registry=self.registry)
-            for name, text in {**_HELP, **_AGENT_HELP}.items()
-        }
+        # The last snapshot by name of the heartbeat; seconds of turns by action.
+        self._values: Mapping[str, float] = {}
+        self._turns: Mapping[str, float] = {}
+        self.registry.register(SpecCollector((*_OF_SNAPSHOT.values(), _MEMBERS, _TURN), self._read))
         self._weights = Histogram(
-            "rollmesh_generator_weights_seconds",
-            "From a version's announcement to its first byte, last verified byte and service (total), and the pause in "
-            "decoding.",
-            ["stage"],
-            buckets=_BUCKETS,
-            registry=self.registry,
+            _WEIGHTS.family, _WEIGHTS.text, _WEIGHTS.labels, buckets=_BUCKETS, registry=self.registry
         )
         self._weights_bytes = Counter(
-            "rollmesh_generator_weights_bytes",
-            "Bytes of weights received.",
-            ["transport", "encoding"],
-            registry=self.registry,
+            _WEIGHTS_BYTES.family, _WEIGHTS_BYTES.text, _WEIGHTS_BYTES.labels, registry=self.registry
         )
-        self._weights_failures = Counter(
-            "rollmesh_generator_weights_failures", "Versions refused or not received.", registry=self.registry
-        )
-        self._weights_kept = Gauge(
-            "rollmesh_generator_weights_kept_bytes", "Host copy that deltas are applied to.", registry=self.registry
-        )
-        self._turn_seconds = Gauge(
-            "rollmesh_generator_turn_seconds",
-            "Seconds that each action of falling asleep and waking up took when it was done last.",
-            ["action"],
-            registry=self.registry,
-        )
+        self._weights_failures = Counter(_WEIGHTS_FAILURES.family, _WEIGHTS_FAILURES.text, registry=self.registry)
+        self._weights_kept = Gauge(_WEIGHTS_KEPT.family, _WEIGHTS_KEPT.text, registry=self.registry)
+        self.registry.register(DAMAGED)
         self._process = psutil.Process()
         self._last_time = time.monotonic()
         self._last_tokens = 0
@@ -185,9 +193,15 @@ class GeneratorMetrics:
             asleep_seconds=counts.asleep_s,
             sleep_freed_bytes=counts.freed_bytes,
         )
-        for action, seconds in counts.seconds.items():
-            self._turn_seconds.labels(action).set(seconds)
         values.update({f"agent_{name}": value for name, value in (agents or {}).items()})
-        for name, value in values.items():
-            self._gauges[name].set(value)
+        self._values, self._turns = values, {str(action): took for action, took in counts.seconds.items()}
         return values
+
+    def _read(self) -> Values:
+        values, turns = self._values, self._turns
+        shown: dict[str, dict[tuple[str, ...], float]] = {
+            spec.name: {(): values[name]} for name, spec in _OF_SNAPSHOT.items() if name in values
+        }
+        shown[_MEMBERS.name] = {(outcome,): values.get(f"members_{outcome}", 0.0) for outcome in _OUTCOMES}
+        shown[_TURN.name] = {(action,): seconds for action, seconds in turns.items()}
+        return shown

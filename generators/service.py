@@ -6,8 +6,10 @@ learner. On a graceful end its leases are released before it leaves.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +17,14 @@ import pydantic
 
 from rollmesh.generators.components import MeshAccess
 from rollmesh.generators.control_service import SERVICE_NAME, GeneratorControl
+from rollmesh.generators.drain_times import USUAL, DrainTimes
 from rollmesh.generators.generator import Generator
 from rollmesh.generators.peers import called_peers
 from rollmesh.generators.weights.relay import Relay
 from rollmesh.mesh.access.code_permissions import CodeRule, check_code
 from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.access.secret_files import check_keys, check_security
+from rollmesh.mesh.addresses import host_of
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.diagnosis import SERVICE_NAME as DIAGNOSIS_SERVICE
@@ -28,10 +32,13 @@ from rollmesh.mesh.diagnosis import DiagnosisServicer
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import SHARES_DEVICES, MembershipAgent
+from rollmesh.mesh.preemption.sources import NoticeSource
+from rollmesh.mesh.preemption.watcher import shutdown_at_notice
 from rollmesh.mesh.rpc.failover_channel import open_mesh
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.bounded_exit import bound_exit
 from rollmesh.mesh.runtime.hosts import host_id, is_loopback
+from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 from rollmesh.mesh.runtime.service import (
     Shutdown,
@@ -42,6 +49,7 @@ from rollmesh.mesh.runtime.service import (
     write_ready_file,
 )
 from rollmesh.mesh.runtime.threads import available_cores, plan_threads, thread_environment
+from rollmesh.mesh.telemetry.tracing import open_tracer
 from rollmesh.protos import diagnosis_pb2_grpc, generator_pb2_grpc, membership_pb2
 
 log = logging.getLogger(__name__)
@@ -64,6 +72,8 @@ class GeneratorOptions:
         threads: compute threads; none: as the run's configuration says.
         ready_file: written once the service answers.
         shares_devices: it takes turns with the learner on the same devices; none: as the run's configuration says.
+        drain: times of an end in order.
+        preemption: says when this machine is about to be taken away; none: nothing does.
     """
 
     identity: Identity
@@ -77,6 +87,8 @@ class GeneratorOptions:
     threads: int | None = None
     ready_file: Path | None = None
     shares_devices: bool | None = None
+    drain: DrainTimes = USUAL
+    preemption: NoticeSource | None = None
 
 
 def run(mesh: str, options: GeneratorOptions) -> int:
@@ -92,7 +104,8 @@ def run(mesh: str, options: GeneratorOptions) -> int:
     keep_freed_memory(TENSOR_BYTES)
 
     async def serve_and_exit(shutdown: Shutdown) -> int:
-        status = await serve(mesh, shutdown, options)
+        async with shutdown_at_notice(options.preemption, shutdown):
+            status = await serve(mesh, shutdown, options)
         # A thread may be loading the model.
         bound_exit(status, _EXIT_S)
         return status
@@ -111,26 +124,31 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
     check_security(security, identity, endpoint=True)
     server = new_server(security, identity)
     bound = bind(server, host, options.port, security)
-    address = advertised_address(host, bound, options.advertise)
+    address = advertised_address(host, bound, options.advertise, mesh=mesh)
     channel = open_mesh(mesh, security, identity)
     agent = MembershipAgent(
         channel, membership_pb2.ROLE_GENERATOR, member_id=identity.member_id, address=address, host_id=host_id()
     )
+    closers = AsyncExitStack()
     try:
         if not await shutdown.run_until_requested(agent.start()):
             return 0
         config = _configuration(agent, security)
         check_code(config, options.code)
         check_keys(config)
-        logging.getLogger().setLevel(config.logging.level.upper())
+        setup_logging("generator", LogSettings.of(config))
         told = options.shares_devices
         shares_devices = config.placement.all_take_turns if told is None else told
         # The learner finds the generators that it shares devices with by this.
         agent.set_status(gauges={SHARES_DEVICES: float(shares_devices)})
         # Where no other host can reach this process, it has no receiver to relay to.
-        relay = Relay("" if is_loopback(address.rpartition(":")[0]) else address)
+        relay = Relay("" if is_loopback(host_of(address)) else address)
         relay.add_to(server)
-        access = MeshAccess(agent, channel, security, relay)
+        tracer = open_tracer(
+            config.telemetry, security, run=agent.run_name, service="generator", instance=identity.member_id
+        )
+        closers.push_async_callback(asyncio.to_thread, tracer.close)
+        access = MeshAccess(agent, channel, security, relay, tracer)
         planned = set_threads(config, options.threads)
         generator = Generator(
             config,
@@ -139,6 +157,7 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
             host=host,
             advertise=options.advertise,
             shares_devices=shares_devices,
+            drain=options.drain,
         )
         control = GeneratorControl(generator, shutdown)
         generator_pb2_grpc.add_GeneratorControlServicer_to_server(control, server)
@@ -149,6 +168,7 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
         await server.start()
         await set_serving(health, [SERVICE_NAME, DIAGNOSIS_SERVICE])
         registry = generator.metrics.registry
+        registry.register(tracer.counts)
         metrics = metrics_server(
             registry, options.metrics_host, security, port=options.metrics_port, enabled=config.network.metrics
         )
@@ -161,6 +181,7 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
                 relay.close()
             await agent.leave()
     finally:
+        await closers.aclose()
         await agent.stop()
         await server.stop(1.0)
         await channel.close()

@@ -16,6 +16,10 @@ from rollmesh.mesh.errors import RollmeshError
 
 REQUEST = "request"
 """Reason of an end that a user or a callback has asked for: the run counts as finished."""
+NATURAL_ENDS = ("steps", "stop_at", "end_of_data")
+"""Reasons of an end that the configuration has set."""
+FINISHED = (*NATURAL_ENDS, REQUEST)
+"""Reasons of an end after which the run counts as finished; after others it is only interrupted."""
 
 
 class ControlRequests:

@@ -1,8 +1,9 @@
 """The learner process: the command line calls `run`, in every rank.
 
 Invariants: expected failures end with one log line and the error's exit code. A learner that was superseded ends with
-`FencedError.exit_code`, so that it is not restarted. SIGTERM ends the run after the present step, with a checkpoint and
-its commit. Rank 0 alone listens to signals and to the mesh, the other ranks follow it.
+`FencedError.exit_code`, so that it is not restarted. SIGTERM, or a notice that the machine is taken away, ends the run
+after the present step, with a checkpoint and its commit. Rank 0 alone listens to signals, notices and the mesh; the
+other ranks follow it.
 """
 
 from __future__ import annotations
@@ -45,10 +46,12 @@ from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.derived.memory_release import REST_NAME
+from rollmesh.mesh.preemption.sources import NoticeSource
+from rollmesh.mesh.preemption.watcher import watch_for_notice
 from rollmesh.mesh.rpc.failover_channel import FailoverChannel, open_mesh
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.hosts import is_loopback
-from rollmesh.mesh.runtime.log_format import setup_logging
+from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, freeze_heap, keep_freed_memory
 from rollmesh.mesh.runtime.ranks import check_ranks, choose_interface
 from rollmesh.mesh.trajectory.image_files import image_folder
@@ -64,6 +67,7 @@ def run(
     allow_changes: bool = False,
     start_from: Path | None = None,
     port: int = 0,
+    preemption: NoticeSource | None = None,
     ready_file: Path | None = None,
 ) -> int:
     """Runs the learner to its end.
@@ -75,6 +79,7 @@ def run(
         allow_changes: continue a run of another model or of other data (see `learner.recovery.run_identity`).
         start_from: checkpoint of this run to continue from, which undoes the steps since; None: the last one.
         port: to bind on rank 0, from which generators fetch the weights; 0 picks a free one.
+        preemption: says when the machine of rank 0 is about to be taken away: the learner ends as after SIGTERM.
         ready_file: written by rank 0 when the learner answers. Each rank r writes `NAME-r` next to it when it answers
             the health check, before it loads models.
 
@@ -83,7 +88,7 @@ def run(
     """
     keep_freed_memory(TENSOR_BYTES)
     rank = int(os.environ.get("RANK", "0"))
-    setup_logging("learner" if rank == 0 else f"learner-{rank}", config.logging.level)
+    setup_logging("learner" if rank == 0 else f"learner-{rank}", LogSettings.of(config))
     controls = ControlRequests()
 
     def work() -> None:
@@ -97,6 +102,7 @@ def run(
                 allow_changes=allow_changes,
                 start_from=start_from,
                 port=port,
+                preemption=preemption,
                 ready_file=ready_file,
             )
 
@@ -113,6 +119,7 @@ def _run(
     allow_changes: bool,
     start_from: Path | None,
     port: int,
+    preemption: NoticeSource | None,
     ready_file: Path | None,
 ) -> None:
     check_security(config.security, Identity(Role.LEARNER), endpoint=False)
@@ -127,6 +134,8 @@ def _run(
             closers.callback(_remove_if_empty, config.run.folder / REST_NAME)
         bridge = AsyncBridge()
         closers.callback(bridge.close)
+        if rank == 0 and preemption is not None:
+            bridge.submit(watch_for_notice(preemption, lambda notice: controls.stop(notice.reason)))
         if ready_file is not None:
             answer_health(config, Role.LEARNER, bridge, closers, ready_file.with_stem(f"{ready_file.stem}-{rank}"))
         with note_every_minute("fetches the model"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rollmesh.mesh.addresses import join_address, split_address
 from rollmesh.mesh.errors import ConfigError
 
 SCHEMES = ("grpc://", "grpcs://")
@@ -23,10 +24,7 @@ def target_of(endpoint: str) -> str:
     target = endpoint
     for scheme in SCHEMES:
         target = target.removeprefix(scheme)
-    host, separator, port = target.rpartition(":")
-    if not separator or not host or not port.isdigit() or "/" in host or not 0 < int(port) < 65536:
-        raise ConfigError(f"reward endpoint {endpoint!r} is not an address", hint="write grpc://host:port")
-    return target
+    return join_address(*split_address(target, "reward endpoint"))
 
 
 def split_routes(

@@ -1,7 +1,8 @@
-"""The configurations in a run folder: the run's own, and that of its last launch."""
+"""The configurations in a run folder, that of the run and that of its last launch; and whether it is in use."""
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 from rollmesh.learner.recovery.run_identity import CONFIG
@@ -15,11 +16,25 @@ RUN = "run"
 """The command `rollmesh run`."""
 LAUNCH = Path("services", CONFIG)
 """Configuration of a launch; it becomes the run's own once the learner has taken the run over."""
+LOCK = "run.lock"
+"""File that the command which works in a folder holds locked."""
 
 
 def is_run(folder: Path) -> bool:
     """True where a run was ever launched here."""
     return (folder / CONFIG).exists() or (folder / LAUNCH).exists()
+
+
+def is_in_use(folder: Path) -> bool:
+    """True where a command works in a run folder now, and where that is unknown."""
+    try:
+        with (folder / LOCK).open(encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def config_path(folder: Path) -> Path:

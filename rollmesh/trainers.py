@@ -23,16 +23,17 @@ from typing import Any
 from rollmesh.data.objects import RowObjects, with_rows
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.folder import locked, set_aside
-from rollmesh.launcher.preflight.changes import describe_changes
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_as, save_config
 from rollmesh.mesh.config.trainers.configs import CONFIGS, TrainerConfig
+from rollmesh.mesh.config.variables import without_settings
 from rollmesh.mesh.errors import ConfigError, RollmeshError
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
-from rollmesh.mesh.runtime.log_format import setup_logging
+from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 from rollmesh.mesh.runtime.threads import available_cores, plan_rank_threads, thread_environment
+from rollmesh.report.changes import describe_changes
 from rollmesh.run_files import check_command, read_any_config, trained_by
 from rollmesh.training.summary import write_training_summary
 
@@ -121,7 +122,7 @@ def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int
         that has such a status.
     """
     rank = int(os.environ.get("RANK", "0"))
-    setup_logging(command if rank == 0 else f"{command}-{rank}", config.logging.level)
+    setup_logging(command if rank == 0 else f"{command}-{rank}", LogSettings.of(config))
     plan = plan_rank_threads(available_cores(), os.environ)
     for name, value in thread_environment(plan.learner).items():
         os.environ.setdefault(name, value)
@@ -218,7 +219,7 @@ def _status_of(command: Sequence[str]) -> int:
     """
     interrupted = False
     # In a group of its own: the terminal's Ctrl-C would reach it a second time.
-    with subprocess.Popen(die_with_parent(command), process_group=0) as process:
+    with subprocess.Popen(die_with_parent(command), process_group=0, env=without_settings(os.environ)) as process:
         while True:
             try:
                 status = process.wait()

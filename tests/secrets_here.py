@@ -15,6 +15,7 @@ _FILES = {
     "token": "--security.token_file={}",
     "endpoint": "--security.endpoint_key_file={}",
     "metrics": "--security.metrics_key_file={}",
+    "telemetry": "--security.telemetry_key_file={}",
     # Keys of servers that no client asks.
     "judge": "--reward.key_files={{'grpc://127.0.0.1:9': {}}}",
     "server": "--rollout.sglang={{address: 'http://127.0.0.1:9', key_file: {}}}",

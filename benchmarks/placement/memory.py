@@ -26,9 +26,9 @@ from typing import Any
 
 from benchmarks.common import REPOSITORY, HelpFormatter, machine, table, write_json
 from benchmarks.mesh_run import MeshRun, run_mesh
+from benchmarks.placement.memory_plot import memory_over_time
 from benchmarks.workloads import Mode, Workload, mesh_config, prepare
 from rollmesh.report.memory import MemorySample, memory_grid, peaks_from_samples, read_memory
-from rollmesh.report.plots import memory_over_time
 from rollmesh.report.turns import phase_at, read_phases
 
 _MIB = 1 << 20

@@ -28,7 +28,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.common import machine, summarize, table, write_json, yardstick
-from benchmarks.weights.netns import FarHost, far_host
+from benchmarks.netns import FarHost, far_host
 from benchmarks.weights.push_ends import LearnerEnd, Push
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import machine, summarize, table, write_json, yardstick
-from benchmarks.weights.netns import StarHost, star
+from benchmarks.netns import StarHost, star
 from benchmarks.weights.node_process import Host
 
 _HEADER = ("generators", "way", "publish s", "completion s", "GB/s and generator")

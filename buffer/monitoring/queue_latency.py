@@ -13,13 +13,19 @@ from prometheus_client.registry import Collector
 
 from rollmesh.buffer.store.records import Leased
 from rollmesh.mesh.tables import TABLES
+from rollmesh.mesh.telemetry.metric_spec import SpecFactory
 
 # Seconds: from a tiny model's answers to an agent's hours.
 _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 
+_BUFFER = SpecFactory("buffer")
 HISTOGRAMS = (
-    ("time_to_seal_seconds", "From a group's admission to the arrival of its last member"),
-    ("time_queued_seconds", "From a group's last member to its lease by the learner"),
+    _BUFFER.histogram(
+        "time_to_seal_seconds", "From a group's admission to the arrival of its last member; leased here", "table"
+    ),
+    _BUFFER.histogram(
+        "time_queued_seconds", "From a group's last member to its lease by the learner; leased here", "table"
+    ),
 )
 
 
@@ -28,8 +34,7 @@ class QueueLatency(Collector):
 
     def __init__(self) -> None:
         self._histograms = [
-            Histogram(f"rollmesh_buffer_{name}", text, ["table"], buckets=_BUCKETS, registry=None)
-            for name, text in HISTOGRAMS
+            Histogram(spec.family, spec.text, spec.labels, buckets=_BUCKETS, registry=None) for spec in HISTOGRAMS
         ]
         # Looking a label up costs more than counting a value.
         self._of_table = {table: tuple([each.labels(table) for each in self._histograms]) for table in TABLES}

@@ -45,6 +45,10 @@ class WaitClocks:
         if wait is not None:
             self._total[kind] += self._clock() - wait.since
 
+    def waiting(self, kind: str) -> int:
+        """Number of those that wait at present."""
+        return sum(k == kind for k, _ in self._open)
+
     def reason(self, kind: str) -> str:
         """The reason of the longest present wait; empty without any wait."""
         waits = [wait for (k, _), wait in self._open.items() if k == kind]

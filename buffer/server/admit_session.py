@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 
+from rollmesh.buffer.monitoring.trajectory_spans import record_admissions
 from rollmesh.buffer.monitoring.wait_clocks import SAMPLES
 from rollmesh.buffer.policy import gate
 from rollmesh.buffer.protocol.framing import field_header, repeated_field
@@ -224,12 +226,15 @@ class AdmitSession:
             await asyncio.sleep(_COURTESY_S * demand.outstanding / max(1, demand.outstanding + demand.credits))
         serving, snapshot = demand.serving, store.snapshots[self._table]
         limit = gate.live_limit(snapshot.u, serving.version, rules.groups_per_step, rules.max_staleness)
+        began_ns = time.time_ns()
         answer = await store.admit(
             self._table, self._member_id, self._generation, serving, wanted, snapshot.u, limit, self._token
         )
         if answer.status == "moved":
             # The answer brought a newer snapshot: the dealer deals again.
             return [], "a new version has just come into force"
+        if self._front.tracer.is_on:
+            record_admissions(self._front.tracer, self._table, self._member_id, answer.grants, began_ns)
         snapshot = store.snapshots[self._table]
         reason = self._gate_reason(snapshot)
         if answer.why == "bytes":

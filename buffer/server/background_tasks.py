@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from functools import partial
 
 from rollmesh.buffer.monitoring.generator_fleet import fleet_of
+from rollmesh.buffer.monitoring.trajectory_spans import record_evictions
 from rollmesh.buffer.monitoring.wait_clocks import INSERTS, SAMPLES
 from rollmesh.buffer.server.change_notifier import wait_for
 from rollmesh.buffer.server.front_context import FrontContext
@@ -107,8 +108,10 @@ async def evict(front: FrontContext, table: str) -> None:
             snapshot = front.store.snapshots[table]
             try:
                 if snapshot.first_deadline < snapshot.u:
-                    count = await front.store.evict(table)
-                    log.info("evicted %d groups over the bound", count, extra={"table": table})
+                    evicted = await front.store.evict(table)
+                    log.info("evicted %d groups over the bound", len(evicted), extra={"table": table})
+                    if front.tracer.is_on:
+                        record_evictions(front.tracer, table, evicted)
                 front.outage.job_passed(f"evicting in {table}")
             except StoreError as error:
                 front.outage.job_failed(f"evicting in {table}", error)

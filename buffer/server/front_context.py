@@ -23,6 +23,7 @@ from rollmesh.buffer.store.store import Store
 from rollmesh.mesh.errors import PayloadError, RollmeshError
 from rollmesh.mesh.runtime.background_tasks import BackgroundTasks
 from rollmesh.mesh.tables import TABLES, TRAIN
+from rollmesh.mesh.telemetry.tracing import Tracer, no_traces
 
 Request = TypeVar("Request")
 
@@ -72,6 +73,7 @@ class FrontContext:
         admit_streams: by table, those that are open here.
         dealers: by table, of what may be admitted through these.
         outage: reports Redis' failures.
+        tracer: of trajectories.
     """
 
     store: Store
@@ -87,6 +89,7 @@ class FrontContext:
     admit_streams: dict[str, OpenStreams] = field(default_factory=lambda: {table: OpenStreams() for table in TABLES})
     dealers: dict[str, AdmissionDealer] = field(init=False)
     outage: RedisOutage = field(default_factory=RedisOutage)
+    tracer: Tracer = field(default_factory=no_traces)
     _tasks: BackgroundTasks = field(init=False)
 
     def __post_init__(self) -> None:

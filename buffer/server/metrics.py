@@ -1,8 +1,8 @@
 """A front's Prometheus metrics: groups by state and fate, waiting clocks, ages, bytes, leases, versions.
 
-All but the histograms are the table's or Redis' own, and the same at every front. With several fronts, take one value
-(`max`), not their sum. The histograms are the front's (see `buffer.monitoring.queue_latency`). Names are Prometheus':
-base units, counters end in `_total`. `METRICS` is the whole list; the page on operation is generated from it.
+Most are the table's or Redis' own, and the same at every front. With several fronts, take one value (`max`), not their
+sum. The histograms are the front's (see `buffer.monitoring.queue_latency`), as are its waiting generators and writes in progress.
+`METRICS` is the whole list, from which docs/metrics.md is generated.
 """
 
 from __future__ import annotations
@@ -10,56 +10,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import CollectorRegistry
 
+from rollmesh.buffer.monitoring.queue_latency import HISTOGRAMS
+from rollmesh.buffer.monitoring.wait_clocks import SAMPLES
 from rollmesh.buffer.server.front_context import FrontContext
 from rollmesh.buffer.server.ledger import describe
 from rollmesh.buffer.server.membership import read_members, reading_interval_s
 from rollmesh.mesh.access.token_file import GRANT_GAUGE
 from rollmesh.mesh.errors import StoreError
 from rollmesh.mesh.tables import TABLES, TRAIN
+from rollmesh.mesh.telemetry.metric_spec import SpecCollector, SpecFactory
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import membership_pb2
 
 _INTERVAL_S = 2.0
-PREFIX = "rollmesh_buffer_"
 _STATES = ("generating", "ready", "leased", "consumed")
-
-
-@dataclass(frozen=True, slots=True)
-class MetricSpec:
-    """The description of a metric.
-
-    Attributes:
-        kind: `counter` or `gauge`.
-        name: without prefix, and for counters without `_total`.
-        labels: names of its labels.
-        text: what it says.
-    """
-
-    kind: str
-    name: str
-    labels: tuple[str, ...]
-    text: str
-
-    @property
-    def full_name(self) -> str:
-        """The name that Prometheus shows."""
-        return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
-
-
-def _counter(name: str, text: str, *labels: str) -> MetricSpec:
-    return MetricSpec("counter", name, labels, text)
-
-
-def _gauge(name: str, text: str, *labels: str) -> MetricSpec:
-    return MetricSpec("gauge", name, labels, text)
-
+_BUFFER = SpecFactory("buffer")
+_counter, _gauge = _BUFFER.counter, _BUFFER.gauge
 
 METRICS = (
     _counter("groups_admitted", "Groups ever admitted", "table"),
@@ -93,6 +65,9 @@ METRICS = (
     _gauge("grant_seconds_left", "Time until the first grant of such a member ends, where one has an end", "role"),
     _gauge("redis_used_memory_bytes", "Memory of Redis"),
     _gauge("redis_max_memory_bytes", "Memory above which Redis refuses writes; 0: no limit"),
+    _gauge("generators_waiting", "Generators with credits that wait at the gate of this front", "table"),
+    _gauge("writes_in_progress", "Messages of members that this front has not stored yet"),
+    *HISTOGRAMS,
 )
 
 
@@ -130,32 +105,12 @@ class MetricsSnapshot:
                 self.grants[role] = min(left_s, self.grants.get(role, left_s))
 
 
-class TableCollector(Collector):
-    """Turns a snapshot into metrics whenever Prometheus asks.
-
-    Args:
-        snapshot: refreshed by `refresh_forever`.
-    """
-
-    def __init__(self, snapshot: MetricsSnapshot) -> None:
-        self._snapshot = snapshot
-
-    def collect(self) -> Iterator[Metric]:
-        """Every metric of `METRICS` with the values read last."""
-        values = metric_values(self._snapshot)
-        for spec in METRICS:
-            family = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
-            metric = family(PREFIX + spec.name, spec.text, labels=spec.labels)
-            for labels, value in values.get(spec.name, {}).items():
-                metric.add_metric(labels, value)
-            yield metric
-
-
 def registry_of(snapshot: MetricsSnapshot) -> CollectorRegistry:
     """The registry that a front exports."""
     registry = CollectorRegistry()
     registry.register(snapshot.front.queue_latency)
-    registry.register(TableCollector(snapshot))
+    specs = [spec for spec in METRICS if spec.kind != "histogram"]
+    registry.register(SpecCollector(specs, lambda: metric_values(snapshot)))
     return registry
 
 
@@ -180,6 +135,10 @@ def metric_values(snapshot: MetricsSnapshot) -> dict[str, dict[tuple[str, ...], 
         found["unmoved_seconds"][()] = train.unmoved_ms / 1e3
         found["redis_used_memory_bytes"][()] = train.redis_used_bytes
         found["redis_max_memory_bytes"][()] = train.redis_max_bytes
+    front = snapshot.front
+    for table in TABLES:
+        found["generators_waiting"][(table,)] = front.wait_clocks[table].waiting(SAMPLES)
+    found["writes_in_progress"][()] = front.store.handoff.writes_in_progress
     found["members"] = {(role,): count for role, count in snapshot.members.items()}
     found["grant_seconds_left"] = {(role,): left_s for role, left_s in snapshot.grants.items()}
     return found

@@ -37,6 +37,7 @@ from rollmesh.mesh.errors import RollmeshError, StoreError, ended_by
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.rpc.connection_options import KEEPALIVE_S
 from rollmesh.mesh.rpc.server import bind, new_server
+from rollmesh.mesh.runtime.log_format import LogSettings
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap, keep_freed_memory
 from rollmesh.mesh.runtime.service import (
     Shutdown,
@@ -48,6 +49,7 @@ from rollmesh.mesh.runtime.service import (
     write_ready_file,
 )
 from rollmesh.mesh.tables import TABLES, TRAIN
+from rollmesh.mesh.telemetry.tracing import open_tracer
 from rollmesh.protos import buffer_pb2_grpc, diagnosis_pb2_grpc, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -133,6 +135,7 @@ class BufferFront:
         self._exit.push_async_callback(server.stop, _STOP_GRACE_S)
         self.metrics = metrics.MetricsSnapshot(front)
         registry = metrics.registry_of(self.metrics)
+        registry.register(front.tracer.counts)
         network = config.network
         exporter = metrics_server(
             registry, network.metrics_host, config.security, port=network.metrics_port, enabled=network.metrics
@@ -227,6 +230,10 @@ class BufferFront:
         store = Store(access, config.run.name, SideFileStore(side_folder, config.buffer.side_max_bytes))
         await access.wait_until_loaded(_LOADING_S)
         await access.check_acl(store.keys.payload(TRAIN, "none", 0, 0))
+        tracer = open_tracer(
+            config.telemetry, config.security, run=config.run.name, service="buffer", instance=self._front_id
+        )
+        self._exit.push_async_callback(asyncio.to_thread, tracer.close)
         # A front that owns its Redis has just started it, so no other front can be alive.
         config_json = await self._bootstrap(store, rules, sole=self.redis is not None)
         front = FrontContext(
@@ -238,6 +245,7 @@ class BufferFront:
                 config.buffer.priority_exponent,
             ),
             max_message_bytes=config.network.max_message_mb << 20,
+            tracer=tracer,
         )
         store.on_change(front.changes.notify)
         return front
@@ -298,7 +306,7 @@ def run(config: Config, *, host: str, port: int, ready_file: Path | None) -> int
         finally:
             await service.stop()
 
-    return run_service("buffer", main, level=config.logging.level)
+    return run_service("buffer", main, settings=LogSettings.of(config))
 
 
 async def _wait_for_end(service: BufferFront, shutdown: Shutdown) -> int:

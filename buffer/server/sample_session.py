@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
+from rollmesh.buffer.monitoring.trajectory_spans import record_leases
 from rollmesh.buffer.monitoring.wait_clocks import INSERTS
 from rollmesh.buffer.policy.batch_selection import BatchCandidates, choose_batch
 from rollmesh.buffer.policy.rules import Order
@@ -209,6 +210,8 @@ class SampleSession:
     def _deduct_credits(self, request: _GroupRequest, leased: list[Leased]) -> list[Leased]:
         """Subtracts leased groups from the credits of their request; returns the groups."""
         self._front.queue_latency.observe(self._table, leased)
+        if self._front.tracer.is_on:
+            record_leases(self._front.tracer, leased)
         request.credits -= len(leased)
         if request.credits <= 0:
             self._requested.popleft()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from rollmesh.buffer.monitoring.bounded_answers import within_deadline
+from rollmesh.buffer.monitoring.trajectory_spans import record_writes
 from rollmesh.buffer.policy.draw_weights import weight_of
 from rollmesh.buffer.protocol.leases import Lease, leases_of
 from rollmesh.buffer.protocol.limits import group_bytes
@@ -133,7 +134,11 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             except PayloadError as error:
                 response.results.add(position=position, field=error.field, message=error.message)
         if good:
-            for position, written in zip(positions, await self._front.store.write(table, good), strict=True):
+            began_ns = time.time_ns()
+            outcomes = await self._front.store.write(table, good)
+            if self._front.tracer.is_on:
+                record_writes(self._front.tracer, good, outcomes, began_ns)
+            for position, written in zip(positions, outcomes, strict=True):
                 statuses[position] = written.status
                 if written.sealed:
                     response.results.add(position=position, sealed=True)

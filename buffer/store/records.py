@@ -83,6 +83,16 @@ class WriteOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class EvictedGroup:
+    """A group that ended over the staleness bound, `age_ms` after its admission."""
+
+    group_id: str
+    members: int
+    age_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Leased:
     """A group leased to the learner."""
 

@@ -2,7 +2,7 @@
 
 `SECRETS` has a folder for each service: a volume that only its container mounts. No service mounts `authority`, with
 the mesh's token and the key of its certificate authority. Each start keeps the secrets that are there, and renews the
-services' certificates. Files are open to every user of the container that mounts them, and of no other.
+services' certificates. Files of services are open to every user of the container that mounts them, and of no other.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}")
     draft.write_text(f"{text.strip()}\n", encoding="utf-8")
-    draft.chmod(0o644)
+    # Root alone reads the authority's: as `rollmesh token grant` asks of a token.
+    draft.chmod(0o600 if path.parent.name == "authority" else 0o644)
     draft.replace(path)
 
 

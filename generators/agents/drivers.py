@@ -8,6 +8,7 @@ turns again.
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,13 +44,18 @@ class DriverAnswer:
 
 
 class ToolCounts:
-    """Counts of one episode's tool calls."""
+    """Counts of one episode's tool calls.
+
+    Attributes:
+        ended: each call's end as Unix time in nanoseconds, its seconds, and the kind of its outcome.
+    """
 
     def __init__(self) -> None:
         self.tool_calls = 0
         self.tool_errors = 0
         self.tool_timeouts = 0
         self.tool_seconds = 0.0
+        self.ended: list[tuple[int, float, str]] = []
 
     def count(self, observation: Observation) -> None:
         """Counts the outcome of a call."""
@@ -57,6 +63,7 @@ class ToolCounts:
         self.tool_errors += observation.kind == "error"
         self.tool_timeouts += observation.kind == "timeout"
         self.tool_seconds += observation.seconds
+        self.ended.append((time.time_ns(), observation.seconds, observation.kind))
 
 
 class Driver(ABC):

@@ -308,6 +308,7 @@ class Episode:
             },
             final_text=self._chat.plain_text(turns[-1].response_ids.tolist()) if turns else "",
             messages=tuple(self._messages),
+            tool_calls=tuple(counts.ended),
         )
 
 

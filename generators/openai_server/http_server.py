@@ -43,6 +43,7 @@ from rollmesh.generators.openai_server.requests import ChatRequest, Form, TextRe
 from rollmesh.generators.openai_server.response_format import END_OF_STREAM, ResponseFormatter, event
 from rollmesh.generators.openai_server.worker_threads import Workers
 from rollmesh.mesh.access.tls import server_context
+from rollmesh.mesh.addresses import host_of, join_address
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PortInUseError, RollmeshError
 from rollmesh.mesh.http.connections import Connections
@@ -139,8 +140,8 @@ class EndpointServer:
         key = http_key(self._security, "endpoint_key_file", host, "the endpoint")
         tls = server_context(self._security)
         bound = await self._listen(self._app(key, self._public_listener), host, port, tls)
-        name = advertised_address(host, bound, _host_of(advertise))
-        self._names = frozenset({name.rpartition(":")[0].lower(), socket.gethostname().lower()})
+        name = advertised_address(host, bound, host_of(advertise) if advertise else None)
+        self._names = frozenset({host_of(name).lower(), socket.gethostname().lower()})
         self.url = f"{'https' if tls else 'http'}://{name}"
         log.info("OpenAI-compatible endpoint at %s/v1, model %s", self.url, self._model)
 
@@ -171,7 +172,8 @@ class EndpointServer:
             return await app[_LISTENER].connections.listen(runner.server, host, port, tls)
         except OSError as error:
             raise PortInUseError(
-                f"cannot bind {host}:{port}: {error.strerror}", hint="set rollout.endpoint.port, 0 for any free one"
+                f"cannot bind {join_address(host, port)}: {error.strerror}",
+                hint="set rollout.endpoint.port, 0 for any free one",
             ) from error
 
     def _app(self, key: str | None, listener: _Listener) -> web.Application:
@@ -354,8 +356,3 @@ def _read(form: Form, body: bytes, *, training: bool) -> ChatRequest | TextReque
 
 def _sampled_tokens(answers: Sequence[Finished]) -> int:
     return sum(len(answer.result.sampled) for answer in answers)
-
-
-def _host_of(advertise: str | None) -> str | None:
-    """The address without the port, which is that of another service."""
-    return (advertise.rpartition(":")[0] or advertise) if advertise else None

@@ -4,6 +4,25 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from rollmesh.mesh.telemetry.metric_spec import SpecFactory
+
+_GENERATOR = SpecFactory("generator")
+_REQUESTS = _GENERATOR.counter(
+    "endpoint_requests",
+    "Calls answered, by kind (chat, text) and HTTP status; 499: the client left early",
+    *("kind", "status"),
+)
+_TOKENS = _GENERATOR.counter(
+    "endpoint_tokens", "Tokens of answered calls, by whether they were prompt or sampled", "kind"
+)
+_SESSIONS = _GENERATOR.gauge("endpoint_sessions", "Sessions being recorded")
+_IGNORED = _GENERATOR.counter(
+    "endpoint_sampling_ignored",
+    "Sampling parameters of clients that were ignored because a session of training decides itself",
+    "parameter",
+)
+METRICS = (_REQUESTS, _TOKENS, _SESSIONS, _IGNORED)
+
 
 class EndpointMetrics:
     """Counts calls, tokens and sessions.
@@ -13,22 +32,7 @@ class EndpointMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
-            "rollmesh_generator_endpoint_requests",
-            "Calls answered, by kind (chat, text) and HTTP status; 499: the client left early.",
-            ["kind", "status"],
-            registry=registry,
-        )
-        self.tokens = Counter(
-            "rollmesh_generator_endpoint_tokens",
-            "Tokens of answered calls, by whether they were prompt or sampled.",
-            ["kind"],
-            registry=registry,
-        )
-        self.sessions = Gauge("rollmesh_generator_endpoint_sessions", "Sessions being recorded.", registry=registry)
-        self.forced = Counter(
-            "rollmesh_generator_endpoint_sampling_ignored",
-            "Sampling parameters of clients that were ignored because a session of training decides itself.",
-            ["parameter"],
-            registry=registry,
-        )
+        self.requests = Counter(_REQUESTS.family, _REQUESTS.text, _REQUESTS.labels, registry=registry)
+        self.tokens = Counter(_TOKENS.family, _TOKENS.text, _TOKENS.labels, registry=registry)
+        self.sessions = Gauge(_SESSIONS.family, _SESSIONS.text, registry=registry)
+        self.forced = Counter(_IGNORED.family, _IGNORED.text, _IGNORED.labels, registry=registry)

@@ -37,6 +37,7 @@ class ActiveGroup:
         prompt_ids: token ids of the prompt.
         images: encoded, of the prompt.
         pinned: the one version that may answer (evaluation); None for training.
+        begun_ns: Unix time at which its members were given to the engine; 0 before.
         prefixes: member -> the tokens that an earlier holder had of it; the response continues after them.
         generating: member -> request id, given to the engine.
         finished: sampled, not submitted to scoring yet.
@@ -52,6 +53,7 @@ class ActiveGroup:
     prompt_ids: list[int]
     images: tuple[bytes, ...]
     pinned: PolicyVersion | None
+    begun_ns: int = 0
     prefixes: dict[int, Trajectory] = field(default_factory=dict)
     generating: dict[int, str] = field(default_factory=dict)
     finished: list[FinishedMember] = field(default_factory=list)
@@ -68,7 +70,7 @@ class ActiveGroup:
         prompt_ids = np.frombuffer(task.prompt_ids, dtype="<i4").tolist()
         # A pinned group is answered by one version alone.
         prefixes = _prefixes(grant) if pinned is None else {}
-        return cls(table, grant, prompt_ids, tuple(task.images), pinned, prefixes)
+        return cls(table, grant, prompt_ids, tuple(task.images), pinned, prefixes=prefixes)
 
     @property
     def group_id(self) -> str:

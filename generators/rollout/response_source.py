@@ -49,6 +49,7 @@ class EpisodeResult(GenerationResult):
         final_text: text of the model's last turn, special tokens left out: the `response` that rewards see.
             None: the whole response, decoded.
         messages: the whole conversation as chat messages, the prompt's first: `extra_info.messages` for rewards.
+        tool_calls: each call's end as Unix time in nanoseconds, its seconds, and the kind of its outcome.
     """
 
     rewards: Mapping[str, float] | None = None
@@ -56,6 +57,7 @@ class EpisodeResult(GenerationResult):
     stats: Mapping[str, float] = field(default_factory=dict)
     final_text: str | None = None
     messages: Sequence[Mapping[str, Any]] = ()
+    tool_calls: Sequence[tuple[int, float, str]] = ()
 
     @classmethod
     def empty(cls, name: str, *, failure: str = "", aborted: bool = False) -> Self:

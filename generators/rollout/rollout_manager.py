@@ -166,6 +166,7 @@ class RolloutManager:
         self._handlers.on_load()
 
     def _requests_of(self, group: ActiveGroup) -> list[MemberRequest]:
+        group.begun_ns = time.time_ns()
         requests = []
         for member in group.missing_members():
             request = group.request(member, str(next(self._ids)))

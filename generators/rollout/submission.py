@@ -24,12 +24,14 @@ from numpy.typing import NDArray
 from rollmesh.buffer.client.client import PendingWrite, WriteResult
 from rollmesh.generators.rollout.active_group import ActiveGroup, FinishedMember
 from rollmesh.generators.rollout.encoding import FINISH_REASONS, member_write
+from rollmesh.generators.rollout.member_spans import MemberSpans, Writes
 from rollmesh.generators.rollout.response_source import EpisodeResult, failure_of
 from rollmesh.generators.rollout.rollout_manager import Batch
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.errors import RollmeshError, UnreachableError
 from rollmesh.mesh.runtime.background_tasks import BackgroundTasks
 from rollmesh.mesh.runtime.task_group import run_together
+from rollmesh.mesh.telemetry.tracing import no_traces
 from rollmesh.mesh.text import REASON_CHARACTERS, bounded
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
 from rollmesh.mesh.trajectory.routing import PROMPT_EXPERTS, ROUTED_EXPERTS, split_prompt
@@ -39,7 +41,6 @@ from rollmesh.reward_service.client.client import RewardScorer
 log = logging.getLogger(__name__)
 # Arrays of side data on their way at once.
 _UPLOADS = 8
-Writes = list[tuple[ActiveGroup, PendingWrite]]
 
 
 class MemberWriter(Protocol):
@@ -96,6 +97,7 @@ class TrajectorySubmitter:
         owner: receives their outcome.
         on_error: called when delivery cannot continue (the buffer stayed away).
         encode: makes payloads of finished responses.
+        spans: reports traces.
 
     Attributes:
         scored, unscorable, failed: members by outcome.
@@ -112,6 +114,7 @@ class TrajectorySubmitter:
         owner: GroupOwner,
         on_error: Callable[[RollmeshError], None],
         encode: Callable[[Trajectory], bytes] = encode,
+        spans: MemberSpans | None = None,
     ) -> None:
         self._generator_id = generator_id
         self._text = text
@@ -120,6 +123,7 @@ class TrajectorySubmitter:
         self._owner = owner
         self._on_error = on_error
         self._encode = encode
+        self._spans = spans or MemberSpans(no_traces())
         self._tasks = BackgroundTasks(self._on_task_error)
         # Members that wait for their reward, and since when, by batch.
         self._waiting: dict[int, tuple[int, float]] = {}
@@ -145,6 +149,8 @@ class TrajectorySubmitter:
     def fail(self, group: ActiveGroup, members: Sequence[int], reason: str) -> None:
         """Stores members that could not be generated as errors, in the background."""
         self.failed += len(members)
+        for member in members:
+            self._spans.failed(group, member, reason)
         self._tasks.spawn(self._store([(group, self._write_of_failure(group, member, reason)) for member in members]))
 
     async def drained(self) -> None:
@@ -184,6 +190,7 @@ class TrajectorySubmitter:
         )
         items = [_score_item(group, finished, text) for (group, finished), text in zip(members, texts, strict=True)]
         self._waiting[id(batch)] = (len(items), time.monotonic())
+        asked_ns = time.time_ns()
         try:
             results = await self._scorer.score(items)
         finally:
@@ -197,6 +204,7 @@ class TrajectorySubmitter:
                 self._owner.on_stored(group, 1)
                 continue
             write = self._write_of(group, finished, result)
+            self._spans.scored(group, finished, write.head.meta, asked_ns)
             if write.head.meta.outcome == trajectory_pb2.OUTCOME_ERROR:
                 unscored.setdefault(group, []).append(write.head.meta.reason)
             if finished.result.side and write.head.meta.outcome == trajectory_pb2.OUTCOME_SCORED:
@@ -217,7 +225,8 @@ class TrajectorySubmitter:
                 raise
             except RollmeshError as error:
                 subject = f"{name} of member {finished.member} of group {group.group_id}"
-                log.warning("%s is left out: %s", subject, error, extra={"group": group.group_id})
+                extra = {"group": group.group_id, "member": finished.member}
+                log.warning("%s is left out: %s", subject, error, extra=extra)
                 if name == PROMPT_EXPERTS:
                     group.prompt_recorded = False
                 continue
@@ -277,8 +286,10 @@ class TrajectorySubmitter:
         by_table: dict[str, Writes] = {}
         for group, write in writes:
             by_table.setdefault(group.table, []).append((group, write))
+        began_ns = time.time_ns()
         for table, part in by_table.items():
             results = await self._member_store.writer(table).write([write for _, write in part])
+            self._spans.written(part, results, began_ns)
             self._record_results(part, results)
 
     def _record_results(self, writes: Writes, results: Sequence[WriteResult]) -> None:
@@ -290,7 +301,8 @@ class TrajectorySubmitter:
                 self._owner.drop(group)
             elif result.status == buffer_pb2.WRITE_STATUS_REJECTED:
                 reason = f"rejected by the buffer: {result.field}: {result.message}"
-                log.error("member %d of group %s was %s", meta.member, group.group_id, reason)
+                extra = {"group": group.group_id, "member": meta.member}
+                log.error("member %d of group %s was %s", meta.member, group.group_id, reason, extra=extra)
                 if meta.outcome != trajectory_pb2.OUTCOME_ERROR:
                     self.fail(group, [meta.member], reason)
                     continue

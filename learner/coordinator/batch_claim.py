@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from rollmesh.learner.coordinator.priorities import PrioritySetter
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.train_table import TrainTable
 from rollmesh.learner.distributed.rank_payloads import Unusable
+from rollmesh.learner.metrics.batch_traces import BatchTraces
 from rollmesh.learner.recovery.consumption_log import ConsumptionLog, StepUse, UsedGroup
 from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.learner.rollouts.group_filter import filter_groups
@@ -31,6 +33,7 @@ from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import StarvedError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.tables import TRAIN
+from rollmesh.mesh.telemetry.tracing import no_traces
 from rollmesh.protos import buffer_pb2
 
 log = logging.getLogger(__name__)
@@ -90,6 +93,7 @@ class BatchClaimer:
         checkpoints: asked for a checkpoint where the buffer needs one.
         rules: of the run.
         priorities: sets those of groups that may be used again; None: they have none.
+        traces: hear of claims, and of groups that are dropped; None: there are none.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class BatchClaimer:
         checkpoints: CheckpointScheduler,
         rules: ClaimRules,
         priorities: PrioritySetter | None = None,
+        traces: BatchTraces | None = None,
     ) -> None:
         self._bridge = bridge
         self._table = table
@@ -109,6 +114,7 @@ class BatchClaimer:
         self._checkpoints = checkpoints
         self._rules = rules
         self._priorities = priorities
+        self._traces = traces or BatchTraces(no_traces(), rules.incarnation)
 
     def gather(self, candidate: CandidateBatch, timeout_s: float) -> bool:
         """Fills a candidate up to the batch size.
@@ -188,6 +194,7 @@ class BatchClaimer:
     async def _claim_and_log(self, candidate: CandidateBatch) -> buffer_pb2.ClaimResponse:
         """Claims and logs groups once; the claim is on disk when this returns."""
         leases = [group.lease for group in candidate.groups]
+        began_ns = time.time_ns()
         response = await self._table.client.claim(TRAIN, self._rules.incarnation, candidate.version, leases)
         if response.claimed:
             groups = [
@@ -196,6 +203,7 @@ class BatchClaimer:
             ]
             use = StepUse(self._rules.incarnation, candidate.version, self._rules.resumed_at, groups)
             await asyncio.to_thread(self._consumption.append, use)
+            self._traces.claimed(candidate.version, candidate.groups, began_ns)
         return response
 
     def _drop(
@@ -206,9 +214,15 @@ class BatchClaimer:
         disposition: buffer_pb2.NackDisposition = buffer_pb2.NACK_DISPOSITION_FILTER,
     ) -> None:
         candidate.dropped[reason] += len(groups)
-        returning = self._table.groups.return_groups(groups, disposition, reason)
-        self._bridge.call(returning, _ANSWER_S)
+        self._bridge.call(self._return(groups, disposition, reason), _ANSWER_S)
         self._check_bound(candidate)
+
+    async def _return(
+        self, groups: Sequence[SampledGroup], disposition: buffer_pb2.NackDisposition, reason: str
+    ) -> None:
+        await self._table.groups.return_groups(groups, disposition, reason)
+        fate = "failed" if disposition == buffer_pb2.NACK_DISPOSITION_FAIL else "filtered"
+        self._traces.dropped(groups, fate, reason)
 
     def _check_bound(self, candidate: CandidateBatch) -> None:
         if candidate.dropped.total() > MAX_DROPPED_BATCHES * self._rules.groups:

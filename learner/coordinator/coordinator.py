@@ -32,7 +32,7 @@ from rollmesh.learner.checkpoint.hf_folders import leave_hf_folders
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.checkpoint.remote_copies import RemoteCopies
 from rollmesh.learner.checkpoint.retention import sweep
-from rollmesh.learner.control_requests import REQUEST
+from rollmesh.learner.control_requests import FINISHED, NATURAL_ENDS
 from rollmesh.learner.coordinator.batch_claim import BatchClaimer, ClaimRules
 from rollmesh.learner.coordinator.checkpoint_scheduler import CheckpointScheduler
 from rollmesh.learner.coordinator.evaluation_setup import build_evaluation
@@ -47,12 +47,14 @@ from rollmesh.learner.coordinator.version_announcer import AnnouncementRules, Ve
 from rollmesh.learner.distributed.rank_group import wait_keeping_alive
 from rollmesh.learner.evaluation.evaluator import Evaluator
 from rollmesh.learner.metrics import MetricsWriter, open_trackers
+from rollmesh.learner.metrics.batch_traces import BatchTraces
 from rollmesh.learner.metrics.run_totals import write_learner_json
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.model_files.checks import check_context
 from rollmesh.learner.model_files.location import context_length
 from rollmesh.learner.placement.opening import open_turns
 from rollmesh.learner.recovery.consumption_log import LOG_NAME, ConsumptionLog
+from rollmesh.learner.recovery.run_identity import LEARNER_JSON
 from rollmesh.learner.roles.attachment import connect_roles
 from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.weights import PublishRules, WeightPublisher, read_model_bundle
@@ -64,7 +66,6 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 log = logging.getLogger(__name__)
 # Reasons after which the run is complete; after a signal it can be continued.
-_NATURAL_ENDS = ("steps", "stop_at", "end_of_data")
 _LEAVE_S = 60.0
 _PROBE_TOKENS = 64
 
@@ -180,7 +181,7 @@ class Coordinator:
             consumption.close()
         writer.close()
         write_learner_json(
-            folder / "learner.json",
+            folder / LEARNER_JSON,
             progress.totals,
             incarnation=progress.incarnation,
             version=loop.version,
@@ -190,10 +191,10 @@ class Coordinator:
             waiting=session.monitor.clocks(),
             refused_prompts=self._prompts.refused,
         )
-        if reason in _NATURAL_ENDS and config.checkpoint.hf:
+        if reason in NATURAL_ENDS and config.checkpoint.hf:
             self._leave_hf_folders()
         self._end_callbacks(callbacks, reason)
-        return reason in (*_NATURAL_ENDS, REQUEST)
+        return reason in FINISHED
 
     def _attach_roles(self, incarnation: int) -> None:
         """Has the roles elsewhere serve this learner, which has the run."""
@@ -240,6 +241,7 @@ class Coordinator:
     ) -> tuple[TrainingLoop, str]:
         """Builds the parts of the training and runs them; gives the loop, and why it ended."""
         config, session, runtime, progress = self._config, self._session, self._runtime, run.progress
+        traces = BatchTraces(session.tracer, progress.incarnation)
         recorder = StepRecorder(
             writer,
             SampleLog(config.run.folder / "samples.jsonl", self._tokenizer, config.logging.samples_per_step),
@@ -249,6 +251,7 @@ class Coordinator:
             table_every=config.logging.tables_every_steps,
             pushes=self._publisher.pushes,
             clocks=session.monitor.clocks,
+            traces=traces,
         )
         starting = session.start(
             self._prompts,
@@ -263,7 +266,9 @@ class Coordinator:
             config, client, self._eval_tasks, self._tokenizer, progress, recorder, runtime.status
         )
         announcement = AnnouncementRules.of(config, progress, self._patience_s)
-        announcer = VersionAnnouncer(runtime, client, self._publisher, evaluation.evaluator, announcement, callbacks)
+        announcer = VersionAnnouncer(
+            runtime, client, self._publisher, evaluation.evaluator, announcement, callbacks, traces
+        )
         turns = open_turns(
             config,
             runtime,
@@ -279,7 +284,9 @@ class Coordinator:
         )
         claims = ClaimRules.of(config, progress)
         priorities = self._priorities(progress)
-        claimer = BatchClaimer(runtime.bridge, table, self._algorithm, consumption, checkpoints, claims, priorities)
+        claimer = BatchClaimer(
+            runtime.bridge, table, self._algorithm, consumption, checkpoints, claims, priorities, traces
+        )
         rules = LoopRules.of(config, progress)
         loop = TrainingLoop(runtime, claimer, announcer, checkpoints, turns, recorder, self._algorithm, rules)
         self._controls.wake = partial(self._bridge.loop.call_soon_threadsafe, table.groups.interrupt)
@@ -291,7 +298,7 @@ class Coordinator:
             # Before the last evaluation, which may take long; a second time, so that it may become the best one.
             checkpoints.write(loop.version)
             if evaluation.evaluator is not None:
-                if reason in _NATURAL_ENDS and self._controls.stop_reason is None:
+                if reason in NATURAL_ENDS and self._controls.stop_reason is None:
                     turns.give()
                 self._evaluate_last(evaluation.evaluator, PolicyVersion(progress.incarnation, loop.version), reason)
                 checkpoints.write(loop.version)
@@ -316,7 +323,7 @@ class Coordinator:
 
     def _evaluate_last(self, evaluator: Evaluator, policy: PolicyVersion, reason: str) -> None:
         """Waits for the result at the last version; a request to stop ends the wait."""
-        if reason not in _NATURAL_ENDS:
+        if reason not in NATURAL_ENDS:
             self._bridge.call(evaluator.close(), _LEAVE_S)
             return
         self._status.phase = "evaluating"

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections import Counter
-from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import get_args
 
 import psutil
-from prometheus_client import CollectorRegistry, Gauge
 
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.batch_claim import MAX_DROPPED_BATCHES
 from rollmesh.learner.liveness.stall_reporter import StallReporter
+from rollmesh.learner.metrics.prometheus import LearnerMetrics
 from rollmesh.learner.status import LearnerStatus, Phase
 from rollmesh.mesh.errors import FencedError, RollmeshError, StarvedError, ended_by
 from rollmesh.mesh.membership import MembershipAgent
@@ -65,8 +63,8 @@ class MeshMonitor:
         self._stalls = stalls
         self._batch = batch
         self._process = psutil.Process()
-        self.board = GaugeSet()
-        """The heartbeats' gauges, for Prometheus."""
+        self.metrics = LearnerMetrics()
+        """For Prometheus."""
         self._task: asyncio.Task[None] | None = None
         self._failed_at_step = (-1, 0)
         # The step at which a checkpoint was asked for to make room, and its answer.
@@ -180,8 +178,9 @@ class MeshMonitor:
         gauges["rss_bytes"] = float(self._process.memory_info().rss)
         gauges[f"phase/{status.phase}"] = 1.0
         stale_phases = {f"phase/{name}": 0.0 for name in _PHASES if name != status.phase}
-        reported = {**gauges, **stale_phases, **self._stalls.gauges()}
-        self.board.set(reported)
+        stalls = self._stalls.gauges()
+        reported = {**gauges, **stale_phases, **stalls}
+        self.metrics.update(status.last_metrics, steps=status.steps, phase=status.phase, stalls=stalls)
         self._agent.set_status(serving=status.published, gauges=reported, wait=Wait(reason))
 
     def _phase_reason(self, now: float) -> str:
@@ -191,23 +190,6 @@ class MeshMonitor:
             self._phase, self._phase_since = present, now
         lasted = now - self._phase_since
         return f"{self._status.phase} for {lasted:.0f} s" if lasted > _LONG_PHASE_S else ""
-
-
-class GaugeSet:
-    """Prometheus gauges of the learner, each made with its first value, in a registry of their own."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self._gauges: dict[str, Gauge] = {}
-
-    def set(self, values: Mapping[str, float]) -> None:
-        """Sets gauges by name; characters that Prometheus does not allow become underscores."""
-        for name, value in values.items():
-            gauge = self._gauges.get(name)
-            if gauge is None:
-                clean = re.sub(r"[^a-zA-Z0-9_]", "_", f"rollmesh_learner_{name}")
-                gauge = self._gauges[name] = Gauge(clean, f"{name} as last reported", registry=self.registry)
-            gauge.set(value)
 
 
 _GAUGES = (

@@ -30,7 +30,7 @@ from rollmesh.learner.recovery.redis_recovery import RedisRecovery, RunHistory, 
 from rollmesh.learner.rollouts.group_stream import GroupStream
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.weights import WeightPublisher, WeightsService
-from rollmesh.learner.weights.push_metrics import PushCollector
+from rollmesh.learner.weights.push_metrics import push_collector
 from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.access.token_file import identity_of
 from rollmesh.mesh.config import Config
@@ -43,6 +43,7 @@ from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
 from rollmesh.mesh.tables import TRAIN
+from rollmesh.mesh.telemetry.tracing import Tracer, open_tracer
 from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.mesh.weights.contract import SERVICE_NAME as WEIGHTS_SERVICE
 from rollmesh.protos import diagnosis_pb2_grpc, learner_pb2_grpc, membership_pb2, weights_pb2_grpc
@@ -63,6 +64,9 @@ class MeshSession:
         publisher: the weights to serve.
         status, controls: of this learner.
         port: to bind; 0 picks a free one (the mesh's fixed port is the buffer's).
+
+    Attributes:
+        tracer: of trajectories, once it is open.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class MeshSession:
         self.client: BufferClient
         self.agent: MembershipAgent
         self.monitor: MeshMonitor
+        self.tracer: Tracer
 
     async def open(self, ready_file: Path | None) -> None:
         """Serves weights and control, and joins the mesh.
@@ -108,7 +113,7 @@ class MeshSession:
         names = (WEIGHTS_SERVICE, CONTROL_SERVICE, DIAGNOSIS_SERVICE)
         health = add_health_and_reflection(server, names)
         port = bind(server, network.host, self._port, security)
-        address = advertised_address(network.host, port, network.advertise)
+        address = advertised_address(network.host, port, network.advertise, mesh=self._mesh)
         channel = open_mesh(self._mesh, security, identity, max_message_mb=network.max_message_mb)
         self.client = BufferClient(channel, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
         self.agent = MembershipAgent(
@@ -127,6 +132,14 @@ class MeshSession:
         self._closers.push_async_callback(channel.close)
         await set_serving(health, names)
         await self.agent.start()
+        self.tracer = open_tracer(
+            self._config.telemetry,
+            security,
+            run=self._config.run.name,
+            service="learner",
+            instance=identity.member_id,
+        )
+        self._closers.push_async_callback(asyncio.to_thread, self.tracer.close)
         self._closers.push_async_callback(self._leave)
         write_ready_file(ready_file, address)
         buffer = self._config.buffer
@@ -141,8 +154,9 @@ class MeshSession:
         self.monitor = MeshMonitor(
             self.client, self.agent, self._status, self._controls, stalls, batch=self._config.learner.batch.groups
         )
-        registry = self.monitor.board.registry
-        registry.register(PushCollector(self._publisher.pushes))
+        registry = self.monitor.metrics.registry
+        registry.register(push_collector(self._publisher.pushes))
+        registry.register(self.tracer.counts)
         metrics = metrics_server(
             registry, network.metrics_host, security, port=network.metrics_port, enabled=network.metrics
         )

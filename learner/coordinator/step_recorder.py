@@ -15,6 +15,7 @@ from typing import Any
 from rollmesh.learner.callbacks.interface import EvaluationEnd, EventSink, StepEnd
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.evaluation.result import EvalResult
+from rollmesh.learner.metrics.batch_traces import BatchTraces
 from rollmesh.learner.metrics.run_totals import peak_rss_bytes
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.metrics.step_metrics import group_metrics, staleness_histogram, staleness_metrics
@@ -23,6 +24,7 @@ from rollmesh.learner.metrics.writer import MetricsWriter
 from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.weights.push_statistics import PushStatistics
+from rollmesh.mesh.telemetry.tracing import no_traces
 
 
 @dataclass(slots=True)
@@ -99,6 +101,7 @@ class StepRecorder:
         table_every: steps from one table of samples in the trackers to the next; 0: none.
         pushes: what generators report of the weights.
         clocks: of waiting and of stalls.
+        traces: hear of steps; None: there are none.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class StepRecorder:
         table_every: int,
         pushes: PushStatistics,
         clocks: Callable[[], Mapping[str, float]],
+        traces: BatchTraces | None = None,
     ) -> None:
         self._writer = writer
         self._samples = samples
@@ -123,6 +127,7 @@ class StepRecorder:
         self._table_every = table_every
         self._pushes = pushes
         self._clocks = clocks
+        self._traces = traces or BatchTraces(no_traces(), progress.incarnation)
         self._eval_reward: float | None = None
 
     @property
@@ -146,6 +151,7 @@ class StepRecorder:
             wait_s=finished.timings["timing_s/gen"],
         )
         self._status.steps = self._totals.steps
+        self._traces.trained(finished.trained_version, finished.groups, finished.timings)
         totals = {
             "wall_s": self._totals.elapsed_s,
             "total/tokens": self._totals.tokens,

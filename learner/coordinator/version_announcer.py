@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -23,11 +24,13 @@ from rollmesh.learner.distributed.rank_group import wait_keeping_alive
 from rollmesh.learner.distributed.weight_export import PUBLICATION_S
 from rollmesh.learner.evaluation.evaluator import Evaluator
 from rollmesh.learner.liveness.rank_watch import is_collective_failure
+from rollmesh.learner.metrics.batch_traces import BatchTraces
 from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.weights.publisher import WeightPublisher
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import RollmeshError, WeightsError, ended_by
 from rollmesh.mesh.tables import TRAIN
+from rollmesh.mesh.telemetry.tracing import no_traces
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2
 
@@ -79,6 +82,7 @@ class VersionAnnouncer:
         evaluator: None without held-out data.
         rules: of the run.
         callbacks: hear of versions in force.
+        traces: hear of publications and commits; None: there are none.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class VersionAnnouncer:
         evaluator: Evaluator | None,
         rules: AnnouncementRules,
         callbacks: EventSink = NO_CALLBACKS,
+        traces: BatchTraces | None = None,
     ) -> None:
         self._bridge = runtime.bridge
         self._ranks = runtime.ranks
@@ -99,6 +104,7 @@ class VersionAnnouncer:
         self._evaluator = evaluator
         self._rules = rules
         self._callbacks = callbacks
+        self._traces = traces or BatchTraces(no_traces(), rules.incarnation)
         self._committing = asyncio.Lock()
         # The last version that was given, and its announcement.
         self._running: tuple[int, Future[None]] | None = None
@@ -186,6 +192,7 @@ class VersionAnnouncer:
             wait([running[1]], PUBLICATION_S + self._rules.timeout_s)
 
     async def _announce(self, policy: PolicyVersion, publishing: Future[weights_pb2.Manifest | None] | None) -> None:
+        began_ns = time.time_ns()
         if publishing is not None:
             try:
                 await asyncio.wait_for(asyncio.wrap_future(publishing), PUBLICATION_S)
@@ -199,6 +206,7 @@ class VersionAnnouncer:
             await self._evaluator.start_round(policy)
         await self._client.set_policy_version(self._rules.incarnation, policy.version)
         self._callbacks.emit(PublishedVersion(policy.incarnation, policy.version))
+        self._traces.published(policy, began_ns)
         if self._rules.commit_each and policy.version > 0:
             await self._commit(policy.version, "")
 
@@ -219,6 +227,7 @@ class VersionAnnouncer:
             self._status.durable = durable = (max(version, committed), checkpoint or latest)
             await self._client.commit(TRAIN, self._rules.incarnation, durable[0], checkpoint=checkpoint)
             self._status.committed = durable[0]
+            self._traces.committed(durable[0])
 
     def _end_run_on_failure(self, announced: Future[None]) -> None:
         """Ends a wait for groups, which do not come without the version."""

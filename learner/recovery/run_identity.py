@@ -30,6 +30,8 @@ from rollmesh.mesh.errors import ConfigError, DataError
 
 CONFIG = "config.yaml"
 """The configuration with which the run was last taken over."""
+LEARNER_JSON = "learner.json"
+"""The summary of the last learner that ended in order."""
 INPUTS = "inputs.json"
 _MODEL_FILES = (
     *("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),

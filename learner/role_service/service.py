@@ -41,7 +41,7 @@ from rollmesh.mesh.rpc.failover_channel import open_mesh
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.hosts import host_id
-from rollmesh.mesh.runtime.log_format import setup_logging
+from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, freeze_heap, keep_freed_memory
 from rollmesh.mesh.runtime.ranks import check_ranks, choose_interface
 from rollmesh.mesh.runtime.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
@@ -70,7 +70,7 @@ def run(
     """
     keep_freed_memory(TENSOR_BYTES)
     rank = int(os.environ.get("RANK", "0"))
-    setup_logging(f"role-{name}" if rank == 0 else f"role-{name}-{rank}", config.logging.level)
+    setup_logging(f"role-{name}" if rank == 0 else f"role-{name}-{rank}", LogSettings.of(config))
 
     def work() -> None:
         with ExitStack() as closers:
@@ -197,7 +197,7 @@ class _Member:
         bound = bind(server, host, port, security)
         await server.start()
         await set_serving(health, (SERVICE_NAME, DIAGNOSIS_SERVICE))
-        address = advertised_address(host, bound, network.advertise)
+        address = advertised_address(host, bound, network.advertise, mesh=self._mesh)
         channel = open_mesh(self._mesh, security, identity, max_message_mb=network.max_message_mb)
         agent = MembershipAgent(
             channel,

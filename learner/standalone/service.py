@@ -24,6 +24,7 @@ from rollmesh.learner.weights.transports import configured_transports
 from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.config import Config
+from rollmesh.mesh.runtime.log_format import LogSettings
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 from rollmesh.mesh.runtime.service import Shutdown, run_service
 from rollmesh.mesh.tokenizer_files import load_tokenizer
@@ -57,7 +58,7 @@ def run(
     keep_freed_memory(TENSOR_BYTES)
     evaluator = _Evaluator(config, weights, with_log_probs=with_log_probs)
     serve = partial(_serve, evaluator, config, mesh, port, ready_file)
-    return run_service("evaluator", serve, level=config.logging.level)
+    return run_service("evaluator", serve, settings=LogSettings.of(config))
 
 
 async def _serve(

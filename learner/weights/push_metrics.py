@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 from rollmesh.learner.weights.push_statistics import STAGES, PushStatistics
+from rollmesh.mesh.telemetry.metric_spec import SpecCollector, SpecFactory, Values
 
-_STAGE_HELP = (
-    "Seconds from the announcement of a version to its first byte, last verified byte, service (total) and report "
-    "(ack), and of the pause in decoding, over the latest versions of each receiver."
+_LEARNER = SpecFactory("learner")
+_SECONDS = _LEARNER.gauge(
+    "push_seconds",
+    "From a version's announcement to each stage at a receiver, and the decoding pause, over its latest versions",
+    *("receiver", "stage", "quantile"),
 )
+_DONE = _LEARNER.counter("pushes", "Versions put into service", "receiver")
+_FAILED = _LEARNER.counter("push_failures", "Versions refused or not received", "receiver")
+_BYTES = _LEARNER.counter("push_bytes", "Bytes received", "receiver")
+METRICS = (_SECONDS, _DONE, _FAILED, _BYTES)
+_QUANTILES = ("0.5", "0.99")
 
 
-class PushCollector(Collector):
+def push_collector(pushes: PushStatistics) -> SpecCollector:
     """`rollmesh_learner_push_*`, by receiver.
 
     Args:
         pushes: of the publisher.
     """
 
-    def __init__(self, pushes: PushStatistics) -> None:
-        self._pushes = pushes
+    def read() -> Values:
+        summaries = pushes.by_receiver()
+        return {
+            _SECONDS.name: {
+                (receiver, stage, quantile): values[stage] / 1e6
+                for receiver, summary in summaries.items()
+                for quantile, values in zip(_QUANTILES, (summary.p50, summary.p99), strict=True)
+                for stage in STAGES
+            },
+            _DONE.name: {(receiver,): summary.count for receiver, summary in summaries.items()},
+            _FAILED.name: {(receiver,): summary.errors for receiver, summary in summaries.items()},
+            _BYTES.name: {(receiver,): summary.bytes for receiver, summary in summaries.items()},
+        }
 
-    def collect(self) -> Iterator[Metric]:
-        seconds = GaugeMetricFamily(
-            "rollmesh_learner_push_seconds", _STAGE_HELP, labels=["receiver", "stage", "quantile"]
-        )
-        done = CounterMetricFamily("rollmesh_learner_pushes", "Versions put into service.", labels=["receiver"])
-        failed = CounterMetricFamily(
-            "rollmesh_learner_push_failures", "Versions refused or not received.", labels=["receiver"]
-        )
-        received = CounterMetricFamily("rollmesh_learner_push_bytes", "Bytes received.", labels=["receiver"])
-        for receiver, summary in self._pushes.by_receiver().items():
-            done.add_metric([receiver], summary.count)
-            failed.add_metric([receiver], summary.errors)
-            received.add_metric([receiver], summary.bytes)
-            for stage in STAGES:
-                for quantile, values in (("0.5", summary.p50), ("0.99", summary.p99)):
-                    seconds.add_metric([receiver, stage, quantile], values[stage] / 1e6)
-        yield from (seconds, done, failed, received)
+    return SpecCollector(METRICS, read)

@@ -1,4 +1,4 @@
-"""The content of a token file: the mesh's token, or one grant of it.
+"""The content of a token file: the mesh's token, or one grant of it, alone or in a join string.
 
 Invariants: a process gets a grant of its own role and for its own member id, or an error that names the file. A holder
 of the token gets one for any role, under ids of that role alone.
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from rollmesh.mesh.access.credentials import Credentials
+from rollmesh.mesh.access.join_string import is_join_string, parse_join_string
 from rollmesh.mesh.access.role_grants import MeshKey, RoleGrantWithKey, is_grant, read_grant_file
 from rollmesh.mesh.access.roles import Identity, Role, new_identity, parse_member_id
 from rollmesh.mesh.errors import ConfigError, UnauthenticatedError
@@ -73,14 +74,16 @@ class Secret:
 
 
 def parse_secret(text: str, source: str) -> Secret:
-    """Parses the text of a token file.
+    """Parses the text of a token file; a join string is taken for the grant in it.
 
     Args:
         source: names the file in errors.
 
     Raises:
-        ConfigError: too short to be a token, or a damaged grant.
+        ConfigError: too short to be a token, or a damaged grant or join string.
     """
+    if is_join_string(text):
+        text = parse_join_string(text, source).grant
     if is_grant(text):
         try:
             mesh, granted = read_grant_file(text)

@@ -35,6 +35,8 @@ def check_security(security: SecuritySection, identity: Identity | None, *, endp
     for name, path in keys.items():
         if path is not None:
             read_key(path, f"security.{name}")
+    if security.telemetry_key_file is not None:
+        read_secret(security.telemetry_key_file, "security.telemetry_key_file")
 
 
 def check_keys(config: Config) -> None:

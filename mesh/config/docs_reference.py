@@ -17,7 +17,8 @@ from rollmesh.mesh.config.trainers.configs import CONFIGS
 _HEAD = """# Configuration
 
 Generated from the models in `mesh/config/models.py` (`make docs`). One YAML file; every key can
-be given on the command line as `--section.key=value`. Unknown keys are refused with the nearest name.
+be given on the command line as `--section.key=value`, or [by an environment variable](nodes.md#settings).
+Unknown keys are refused with the nearest name.
 `rollmesh config show FILE` prints the whole configuration, `rollmesh config explain FILE` the values derived from it
 and all settings of the algorithm.
 """

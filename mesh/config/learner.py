@@ -8,9 +8,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, NonNegativeInt, model_validator
 
+from rollmesh.mesh.addresses import split_address
 from rollmesh.mesh.config.base import DeviceName, ModelPath, PositiveFloat, PositiveInt, Section
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.config.parallel import MegatronSection, ParallelSection, RouterSection
+from rollmesh.mesh.errors import ConfigError
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -226,9 +228,10 @@ class DistributedSection(Section):
         if self.nodes > 1 and self.rendezvous is None:
             raise ValueError("nodes is more than 1: set rendezvous to HOST:PORT of node 0")
         if self.rendezvous is not None:
-            host, _, port = self.rendezvous.rpartition(":")
-            if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-                raise ValueError(f"rendezvous is {self.rendezvous!r}, and should be HOST:PORT")
+            try:
+                split_address(self.rendezvous, "rendezvous")
+            except ConfigError as error:
+                raise ValueError(error.message) from error
         return self
 
 

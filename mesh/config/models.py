@@ -21,6 +21,7 @@ from rollmesh.mesh.config.placement import PlacementSection, section_from
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.config.rollout import RolloutSection
 from rollmesh.mesh.config.run import LoggingSection, ResourcesSection, RunSection
+from rollmesh.mesh.config.telemetry import TelemetrySection
 from rollmesh.mesh.config.weights import WeightsSection
 
 
@@ -49,6 +50,7 @@ class Config(Section):
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="Checkpoints.")
     eval: EvalSection = Field(default_factory=EvalSection, description="Evaluation on held-out prompts.")
     logging: LoggingSection = Field(default_factory=LoggingSection, description="Metrics and logs.")
+    telemetry: TelemetrySection = Field(default_factory=TelemetrySection, description="Traces of trajectories.")
     network: NetworkSection = Field(default_factory=NetworkSection, description="Addresses and deadlines.")
     security: SecuritySection = Field(default_factory=SecuritySection, description="Tokens and TLS.")
     resources: ResourcesSection = Field(default_factory=ResourcesSection, description="Threads and restarts.")

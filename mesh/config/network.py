@@ -41,6 +41,11 @@ class SecuritySection(Section):
         description="File with the key (bearer token) of the services' metrics; none: `rollmesh run` makes one in the "
         "run folder.",
     )
+    telemetry_key_file: Path | None = Field(
+        None,
+        description="File with the key (bearer token) that the collector of traces (`telemetry.otlp`) asks for; none: "
+        "it asks for none.",
+    )
     tls_cert: Path | None = Field(None, description="PEM certificate of the services; needs `tls_key`.")
     tls_key: Path | None = Field(None, description="PEM key of the services.")
     tls_ca: Path | None = Field(None, description="PEM certificate authority of the services that clients trust.")

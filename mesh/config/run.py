@@ -27,6 +27,9 @@ class TrackingSection(Section):
     """Logs and trackers of anything that trains."""
 
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="Level of the services' logs.")
+    format: Literal["auto", "json", "text"] = Field(
+        "auto", description="Form of the services' log lines; `auto`: text at a terminal, else JSON."
+    )
     console_every_steps: PositiveInt = Field(10, description="Steps between plain log lines without a terminal.")
     tensorboard: bool = Field(False, description="Write TensorBoard events into the run folder.")
     wandb: bool = Field(False, description="Log to Weights & Biases (WANDB_MODE=offline works).")
@@ -66,6 +69,13 @@ class LoggingSection(TrackingSection):
     )
     record_max_bytes: PositiveInt = Field(
         4 << 30, description="Bytes of the recording; the oldest batches are deleted beyond."
+    )
+    dashboard_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port of loopback at which `rollmesh run` serves the page of the run; 0: a free one; none: no "
+        "page. `rollmesh dashboard RUN` serves it too. See dashboard.md.",
     )
     samples_per_step: int = Field(4, ge=0, description="Trained samples kept per step.")
 

@@ -11,16 +11,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from rollmesh.mesh.access.tls import server_context
+from rollmesh.mesh.addresses import join_address
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PortInUseError
 from rollmesh.mesh.http.connections import Connections
+from rollmesh.mesh.http.process_metrics import process_metrics
 from rollmesh.mesh.http.server import http_key, is_bearer
 from rollmesh.mesh.http.server import log as http_log
 
@@ -38,7 +40,7 @@ _CLOSE_S = 1.0
 async def metrics_server(
     registry: CollectorRegistry, host: str, security: SecuritySection, *, port: int = 0, enabled: bool
 ) -> AsyncIterator[str]:
-    """Serves a registry while the context lasts; yields the URL, which the log names too.
+    """Serves a registry while the context lasts, with the metrics of the process; yields the URL, which is logged too.
 
     Args:
         registry: its collectors are asked in a thread of their own.
@@ -57,7 +59,9 @@ async def metrics_server(
     key = http_key(security, "metrics_key_file", host, "metrics")
     tls = server_context(security)
     connections = Connections(MOST_CONNECTIONS)
-    with ThreadPoolExecutor(1, "metrics") as thread:
+    async with AsyncExitStack() as closers:
+        await closers.enter_async_context(process_metrics(registry))
+        thread = closers.enter_context(ThreadPoolExecutor(1, "metrics"))
         server = web.Server(
             _Page(registry, key, thread, connections).answer,
             handler_cancellation=True,
@@ -74,7 +78,7 @@ async def metrics_server(
                 hint="set network.metrics_host, and network.metrics_port: 0 where several services share a host",
             ) from error
         try:
-            url = f"{'https' if tls else 'http'}://{host}:{bound}{PATH}"
+            url = f"{'https' if tls else 'http'}://{join_address(host, bound)}{PATH}"
             log.info("metrics at %s", url)
             yield url
         finally:

@@ -32,6 +32,8 @@ def open_channel(
         # Despite its name: the longest time that one attempt to connect may take.
         ("grpc.min_reconnect_backoff_ms", 2_000),
         ("grpc.max_reconnect_backoff_ms", 1_000),
+        # A name whose address has changed is looked up again this soon; gRPC's own interval is half a minute.
+        ("grpc.dns_min_time_between_resolutions_ms", 2_000),
         ("grpc.use_local_subchannel_pool", 1),
     ]
     target = address.removeprefix("grpc://")

@@ -25,8 +25,8 @@ import grpc
 from rollmesh.mesh.access.credentials import Credentials
 from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.access.token_file import credentials_of
+from rollmesh.mesh.addresses import addresses_of, host_of
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.connection_options import KEEPALIVE_S
 from rollmesh.mesh.rpc.errors import is_transient_code
@@ -41,26 +41,13 @@ _CONNECTED = 2
 _STATE = grpc.ChannelConnectivity
 
 
-def addresses_of(mesh: str) -> list[str]:
-    """The addresses in `host:port` or `host:port,host:port,...`, each of them once.
-
-    Raises:
-        ConfigError: there is no address, or one lacks its port.
-    """
-    found = [part.strip().removeprefix("grpc://") for part in mesh.split(",")]
-    for address in found:
-        if ":" not in address:
-            raise ConfigError(f"mesh address {mesh!r}: {address!r} is not host:port", hint="as in --mesh a:1,b:2")
-    return list(dict.fromkeys(found))
-
-
 def is_local(mesh: str) -> bool:
     """True if all addresses of a mesh are of this machine's loopback.
 
     Raises:
         ConfigError: as `addresses_of`.
     """
-    return all(is_loopback(address.rpartition(":")[0]) for address in addresses_of(mesh))
+    return all(is_loopback(host_of(address)) for address in addresses_of(mesh))
 
 
 def open_mesh(

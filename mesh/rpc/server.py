@@ -14,6 +14,7 @@ from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.access.tls import server_credentials
 from rollmesh.mesh.access.token_file import credentials_of
+from rollmesh.mesh.addresses import join_address
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError, PortInUseError
 from rollmesh.mesh.rpc.connection_options import KEEPALIVE_S, connection_options
@@ -99,7 +100,7 @@ def bind(server: grpc.aio.Server, host: str, port: int, security: SecuritySectio
     """
     check_exposure(host, security)
     tls = server_credentials(security)
-    target = f"{host}:{port}"
+    target = join_address(host, port)
     try:
         bound = server.add_secure_port(target, tls) if tls is not None else server.add_insecure_port(target)
     except RuntimeError as error:

@@ -23,14 +23,21 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def interface_to(host: str) -> str | None:
-    """Name of the network interface over which a host is reached; None: there is no route, or no such host."""
+def own_address_to(host: str) -> str | None:
+    """This machine's address on the route to a host; None: there is no route, or no such host."""
     try:
         ((family, kind, _, _, address), *_) = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)
         with socket.socket(family, kind) as probe:
             probe.connect(address)  # of datagrams: nothing is sent
-            own = probe.getsockname()[0]
+            return str(probe.getsockname()[0])
     except OSError:
+        return None
+
+
+def interface_to(host: str) -> str | None:
+    """Name of the network interface over which a host is reached; None: there is no route, or no such host."""
+    own = own_address_to(host)
+    if own is None:
         return None
     found = psutil.net_if_addrs().items()
     return next((name for name, addresses in found if any(a.address.split("%")[0] == own for a in addresses)), None)

@@ -1,7 +1,7 @@
-"""Logs and metrics of a service.
+"""Logs of a service: one JSON object per line on stderr, or short lines for people.
 
-Logs are one JSON object per line on stderr (time, level, service, message, fields), or short coloured lines where
-stderr is a terminal. Metrics are Prometheus, served over HTTP on a free port when asked for.
+Fields of a JSON line: time (Unix seconds), level, service, run, message, and those of the record (`extra`): group,
+member, table, code and others. Where group and member are known, `trace_id` leads to the trajectory's trace.
 """
 
 from __future__ import annotations
@@ -10,36 +10,80 @@ import json
 import logging
 import sys
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
+from rollmesh.mesh.telemetry.trace_ids import trajectory_trace
+
+if TYPE_CHECKING:
+    from rollmesh.mesh.config.models import Config
+    from rollmesh.mesh.config.trainers.configs import TrainerConfig
+
+LogForm = Literal["auto", "json", "text"]
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
-class JsonFormatter(logging.Formatter):
-    """One JSON object per record; `extra={...}` fields (run, group, trajectory ids) become keys."""
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """Settings of a process' log.
 
-    def __init__(self, service: str) -> None:
+    Attributes:
+        level: of the least important lines.
+        form: of lines; auto: text at a terminal, else JSON.
+        run: name of the run; empty where it is not known yet.
+    """
+
+    level: str = "info"
+    form: LogForm = "auto"
+    run: str = ""
+
+    @classmethod
+    def of(cls, config: Config | TrainerConfig) -> LogSettings:
+        """The settings of a run's or a training's services."""
+        return cls(config.logging.level, config.logging.format, config.run.name)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per record.
+
+    Args:
+        service: whose log it is.
+        settings: of it.
+    """
+
+    def __init__(self, service: str, settings: LogSettings) -> None:
         super().__init__()
+        self.settings = settings
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
+        run = self.settings.run
         entry: dict[str, Any] = {
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
             "service": self._service,
+            **({"run": run} if run else {}),
             "message": record.getMessage(),
         }
         entry.update({key: value for key, value in record.__dict__.items() if key not in _STANDARD})
+        if run and {"group", "member"} <= entry.keys():
+            entry["trace_id"] = f"{trajectory_trace(run, entry['group'], entry['member']):032x}"
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str)
 
 
-class TerminalFormatter(logging.Formatter):
-    """Short lines for a person."""
+class TextFormatter(logging.Formatter):
+    """Short lines for a person.
 
-    def __init__(self, service: str) -> None:
+    Args:
+        service: whose log it is.
+        settings: of it.
+    """
+
+    def __init__(self, service: str, settings: LogSettings) -> None:
         super().__init__()
+        self.settings = settings
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
@@ -49,10 +93,25 @@ class TerminalFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def setup_logging(service: str, level: str = "info") -> None:
+def setup_logging(service: str, settings: LogSettings | None = None) -> None:
     """Configures the root logger of this process."""
+    settings = settings or LogSettings()
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(TerminalFormatter(service) if sys.stderr.isatty() else JsonFormatter(service))
+    as_text = settings.form == "text" or (settings.form == "auto" and sys.stderr.isatty())
+    handler.setFormatter((TextFormatter if as_text else JsonFormatter)(service, settings))
     root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    # Handlers of libraries go, those that count stay.
+    root.handlers[:] = [handler, *(each for each in root.handlers if isinstance(each, CountingHandler))]
+    root.setLevel(settings.level.upper())
+
+
+class CountingHandler(logging.Handler):
+    """A handler that writes nothing, and so stays when the log is configured again."""
+
+
+def present_settings() -> LogSettings:
+    """The settings of this process, for its children."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonFormatter | TextFormatter):
+            return handler.formatter.settings
+    return LogSettings(logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower())

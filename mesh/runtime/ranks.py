@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollmesh.mesh.addresses import split_address
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.liveness.process_ends import signal_name
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
@@ -185,9 +186,9 @@ def environment_on(node: Node, place: int, ranks: int) -> Mapping[str, str]:
         ranks: their number on all nodes.
     """
     here = ranks // node.nodes
-    host, _, port = node.rendezvous.rpartition(":")
+    host, port = split_address(node.rendezvous)
     numbers = {"RANK": node.number * here + place, "LOCAL_RANK": place, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": here}
-    return {**{name: str(number) for name, number in numbers.items()}, "MASTER_ADDR": host, "MASTER_PORT": port}
+    return {**{name: str(number) for name, number in numbers.items()}, "MASTER_ADDR": host, "MASTER_PORT": str(port)}
 
 
 def environment_of(rank: int, ranks: int, meeting: Path) -> Mapping[str, str]:

@@ -1,7 +1,8 @@
 """The frame of every service process: event loop, signals, health, reflection, ready file, exit code.
 
-Invariants: SIGTERM and SIGINT ask for a graceful end (`Shutdown.requested`), a second one ends at once. An expected
-failure ends the process with one log line and the error's exit code, never with a traceback as the message.
+Invariants: SIGTERM and SIGINT ask for a graceful end (`Shutdown.requested`), a second one ends at once. A first one
+after another request (a notice, an RPC) changes nothing: platforms send one to all that they end. An expected failure
+ends the process with one log line and the error's exit code, never with a traceback as the message.
 """
 
 from __future__ import annotations
@@ -21,24 +22,37 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from rollmesh.mesh.addresses import host_of, is_unspecified, join_address, with_port
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.files import write_atomically
-from rollmesh.mesh.runtime.log_format import setup_logging
+from rollmesh.mesh.runtime.hosts import is_loopback, own_address_to
+from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 
 log = logging.getLogger(__name__)
+# Seconds within which a second signal is the first one again. Some platforms send one to all processes of a service,
+# and the process that has started the others passes it on.
+SAME_REQUEST_S = 1.0
 
 
 class Shutdown:
-    """The wish to end, settable from signals, RPCs and the service itself."""
+    """The wish to end, settable from signals, RPCs and the service itself.
+
+    Attributes:
+        requested: set once the end is asked for.
+        reason: why; empty before that.
+        within_s: seconds after which the process is gone in any case; None where it is not known.
+    """
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()
         self.reason = ""
+        self.within_s: float | None = None
 
-    def request(self, reason: str) -> None:
-        """Asks for a graceful end; the first reason stays."""
+    def request(self, reason: str, within_s: float | None = None) -> None:
+        """Asks for a graceful end; the first reason and its time stay."""
         if not self.requested.is_set():
             self.reason = reason
+            self.within_s = within_s
             self.requested.set()
 
     async def run_until_requested(self, work: Coroutine[Any, Any, None]) -> bool:
@@ -56,17 +70,22 @@ class Shutdown:
             await asyncio.gather(working, asked, return_exceptions=True)
 
 
-def run_service(name: str, main: Callable[[Shutdown], Awaitable[int]], *, level: str = "info") -> int:
-    """Runs a service's coroutine to its end and returns the process exit code."""
-    setup_logging(name, level)
+def run_service(name: str, main: Callable[[Shutdown], Awaitable[int]], *, settings: LogSettings | None = None) -> int:
+    """Runs a service's coroutine to its end and returns the process exit code; `settings` are those of its log."""
+    setup_logging(name, settings)
 
     async def supervised() -> int:
         shutdown = Shutdown()
         loop = asyncio.get_running_loop()
+        asked_at: float | None = None
 
         def on_signal(number: signal.Signals) -> None:
-            if shutdown.requested.is_set():
-                os._exit(128 + number)
+            nonlocal asked_at
+            if asked_at is not None:
+                if loop.time() - asked_at > SAME_REQUEST_S:
+                    os._exit(128 + number)
+                return
+            asked_at = loop.time()
             log.info("asked to end by %s", number.name)
             shutdown.request(number.name)
 
@@ -102,13 +121,20 @@ def write_ready_file(path: Path | None, address: str) -> None:
         write_atomically(path, json.dumps({"address": address, "pid": os.getpid()}))
 
 
-def advertised_address(host: str, port: int, advertise: str | None) -> str:
-    """host:port under which others reach a service bound to `host`."""
+def advertised_address(host: str, port: int, advertise: str | None, *, mesh: str = "") -> str:
+    """`host:port` under which others reach a service.
+
+    Args:
+        host, port: that it has bound.
+        advertise: as the configuration says: a host, or `host:port` where a router passes on another port.
+        mesh: address of a front; a service on all addresses is reached by the one that faces it.
+    """
     if advertise:
-        return advertise if ":" in advertise else f"{advertise}:{port}"
-    if host in ("0.0.0.0", "::", "[::]"):  # noqa: S104  compared, not bound
-        return f"{socket.gethostname()}:{port}"
-    return f"{host}:{port}"
+        return with_port(advertise, port)
+    if is_unspecified(host):
+        facing = own_address_to(host_of(mesh.partition(",")[0])) if mesh else None
+        return join_address(facing if facing and not is_loopback(facing) else socket.gethostname(), port)
+    return join_address(host, port)
 
 
 async def end_task(task: asyncio.Task[Any], again_s: float = 1.0) -> None:

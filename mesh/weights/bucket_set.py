@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from prometheus_client import Counter
+
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights.digest import Buffer, digest_of
@@ -14,6 +16,10 @@ from rollmesh.mesh.weights.manifest import bucket_starts
 from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
+# The process has one, which a generator shows.
+DAMAGED = Counter(
+    "rollmesh_generator_weights_damaged_buckets", "Buckets with bytes that were not those announced", registry=None
+)
 Encoding = Literal["full", "delta"]
 
 
@@ -77,6 +83,7 @@ class BucketSet:
         entry = self.buckets[index]
         found = digest_of(data)
         if len(data) != entry.nbytes or found != entry.digest:
+            DAMAGED.inc()
             # The error goes to their announcer, which must not learn what else was read in their place.
             log.warning(
                 "%s: %d bytes with digest %s, announced were %d with %s",

@@ -11,7 +11,9 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
+from rollmesh.mesh.addresses import host_of, split_address
 from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.runtime.hosts import own_address_to
 from rollmesh.mesh.weights.broadcast import LONGEST_STALL_S
 
 
@@ -51,10 +53,10 @@ def connect_store(address: str, timeout_s: float) -> TCPStore:
     Raises:
         WeightsError: it does not answer.
     """
-    host, _, port = address.rpartition(":")
+    host, port = split_address(address)
     timeout = timedelta(seconds=min(timeout_s, LONGEST_STALL_S))
     try:
-        return TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=timeout)
+        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise WeightsError(
             f"the rendezvous at {address} does not answer: {str(error).partition(chr(10))[0]}"
@@ -67,12 +69,6 @@ def own_host(address: str) -> str:
     Raises:
         WeightsError: there is no way there.
     """
-    host, _, port = address.rpartition(":")
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            # Sends nothing: a datagram socket that is connected only has its route chosen.
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"there is no route to {address}: {error}") from error
+    if (own := own_address_to(host_of(address))) is None:
+        raise WeightsError(f"there is no route to {address}")
+    return own

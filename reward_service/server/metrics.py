@@ -6,39 +6,27 @@ Answers are counted here. The state of workers is read at each scrape, since not
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from rollmesh.mesh.telemetry.metric_spec import SpecCollector, SpecFactory, Values
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.outcomes import NOT_BEGUN
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 
-_SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
-
-
-class WorkerCollector(Collector):
-    """State of the workers and threads that score, read at each scrape."""
-
-    def __init__(self, engine: ScoringEngine) -> None:
-        self._engine = engine
-
-    def collect(self) -> Iterator[Metric]:
-        """See Collector."""
-        stats = self._engine.workers
-        yield GaugeMetricFamily("rollmesh_reward_workers", "Worker processes.", stats.workers)
-        busy = "Seconds in which workers had calls, of all together; over workers it is the share of their time."
-        yield CounterMetricFamily("rollmesh_reward_busy_seconds", busy, stats.busy_s)
-        ended = CounterMetricFamily("rollmesh_reward_workers_ended", "Worker processes lost.", labels=["why"])
-        ended.add_metric(["overdue"], stats.overdue)
-        ended.add_metric(["died"], stats.died)
-        yield ended
-        yield GaugeMetricFamily(
-            "rollmesh_reward_hanging_threads",
-            "Threads abandoned because a call hangs.",
-            self._engine.hanging_threads,
-        )
+_REWARD = SpecFactory("reward")
+_ITEMS = _REWARD.counter("items", "Items answered, by outcome, and by the code of an error", "outcome", "code")
+_SECONDS = _REWARD.histogram("call_seconds", "Duration of Score calls")
+_OPEN = _REWARD.gauge("items_in_progress", "Items of calls that are not answered yet")
+_OF_ENGINE = (
+    _REWARD.gauge("workers", "Worker processes"),
+    _REWARD.counter("busy_seconds", "Time in which workers had calls, of all together; over workers their share"),
+    _REWARD.counter("workers_ended", "Worker processes lost: overdue, died", "why"),
+    _REWARD.gauge("hanging_threads", "Threads abandoned because a call hangs"),
+)
+METRICS = (_ITEMS, _SECONDS, _OPEN, *_OF_ENGINE)
+_BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 
 
 class RewardMetrics:
@@ -51,12 +39,20 @@ class RewardMetrics:
     def __init__(self, engine: ScoringEngine) -> None:
         self._engine = engine
         self.registry = CollectorRegistry()
-        self._items = Counter("rollmesh_reward_items", "Items answered.", ["outcome", "code"], registry=self.registry)
-        self._seconds = Histogram(
-            "rollmesh_reward_call_seconds", "Duration of Score calls.", buckets=_SECONDS, registry=self.registry
-        )
-        self.registry.register(WorkerCollector(engine))
+        self._items = Counter(_ITEMS.family, _ITEMS.text, _ITEMS.labels, registry=self.registry)
+        self._seconds = Histogram(_SECONDS.family, _SECONDS.text, buckets=_BUCKETS, registry=self.registry)
+        self._open = Gauge(_OPEN.family, _OPEN.text, registry=self.registry)
+        self.registry.register(SpecCollector(_OF_ENGINE, self._engine_values))
         self._totals = dict.fromkeys(("items", "errors", "calls"), 0.0)
+
+    @contextmanager
+    def in_progress(self, items: int) -> Iterator[None]:
+        """Counts items as open while the context lasts."""
+        self._open.inc(items)
+        try:
+            yield
+        finally:
+            self._open.dec(items)
 
     def record(self, results: Sequence[reward_pb2.ScoreResult], seconds: float) -> None:
         """Counts one answered call."""
@@ -84,3 +80,12 @@ class RewardMetrics:
             "workers_ended": float(stats.overdue + stats.died),
         }
         return {f"reward_{name}": value for name, value in now.items()}
+
+    def _engine_values(self) -> Values:
+        stats = self._engine.workers
+        return {
+            "workers": {(): stats.workers},
+            "busy_seconds": {(): stats.busy_s},
+            "workers_ended": {("overdue",): stats.overdue, ("died",): stats.died},
+            "hanging_threads": {(): self._engine.hanging_threads},
+        }

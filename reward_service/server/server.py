@@ -6,6 +6,7 @@ has an error result; its call does not fail.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from importlib import metadata
@@ -22,9 +23,11 @@ from rollmesh.mesh.diagnosis import DiagnosisServicer
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.service import add_health_and_reflection, set_serving
+from rollmesh.mesh.telemetry.tracing import Tracer, no_traces
 from rollmesh.mesh.wait import Wait
 from rollmesh.protos import diagnosis_pb2_grpc, reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.server.item_spans import record_scores
 from rollmesh.reward_service.server.metrics import RewardMetrics
 
 log = logging.getLogger(__name__)
@@ -37,10 +40,12 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
     Args:
         engine: scores the items.
         timeout_s: deadline of a call that comes without one, and the most that any call gets.
+        tracer: of trajectories.
     """
 
-    def __init__(self, engine: ScoringEngine, metrics: RewardMetrics, *, timeout_s: float) -> None:
+    def __init__(self, engine: ScoringEngine, metrics: RewardMetrics, *, timeout_s: float, tracer: Tracer) -> None:
         self._engine = engine
+        self._tracer = tracer
         self._metrics = metrics
         self._timeout_s = timeout_s
 
@@ -50,9 +55,12 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         ids = {item.item_id for item in request.items}
         if len(ids) != len(request.items):
             raise PayloadError("items.item_id", "not unique in the request")
-        began = time.monotonic()
-        results = await self._engine.score(request.items, self._budget(context.time_remaining()))
+        began, began_ns = time.monotonic(), time.time_ns()
+        with self._metrics.in_progress(len(request.items)):
+            results = await self._engine.score(request.items, self._budget(context.time_remaining()))
         self._metrics.record(results, time.monotonic() - began)
+        if self._tracer.is_on:
+            record_scores(self._tracer, request.items, results, began_ns)
         return reward_pb2.ScoreResponse(results=results)
 
     async def Info(
@@ -84,6 +92,7 @@ class RewardServer:
         timeout_s: the most seconds that a call gets.
         identity: of the service; none: as the token file makes it.
         key: what callers have to know of a service outside the mesh.
+        tracer: of trajectories; none: there are no traces.
     """
 
     def __init__(
@@ -95,13 +104,16 @@ class RewardServer:
         identity: Identity | None = None,
         key: SharedKey | None = None,
         max_message_mb: int = 64,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer or no_traces()
         self.metrics = RewardMetrics(engine)
+        self.metrics.registry.register(self._tracer.counts)
         self.port = 0
         self._engine = engine
         self._security = security or SecuritySection()
         self._server = new_server(self._security, identity, key=key, max_message_mb=max_message_mb)
-        servicer = RewardServicer(engine, self.metrics, timeout_s=timeout_s)
+        servicer = RewardServicer(engine, self.metrics, timeout_s=timeout_s, tracer=self._tracer)
         reward_pb2_grpc.add_RewardServicer_to_server(servicer, self._server)
         diagnosis_pb2_grpc.add_DiagnosisServicer_to_server(DiagnosisServicer(), self._server)
         self._health: health.aio.HealthServicer = add_health_and_reflection(
@@ -136,3 +148,4 @@ class RewardServer:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.stop(grace_s)
         await self._engine.close()
+        await asyncio.to_thread(self._tracer.close)

@@ -18,9 +18,11 @@ from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.failover_channel import open_mesh
 from rollmesh.mesh.runtime.hosts import host_id
+from rollmesh.mesh.runtime.log_format import LogSettings
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.service import Shutdown, advertised_address, run_service, write_ready_file
 from rollmesh.mesh.runtime.threads import reward_workers
+from rollmesh.mesh.telemetry.tracing import open_tracer
 from rollmesh.protos import membership_pb2
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.scoring.engine import ScoringEngine
@@ -46,7 +48,7 @@ def run(config: Config, *, host: str, port: int, mesh: str | None, ready_file: P
     return run_service(
         "reward",
         lambda shutdown: serve(config, shutdown, host=host, port=port, mesh=mesh, ready_file=ready_file),
-        level=config.logging.level,
+        settings=LogSettings.of(config),
     )
 
 
@@ -76,10 +78,13 @@ async def serve(
         security=config.security,
         identity=identity,
         max_message_mb=config.network.max_message_mb,
+        tracer=open_tracer(
+            config.telemetry, config.security, run=config.run.name, service="reward", instance=identity.member_id
+        ),
     )
     bound = await server.start(host, port)
     freeze_heap()
-    address = advertised_address(host, bound, config.network.advertise)
+    address = advertised_address(host, bound, config.network.advertise, mesh=mesh or "")
     network = config.network
     metrics = metrics_server(
         server.metrics.registry,

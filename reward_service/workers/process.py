@@ -13,14 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, cast
 
 import msgpack
@@ -29,6 +28,7 @@ import psutil
 from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.liveness.process_ends import descendants, signal_name, survivors
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
+from rollmesh.mesh.runtime.log_format import present_settings
 from rollmesh.mesh.runtime.threads import thread_environment
 from rollmesh.reward_service.outcomes import Outcome
 from rollmesh.reward_service.workers.messages import DONE, MESSAGE_BYTES, READY, pack, unpack_answer, unpacker
@@ -135,8 +135,8 @@ class WorkerProcess(asyncio.Protocol):
             worker = await cls._spawn([name for _, name in functions])
         except OSError as error:
             raise RewardError(f"no reward worker can be started: {error}") from error
-        level = logging.getLevelName(logging.getLogger().getEffectiveLevel())
-        worker.send([[list(function) for function in functions], call_timeout_s, level])
+        settings = astuple(present_settings())
+        worker.send([[list(function) for function in functions], call_timeout_s, settings])
         try:
             return worker, await worker._wait_until_loaded()
         except BaseException:

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from rollmesh.mesh.errors import PayloadError, RewardError
 from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
-from rollmesh.mesh.runtime.log_format import setup_logging
+from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.functions import RewardFunction
 from rollmesh.reward_service.loading import load_function
@@ -97,8 +97,8 @@ def main() -> None:
 def _serve(channel: _Channel, page: SharedPage) -> None:
     if (first := channel.receive()) is None:
         return
-    specs, call_timeout_s, level = first
-    setup_logging("reward-worker", level)
+    specs, call_timeout_s, settings = first
+    setup_logging("reward-worker", LogSettings(*settings))
     try:
         functions = [load_function(spec, name=name) for spec, name in specs]
         for spec, _ in specs:

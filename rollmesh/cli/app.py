@@ -14,12 +14,13 @@ from typing import Annotated
 
 import typer
 
-from rollmesh.cli import config, data, evaluation, init, plan, replay, run, services, token, trainers
+from rollmesh.cli import certificates, config, data, evaluation, init, plan, replay, run, services, token, trainers
 from rollmesh.cli.command_list import CommandList
-from rollmesh.cli.observe import doctor, inspect, ledger, results, turns, weights
+from rollmesh.cli.observe import dashboard, doctor, inspect, ledger, results, turns, weights
 from rollmesh.cli.override_forms import accept_overrides
 from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.errors import ServiceExitError
+from rollmesh.mesh.config.variables import check_variables
 from rollmesh.mesh.errors import PERMANENT, RollmeshError
 from rollmesh.mesh.private_files import keep_private
 from rollmesh.mesh.runtime.bounded_exit import bound_exit
@@ -45,6 +46,7 @@ run.register(app)
 trainers.register(app)
 services.register(app)
 inspect.register(app)
+dashboard.register(app)
 doctor.register(app)
 turns.register(app)
 plan.register(app)
@@ -56,6 +58,7 @@ evaluation.register(app)
 config.register(app)
 data.register(app)
 token.register(app)
+certificates.register(app)
 accept_overrides(app)
 
 
@@ -93,6 +96,7 @@ def main() -> None:
     if _command(arguments) not in _FOR_OTHERS:
         keep_private()
     try:
+        check_variables(os.environ)
         app(args=[item for item in arguments if item != "--debug"], prog_name="rollmesh")
     except RollmeshError as error:
         if debug:

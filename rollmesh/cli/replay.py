@@ -54,9 +54,9 @@ def _replay(
     become_ranks(config.learner.ranks)
     out = out or run / "replay"
     from rollmesh.learner.coordinator.replay import replay
-    from rollmesh.mesh.runtime.log_format import setup_logging
+    from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 
-    setup_logging("replay", config.logging.level)
+    setup_logging("replay", LogSettings.of(config))
     done = replay(config, run, out, checkpoint=from_checkpoint, steps=steps)
     if done is None or int(os.environ.get("RANK", "0")) > 0:
         return

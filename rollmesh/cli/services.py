@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from rollmesh.cli.joining import Join, join_of, joined_config, required
 from rollmesh.cli.options import (
     OVERRIDES,
     AllowChanges,
@@ -19,8 +20,9 @@ from rollmesh.cli.options import (
     LogProbs,
     Mesh,
     MetricsKeyFile,
+    Notice,
     ReadyFile,
-    RequiredMesh,
+    TelemetryKeyFile,
     TlsCa,
     TlsCert,
     TlsClientCa,
@@ -30,11 +32,18 @@ from rollmesh.cli.options import (
     security_of,
 )
 from rollmesh.mesh.access.code_permissions import AllowCode, rule_of
+from rollmesh.mesh.config.network import NetworkSection
+from rollmesh.mesh.config.variables import key_variable, option_variable
 from rollmesh.mesh.runtime.ranks import become_ranks, node_of
 from rollmesh.mesh.runtime.threads import thread_environment
 
 Host = Annotated[str | None, typer.Option("--host", help="Address to bind to; network.host if left out.")]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to bind to; 0 picks a free one.")]
+Port = Annotated[
+    int,
+    typer.Option(
+        "--port", min=0, max=65535, envvar=option_variable("port"), help="Port to bind to; 0 picks a free one."
+    ),
+]
 
 
 class _ServeByDefault(TyperGroup):
@@ -84,12 +93,13 @@ def _reward(
     context: typer.Context,
     config_path: ConfigPath,
     mesh: Mesh = None,
+    join: Join = None,
     host: Host = None,
     port: Port = 0,
     ready_file: ReadyFile = None,
 ) -> None:
-    """Serve the configuration's reward functions; with --mesh, generators find the service by themselves."""
-    config = read_config(config_path, context)
+    """Serve the configuration's reward functions; with --mesh or --join, generators find the service by themselves."""
+    config, mesh = joined_config(join, mesh, read_config(config_path, context))
     from rollmesh.reward_service.server import service
 
     _end(service.run(config, host=host or config.network.host, port=port, mesh=mesh, ready_file=ready_file))
@@ -117,25 +127,67 @@ def _reward_check(
 
 
 def _generator(
-    mesh: RequiredMesh,
-    host: Annotated[str, typer.Option("--host", help="Address to bind.")] = "127.0.0.1",
+    mesh: Mesh = None,
+    join: Join = None,
+    host: Annotated[
+        str | None,
+        typer.Option("--host", envvar=key_variable("network.host"), help="Address to bind; loopback if left out."),
+    ] = None,
     port: Port = 0,
     advertise: Annotated[
-        str | None, typer.Option("--advertise", help="Host name or address under which others reach it.")
+        str | None,
+        typer.Option(
+            "--advertise",
+            metavar="HOST[:PORT]",
+            envvar=key_variable("network.advertise"),
+            help="Host under which others reach it, with the port where a router passes on another one.",
+        ),
     ] = None,
-    metrics_host: Annotated[str, typer.Option("--metrics-host", help="Address to which metrics bind.")] = "127.0.0.1",
-    metrics_port: Annotated[int, typer.Option("--metrics-port", help="Port of the metrics; 0: a free one.")] = 0,
+    metrics_host: Annotated[
+        str,
+        typer.Option(
+            "--metrics-host", envvar=key_variable("network.metrics_host"), help="Address to which metrics bind."
+        ),
+    ] = "127.0.0.1",
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            "--metrics-port",
+            envvar=key_variable("network.metrics_port"),
+            help="Port of the metrics; 0: a free one.",
+        ),
+    ] = 0,
     member_id: Annotated[
-        str | None, typer.Option("--member-id", help="Id in the mesh, with a token `generator-...`; new if left out.")
+        str | None,
+        typer.Option(
+            "--member-id",
+            envvar=option_variable("member-id"),
+            help="Id in the mesh, with a token `generator-...`; new if left out.",
+        ),
     ] = None,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Compute threads.")] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, envvar=option_variable("threads"), help="Compute threads.")
+    ] = None,
     shares_devices: Annotated[
         bool | None,
         typer.Option(
             "--shares-devices/--own-devices",
+            envvar=option_variable("shares-devices"),
             help="Take turns with the learner on the same devices; as placement.mode says if left out.",
         ),
     ] = None,
+    drain_s: Annotated[
+        float | None,
+        typer.Option(
+            "--drain",
+            min=0.0,
+            envvar=option_variable("drain"),
+            metavar="SECONDS",
+            help="Time that SIGTERM leaves it: running responses continue as long as storing and leaving allow. "
+            "If left out, they get 5 s, and storing at most 15 s.",
+        ),
+    ] = None,
+    notice: Notice = None,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -143,27 +195,36 @@ def _generator(
     tls_client_ca: TlsClientCa = None,
     endpoint_key_file: EndpointKeyFile = None,
     metrics_key_file: MetricsKeyFile = None,
+    telemetry_key_file: TelemetryKeyFile = None,
     allow_insecure: Annotated[
         bool,
         typer.Option(
-            "--allow-insecure", help="As security.allow_insecure: allow listeners that others can reach unprotected."
+            "--allow-insecure",
+            envvar=key_variable("security.allow_insecure"),
+            help="As security.allow_insecure: allow listeners that others can reach unprotected.",
         ),
     ] = False,
     allow_code: Annotated[
         AllowCode | None,
         typer.Option(
             "--allow-code",
+            envvar=option_variable("allow-code"),
             help="Code of the configuration that it executes: agents, reward functions, interpreters, engine arguments "
             "that may name some. If left out: any for a mesh on loopback, else what --code names.",
         ),
     ] = None,
     code: Annotated[
         list[str] | None,
-        typer.Option("--code", metavar="NAME", help="Code that is allowed, as the configuration names it; repeatable."),
+        typer.Option(
+            "--code",
+            metavar="NAME",
+            envvar=option_variable("code"),
+            help="Code that is allowed, as the configuration names it; repeatable.",
+        ),
     ] = None,
     ready_file: ReadyFile = None,
 ) -> None:
-    """Serve a generator. It needs the mesh address alone: model, tokenizer and settings come over the mesh.
+    """Serve a generator. It needs --join, or --mesh, alone: model, tokenizer and settings come over the mesh.
 
     The engine too: the run's rollout.engine is hf, vllm or sglang. For vllm, call the rollmesh of vLLM's environment
     (make vllm); for sglang, rollout.sglang names the server or its interpreter: see docs/engines.md.
@@ -172,20 +233,28 @@ def _generator(
         # Read by the numerical libraries when they are loaded, which happens below.
         os.environ.update(thread_environment(threads))
     from rollmesh.generators import service
+    from rollmesh.generators.drain_times import USUAL, DrainTimes
     from rollmesh.mesh.access.roles import Identity, Role
     from rollmesh.mesh.access.token_file import identity_of
+    from rollmesh.mesh.preemption.sources import source_of
     from rollmesh.mesh.rpc.failover_channel import is_local
 
     security = security_of(
         token_file=token_file,
         endpoint_key_file=endpoint_key_file,
         metrics_key_file=metrics_key_file,
+        telemetry_key_file=telemetry_key_file,
         tls_ca=tls_ca,
         tls_cert=tls_cert,
         tls_key=tls_key,
         tls_client_ca=tls_client_ca,
         allow_insecure=allow_insecure,
     )
+    node = join_of(join, mesh, security)
+    if node is not None:
+        mesh, security = node.mesh, node.security
+        host, advertise = host or node.host, advertise or node.advertise
+    mesh = required(mesh)
     _end(
         service.run(
             mesh,
@@ -193,7 +262,7 @@ def _generator(
                 identity=Identity(Role.GENERATOR, member_id) if member_id else identity_of(security, Role.GENERATOR),
                 security=security,
                 code=rule_of(allow_code, code or (), is_local=is_local(mesh)),
-                host=host,
+                host=host or NetworkSection().host,
                 port=port,
                 advertise=advertise,
                 metrics_host=metrics_host,
@@ -201,6 +270,8 @@ def _generator(
                 threads=threads,
                 ready_file=ready_file,
                 shares_devices=shares_devices,
+                drain=USUAL if drain_s is None else DrainTimes.within(drain_s),
+                preemption=source_of(notice) if notice is not None else None,
             ),
         )
     )
@@ -209,26 +280,52 @@ def _generator(
 def _learner(
     context: typer.Context,
     config_path: ConfigPath,
-    mesh: RequiredMesh,
+    mesh: Mesh = None,
+    join: Join = None,
     takeover: Annotated[
-        bool, typer.Option("--takeover", help="Take the run over even if its learner's lease has not ended.")
+        bool,
+        typer.Option(
+            "--takeover",
+            envvar=option_variable("takeover"),
+            help="Take the run over even if its learner's lease has not ended.",
+        ),
     ] = False,
     allow_changes: AllowChanges = False,
     from_checkpoint: FromCheckpoint = None,
     node: Annotated[
         int | None,
         typer.Option(
-            "--node", min=0, help="Number of this machine among learner.distributed.nodes; SLURM_NODEID if left out."
+            "--node",
+            min=0,
+            envvar=option_variable("node"),
+            help="Number of this machine among learner.distributed.nodes; SLURM_NODEID if left out.",
         ),
     ] = None,
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once",
+            envvar=option_variable("once"),
+            help="Do not continue a run that is finished: answer health checks until asked to end. For platforms that "
+            "start again whatever ends, as a StatefulSet of Kubernetes does.",
+        ),
+    ] = False,
     port: Port = 0,
+    notice: Notice = None,
     ready_file: ReadyFile = None,
 ) -> None:
     """Serve the learner: all of its ranks, or those of one node; where a starter has set RANK, that one."""
-    config = read_config(config_path, context)
+    config, mesh = joined_config(join, mesh, read_config(config_path, context))
+    mesh = required(mesh)
+    if once:
+        from rollmesh.learner import standby
+
+        if reason := standby.how_finished(config.run.folder):
+            _end(standby.run(config, reason, port=port, ready_file=ready_file))
     become_ranks(config.learner.ranks, node_of(config.learner.distributed, node))
     from rollmesh.checkpoint_choice import checkpoint_path
     from rollmesh.learner import service
+    from rollmesh.mesh.preemption.sources import source_of
 
     start = checkpoint_path(config.run.folder, from_checkpoint) if from_checkpoint is not None else None
     _end(
@@ -239,6 +336,7 @@ def _learner(
             allow_changes=allow_changes,
             start_from=start,
             port=port,
+            preemption=source_of(notice) if notice is not None else None,
             ready_file=ready_file,
         )
     )
@@ -247,19 +345,25 @@ def _learner(
 def _evaluator(
     context: typer.Context,
     config_path: ConfigPath,
-    mesh: RequiredMesh,
+    mesh: Mesh = None,
+    join: Join = None,
     weights: Annotated[
         Path | None,
-        typer.Option("--weights", help="A checkpoint or an adapter's folder; those of model.path, if left out."),
+        typer.Option(
+            "--weights",
+            envvar=option_variable("weights"),
+            help="A checkpoint or an adapter's folder; those of model.path, if left out.",
+        ),
     ] = None,
     log_probs: LogProbs = False,
     port: Port = 0,
     ready_file: ReadyFile = None,
 ) -> None:
     """Serve a stored model in the learner's place, and ask it the prompts of data.eval (see rollmesh eval)."""
-    config = read_config(config_path, context)
+    config, mesh = joined_config(join, mesh, read_config(config_path, context))
     from rollmesh.learner.standalone import service
 
+    mesh = required(mesh)
     _end(service.run(config, mesh, weights=weights, with_log_probs=log_probs, port=port, ready_file=ready_file))
 
 
@@ -267,13 +371,15 @@ def _role(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Role of the algorithm: critic, reference, teacher ...")],
     config_path: ConfigPath,
-    mesh: RequiredMesh,
+    mesh: Mesh = None,
+    join: Join = None,
     host: Host = None,
     port: Port = 0,
     ready_file: ReadyFile = None,
 ) -> None:
     """Serve the model of one role of the algorithm, in processes of its own; the learner finds it in the mesh."""
-    config = read_config(config_path, context)
+    config, mesh = joined_config(join, mesh, read_config(config_path, context))
+    mesh = required(mesh)
     become_ranks(config.learner.ranks_of(name))
     from rollmesh.learner.role_service import service
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 
 from rollmesh.cli.options import OVERRIDES, ConfigPath
+from rollmesh.mesh.config.variables import option_variable, overrides_from
 
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Start the run over; its former folder is kept under another name.")
@@ -14,7 +16,10 @@ Fresh = Annotated[
 Node = Annotated[
     int | None,
     typer.Option(
-        "--node", min=0, help="Number of this machine among learner.distributed.nodes; SLURM_NODEID if left out."
+        "--node",
+        min=0,
+        envvar=option_variable("node"),
+        help="Number of this machine among learner.distributed.nodes; SLURM_NODEID if left out.",
     ),
 ]
 
@@ -54,6 +59,6 @@ def _train(command: str, context: typer.Context, config_path: ConfigPath, node: 
     from rollmesh.mesh.runtime.ranks import become_ranks, node_of
     from rollmesh.trainers import read_trainer_config, run_here
 
-    config = read_trainer_config(command, config_path, context.args)
+    config = read_trainer_config(command, config_path, [*overrides_from(os.environ), *context.args])
     become_ranks(config.learner.ranks, node_of(config.learner.distributed, node))
     raise typer.Exit(run_here(command, config, fresh=fresh))

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rollmesh.launcher.preflight.changes import describe_changes
+from rollmesh.report.changes import describe_changes
 from rollmesh.report.metrics import REWARD, is_training, run_records
 from rollmesh.report.summary import read_summary
 from rollmesh.run_files import read_any_config

@@ -12,7 +12,7 @@ from rollmesh.mesh.errors import ConfigError
 _MOST_RESPONSE_TOKENS = 1024
 _CONTEXT = 4096
 # Learning rate by the number of parameters from which it holds.
-_RATES = ((100e6, 1.0e-6), (10e6, 1.0e-5), (1e6, 1.0e-4), (0, 1.0e-3))
+_RATES = ((100e6, 1.0e-6), (10e6, 1.0e-5), (1e6, 1.0e-4), (0, 3.0e-4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,9 @@ def _learner(model: ModelLook, machine: MachineLook, wishes: Wishes) -> Iterator
     groups = 32 if machine.devices else 16
     yield Setting("learner.batch.groups", groups, "Prompts of a step, each with its responses.")
     yield Setting("learner.optimizer.lr", rate, "For a model of this size; lower it where the reward falls.")
+    yield Setting(
+        "learner.optimizer.warmup_steps", 10, "The first steps of AdamW are as long as its rate, whatever the gradient."
+    )
     if wishes.eval is not None:
         yield Setting("eval.every_steps", 20, "The first and the last version are always evaluated.")
     yield Setting("checkpoint.every_s", 600, "Seconds; the same command continues from the newest one.")

@@ -18,21 +18,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rollmesh.learner.recovery.run_identity import CONFIG
+from rollmesh.learner.recovery.run_identity import CONFIG, LEARNER_JSON
 from rollmesh.mesh.config import save_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError, RunBusyError
 from rollmesh.mesh.files import write_atomically
 from rollmesh.mesh.private_files import is_open_to_others, private_folder
-from rollmesh.run_files import LAUNCH, is_run, trained_by
+from rollmesh.run_files import LAUNCH, LOCK, is_in_use, is_run, trained_by
 
 MESH = "mesh.json"
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
 SUMMARY = "summary.json"
-LEARNER = "learner.json"
-"""Summary of the last learner that ended in order."""
-_LOCK = "run.lock"
+LEARNER = LEARNER_JSON
 
 
 @contextmanager
@@ -45,7 +43,7 @@ def locked(folder: Path) -> Iterator[None]:
     """
     try:
         private_folder(folder)
-        lock = (folder / _LOCK).open("a+", encoding="utf-8")
+        lock = (folder / LOCK).open("a+", encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"cannot use run folder {folder}: {error.strerror}", hint="set run.dir to a folder you may write to"
@@ -108,18 +106,6 @@ def write_mesh(folder: Path, address: str) -> None:
 
 def remove_mesh(folder: Path) -> None:
     (folder / MESH).unlink(missing_ok=True)
-
-
-def is_in_use(folder: Path) -> bool:
-    """True where a launcher works there now, and where that is unknown."""
-    try:
-        with (folder / _LOCK).open(encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
 
 
 def learner_starts(folder: Path) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from rollmesh.mesh.addresses import split_address
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import UnreachableError
 from rollmesh.mesh.liveness.watchdog import ProbeAnswer
@@ -66,9 +67,9 @@ class HealthProbe:
 
     async def _refuses(self) -> bool:
         """True where nothing listens at the address."""
-        host, _, port = self._address.rpartition(":")
+        host, port = split_address(self._address)
         try:
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            _, writer = await asyncio.open_connection(host, port)
         except ConnectionRefusedError:
             return True
         except OSError:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rollmesh.checkpoint_choice import checkpoint_path
+from rollmesh.dashboard.report import write_report
 from rollmesh.launcher import folder as folders
 from rollmesh.launcher.console.output import stderr_into
 from rollmesh.launcher.console.quiet_notice import NoStepNotice, no_step_text
@@ -24,6 +25,7 @@ from rollmesh.launcher.events import LOG, EventLog
 from rollmesh.launcher.memory import MemoryWatch, WatchRules
 from rollmesh.launcher.mesh_client import MeshClient, Snapshot
 from rollmesh.launcher.mesh_log import MeshLog
+from rollmesh.launcher.page.run_page import serve_run_page
 from rollmesh.launcher.placement.description import describe_turns
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.launcher.preflight.continuing import Continuation
@@ -42,7 +44,6 @@ from rollmesh.mesh.rpc.held_ports import HeldPorts
 from rollmesh.mesh.tables import FAILED_EXAMINED, TABLES, TRAIN
 from rollmesh.mesh.weights.shared_files import SHARED_MEMORY, sweep
 from rollmesh.protos import buffer_pb2
-from rollmesh.report.html import write_report
 from rollmesh.report.metrics import MetricsTail, Record, is_training
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary, write_summary
 
@@ -203,6 +204,9 @@ class LocalRun:
                         start_from=self._start,
                     )
                     watching.append(asyncio.create_task(self._try_placements(catalogue), name="trials of placements"))
+                    if (port := config.logging.dashboard_port) is not None:
+                        page = serve_run_page(self._folder, port, self._view.event)
+                        watching.append(asyncio.create_task(page, name="page of the run"))
                     for task in watching:
                         task.add_done_callback(self._report_failed_watch)
                     await self._supervisor.run(
@@ -291,7 +295,7 @@ class LocalRun:
             return summary
         try:
             summary = write_summary(self._folder, self._config, self._final)
-            report = f"report: {write_report(self._folder)}"
+            report = f"report: {write_report(self._folder, ended=True)}"
         except OSError as error:
             summary = build_summary(self._folder, self._config, self._final)
             report = f"summary and report are not written: {error.strerror or error}"

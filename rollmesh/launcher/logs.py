@@ -11,6 +11,9 @@ from pathlib import Path
 from rollmesh.mesh.liveness.process_ends import signal_name
 
 _TAIL_BYTES = 64 << 10
+# A line of the form for people.
+_TEXT = re.compile(r"\d\d:\d\d:\d\d ([DIWEC]) [^:]+: (.*)$")
+_LEVELS = {"D": "debug", "I": "info", "W": "warning", "E": "error", "C": "critical"}
 # The last line of a traceback.
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt)(: .*)?$")
 
@@ -56,6 +59,9 @@ def readable(line: str) -> str:
 
 
 def _entry(line: str) -> dict[str, object]:
+    """Level and message of a line of either form (`mesh.runtime.log_format`)."""
+    if match := _TEXT.match(line):
+        return {"level": _LEVELS[match[1]], "message": match[2]}
     try:
         entry = json.loads(line)
     except ValueError:

@@ -197,6 +197,10 @@ class MeshClient:
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the channel."""
         await self._channel.close()
 
     async def read_snapshot(self) -> Snapshot:

@@ -28,6 +28,7 @@ from rollmesh.launcher.health import HealthProbe
 from rollmesh.launcher.loading import REPORT_EVERY_S, Loading, loading_bounds, report_loading
 from rollmesh.launcher.logs import explain_exit, tail
 from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.config.variables import without_settings
 from rollmesh.mesh.errors import UnreachableError
 from rollmesh.mesh.liveness.freeze_detector import Bounds, Frozen
 from rollmesh.mesh.liveness.process_ends import descendants
@@ -318,7 +319,7 @@ async def _start(spec: ServiceSpec, command: Sequence[str], log: BinaryIO) -> Ch
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        env={**os.environ, **spec.environment},
+        env={**without_settings(os.environ), **spec.environment},
         start_new_session=True,
     )
 

@@ -332,6 +332,7 @@ class ServiceCatalogue:
             "--tls-client-ca": security.tls_client_ca,
             "--endpoint-key-file": security.endpoint_key_file,
             "--metrics-key-file": security.metrics_key_file,
+            "--telemetry-key-file": security.telemetry_key_file,
         }
         pairs = [(flag, str(path)) for flag, path in options.items() if path is not None]
         insecure = ("--allow-insecure",) if security.allow_insecure else ()

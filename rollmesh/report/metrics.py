@@ -26,6 +26,12 @@ def is_evaluation(record: Record) -> bool:
     return "eval/reward" in record
 
 
+def metric_value(record: Record, name: str) -> float | None:
+    """A metric of a record; None where it is missing or null."""
+    value = record.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
 class MetricsTail:
     """Follows a metrics file; each `read` gives the records added since the one before.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import io
 import json
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from rollmesh.mesh.errors import DataError
 
 _FILE = "samples.jsonl"
+_CHUNK = 1 << 18
 
 
 def read_samples(folder: Path, *, worst: bool, number: int) -> list[Mapping[str, Any]]:
@@ -22,11 +23,10 @@ def read_samples(folder: Path, *, worst: bool, number: int) -> list[Mapping[str,
     """
     path = folder / _FILE
     try:
+        if not worst:
+            return _latest(path, number)
         with path.open(encoding="utf-8") as file:
-            samples = _parse(file)
-            if worst:
-                return heapq.nsmallest(number, samples, key=lambda sample: float(sample["reward"]))
-            return list(reversed(deque(samples, maxlen=number)))
+            return heapq.nsmallest(number, _parse(file), key=lambda sample: float(sample["reward"]))
     except OSError as error:
         raise DataError(
             f"no samples in {folder}: {error.strerror}",
@@ -42,6 +42,21 @@ def sample_lines(sample: Mapping[str, Any]) -> Iterator[str]:
     yield f"  prompt:   {sample.get('prompt', '')!r}"
     yield f"  response: {sample.get('response', '')!r}"
     yield f"  truth:    {sample.get('ground_truth')!r}"
+
+
+def _latest(path: Path, number: int) -> list[Mapping[str, Any]]:
+    """The newest samples, read from the end of the file: a long run has gigabytes of them."""
+    with path.open("rb") as file:
+        size, taken = file.seek(0, io.SEEK_END), _CHUNK
+        while True:
+            file.seek(max(0, size - taken))
+            lines = file.read(min(size, taken)).split(b"\n")
+            # The first line may have begun earlier.
+            whole = lines if taken >= size else lines[1:]
+            samples = list(_parse(line.decode("utf-8", "replace") for line in whole))
+            if len(samples) >= number or taken >= size:
+                return samples[: -number - 1 : -1]
+            taken *= 4
 
 
 def _parse(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:

@@ -6,8 +6,7 @@ import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
-from rollmesh.report.metrics import Record
-from rollmesh.report.series import metric_value
+from rollmesh.report.metrics import Record, metric_value
 
 # Metric, its words in the report, and the format of a value.
 _MEDIANS = [

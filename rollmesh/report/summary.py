@@ -19,9 +19,8 @@ from rollmesh.mesh.tables import TRAIN
 from rollmesh.report.failures import failures_text
 from rollmesh.report.graders import grader_versions
 from rollmesh.report.memory import memory_line
-from rollmesh.report.metrics import Record, is_evaluation, is_training, read_metrics, run_records
+from rollmesh.report.metrics import Record, is_evaluation, is_training, metric_value, read_metrics, run_records
 from rollmesh.report.restarts import read_restarts
-from rollmesh.report.series import metric_value
 from rollmesh.report.speed import speed_of
 from rollmesh.report.stalls import read_stalls
 from rollmesh.report.summary_file import FILE, SummaryValues, keep_summary, kept_summary

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from rollmesh.learner.placement.swap import TO_GENERATING, TO_TRAINING, Phase
 from rollmesh.learner.placement.turn_log import FILE
-from rollmesh.report.metrics import MetricsTail, Record, read_metrics
-from rollmesh.report.series import metric_value
+from rollmesh.report.metrics import MetricsTail, Record, metric_value, read_metrics
 
 PHASES = tuple(str(phase) for phase in (Phase.GENERATING, *TO_TRAINING, Phase.TRAINING, *TO_GENERATING))
 """All phases in the order of a turn."""

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollmesh.report.metrics import Record, is_training
-from rollmesh.report.series import metric_value
+from rollmesh.report.metrics import Record, is_training, metric_value
 
 _PREFIX = "unscored/"
 # Characters of a cause that fit into a line.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from rollmesh.launcher.folder import is_in_use
 from rollmesh.mesh.errors import DataError
-from rollmesh.run_files import trained_by
+from rollmesh.run_files import is_in_use, trained_by
 from rollmesh.training.summary import (
     IN_PROGRESS,
     TrainingSummary,

@@ -13,8 +13,7 @@ from typing import Any
 
 from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
-from rollmesh.report.metrics import Record, read_metrics
-from rollmesh.report.series import metric_value
+from rollmesh.report.metrics import Record, metric_value, read_metrics
 from rollmesh.report.speed import speed_of
 from rollmesh.report.summary import checkpoint_folders
 from rollmesh.report.summary_file import SummaryValues, keep_summary, kept_summary

@@ -27,6 +27,7 @@ from rollmesh.buffer.store.keys import Keys
 from rollmesh.mesh.access.secret import parse_secret
 from rollmesh.mesh.config.redis_url import RedisOptions
 from rollmesh.mesh.errors import StoreError
+from rollmesh.mesh.private_files import read_secret
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from tests.deploy.containers import DEPLOY, MEMBERS, composed
 
@@ -61,7 +62,9 @@ def test_each_service_gets_a_grant_of_its_role_and_a_second_start_keeps_all(tmp_
     assert not [name for name in made if name.endswith((".crt", ".key")) and "tls" in name]
     run(tmp_path)
     assert contents(tmp_path) == made
-    assert all(path.stat().st_mode & 0o777 == 0o644 for path in tmp_path.rglob("*") if path.is_file())
+    modes = {path: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path for path, mode in modes.items() if mode != 0o644} == set((tmp_path / "authority").iterdir())
+    assert read_secret(tmp_path / "authority" / "mesh.token", "--token-file") == made["authority/mesh.token"]
 
 
 def test_certificates_hold_for_the_names_of_services_and_their_replicas(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""The Slurm script, with programs in the place of Slurm's: which steps it starts where, and what it starts again."""
+"""The Slurm script, with programs in the place of Slurm's: which steps it starts where, and what it starts again.
+
+On a real Slurm: deploy/slurm/try_slurm.py.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,8 @@ DEADLINE_S = 240.0
 SRUN = """#!/bin/bash
 said="srun $*"
 echo "${said//$'\\n'/ }" >> "$CALLS"
+step=$(grep -oE "job-name=[a-z]+" <<< "$*" | cut -d = -f 2)
+echo "$$" > "$STEPS/$step"
 case "$*" in
   *"rollmesh learner"*)
     # Nothing ends before all serve.
@@ -36,6 +41,19 @@ trap 'echo "ends $name" >> "$CALLS"; exit 0' TERM
 echo "serves" >> "$CALLS"
 while true; do sleep 0.05; done
 """
+# A step's number is its name here. The first look does not find the learner's yet.
+SQUEUE = """#!/bin/bash
+echo "squeue $*" >> "$CALLS"
+for path in "$STEPS"/*; do
+  name=$(basename "$path")
+  [[ $name == learner && $(grep -c "^squeue" "$CALLS") == 1 ]] || echo "7.$name $name"
+done
+"""
+SCANCEL = """#!/bin/bash
+echo "scancel $*" >> "$CALLS"
+[[ $1 == --quiet && $2 == --signal=TERM ]] && kill -TERM "$(cat "$STEPS/${3#7.}")"
+exit 1
+"""
 SCONTROL = '#!/bin/bash\nprintf "a1\\na2\\nb1\\nb2\\n"\n'
 ROLLMESH = '#!/bin/bash\necho "rollmesh $*" >> "$CALLS"\nwhile (($#)); do [[ $1 != --out ]] || : > "$2"; shift; done\n'
 SLEEP = '#!/bin/bash\n[[ $1 == 0.05 ]] || exit 0\nexec /bin/sleep "$1"\n'
@@ -46,7 +64,15 @@ def job(folder: Path, statuses: str, **variables: str) -> Iterator[tuple[subproc
     """The script in a job of four nodes, and the file of its calls."""
     programs = folder / "bin"
     programs.mkdir()
-    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "rollmesh": ROLLMESH, "sleep": SLEEP}.items():
+    (folder / "steps").mkdir()
+    for name, text in {
+        "srun": SRUN,
+        "squeue": SQUEUE,
+        "scancel": SCANCEL,
+        "scontrol": SCONTROL,
+        "rollmesh": ROLLMESH,
+        "sleep": SLEEP,
+    }.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     (folder / "statuses").write_text(statuses)
@@ -56,6 +82,7 @@ def job(folder: Path, statuses: str, **variables: str) -> Iterator[tuple[subproc
         "PATH": f"{programs}:{os.environ['PATH']}",
         "CALLS": str(calls),
         "STATUSES": str(folder / "statuses"),
+        "STEPS": str(folder / "steps"),
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "a[1-2],b[1-2]",
         "SECRETS_DIR": str(folder / "secrets"),
@@ -93,6 +120,7 @@ def test_services_start_where_they_belong_and_a_learner_that_ends_is_started_aga
     (generators,) = [step for step in steps if "rollmesh generator" in step]
     assert "--nodelist=b1,b2 --nodes=2 --ntasks-per-node=8 --gpus-per-task=1" in generators
     assert "PATH=$2 rollmesh generator" in generators
+    assert "trap ended=1 TERM" in generators, "its shell outlives the drain"
     assert f"{tmp_path}/secrets /engine/bin:{tmp_path}/bin:" in generators
     assert [line for line in said.splitlines() if line.startswith("ends")] == [
         "ends rollmesh generator",
@@ -111,8 +139,13 @@ def test_the_end_of_the_time_ends_the_learner_in_order(tmp_path: Path) -> None:
             time.sleep(0.02)  # another program's file: there is nothing to wait on
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
-        assert calls.read_text().count("rollmesh learner") == 1
-        assert "rendezvous" not in calls.read_text()
+        said = calls.read_text()
+        assert said.count("rollmesh learner") == 1
+        assert "rendezvous" not in said
+        # srun that is sent SIGTERM would kill its step.
+        assert [line for line in said.splitlines() if line.startswith("scancel")] == [
+            f"scancel --quiet --signal=TERM 7.{name}" for name in ("learner", "generators", "reward", "buffer")
+        ]
 
 
 @pytest.mark.parametrize("status", [2, 40])

@@ -28,6 +28,7 @@ from tests.repository import REPOSITORY
 CLI = ("-m", "rollmesh.cli")
 _START_S = 200.0
 _PR_SET_PDEATHSIG = 1
+_CLONE_NEWNET = 0x40000000
 _IMPORTS = (
     "rollmesh.buffer.server.process",
     "rollmesh.cli.app",
@@ -75,18 +76,24 @@ class ForkServer:
         self._started: Future[Forked] = Future()
         self._alive: dict[int, Forked] = {}
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Forked:
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path, namespace: str = "") -> Forked:
         """Starts `rollmesh` with arguments; for one thread.
 
         Args:
             environment: all of it.
             log: takes its output.
+            namespace: name of the network namespace that it enters; empty: none.
         """
         if self._server is None:
             self._server = self._execute()
         assert self._server.stdin is not None
         self._started = Future()
-        order = {"arguments": list(arguments), "environment": dict(environment), "log": str(log)}
+        order = {
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "log": str(log),
+            "namespace": namespace,
+        }
         print(json.dumps(order), file=self._server.stdin, flush=True)
         return self._started.result(_START_S)
 
@@ -151,12 +158,14 @@ def _serve() -> None:
                 raise SystemExit
 
 
-def _become(parent: int, arguments: list[str], environment: dict[str, str], log: str) -> None:
+def _become(parent: int, arguments: list[str], environment: dict[str, str], log: str, namespace: str) -> None:
     """Makes this process as if it had been executed."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
         raise SystemExit(128 + signal.SIGKILL)
     os.setsid()
+    if namespace:
+        _enter(namespace)
     for file, flags, targets in ((os.devnull, os.O_RDONLY, (0,)), (log, os.O_WRONLY | os.O_APPEND, (1, 2))):
         descriptor = os.open(file, flags)
         for target in targets:
@@ -168,6 +177,13 @@ def _become(parent: int, arguments: list[str], environment: dict[str, str], log:
     sys.argv = ["rollmesh", *arguments]
     # Ranks are executed by it.
     sys.orig_argv = [sys.executable, *CLI, *arguments]
+
+
+def _enter(namespace: str) -> None:
+    """Enters a network namespace of `ip netns`."""
+    with Path("/run/netns", namespace).open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
 
 
 if __name__ == "__main__":

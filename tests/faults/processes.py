@@ -45,12 +45,14 @@ class Launch:
         environment: beyond this process's own.
         ready_file: written by the service once it answers; none: ready when it runs.
         forked: by a fork server.
+        namespace: of a forked process, the network namespace that it enters; empty: none.
     """
 
     command: list[str]
     environment: Mapping[str, str]
     ready_file: Path | None = None
     forked: bool = False
+    namespace: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -260,7 +262,7 @@ class Supervisor:
 
     def _forked(self, launch: Launch, log: Path) -> Forked:
         log.touch()
-        return self._forks.start(launch.command, {**os.environ, **launch.environment}, log)
+        return self._forks.start(launch.command, {**os.environ, **launch.environment}, log, launch.namespace)
 
     def _watch(self, service: _Service, process: Process) -> None:
         code = process.popen.wait()

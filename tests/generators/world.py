@@ -9,7 +9,7 @@ import json
 import os
 import string
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -328,12 +328,15 @@ class World:
         self.stack.push_async_callback(end)
         return task, shutdown
 
-    async def process(self, member_id: str, first: str = "pass") -> asyncio.subprocess.Process:
+    async def process(
+        self, member_id: str, first: str = "pass", *, options: Sequence[str] = ()
+    ) -> asyncio.subprocess.Process:
         """A generator as a process of its own, in an empty directory, with nothing but the mesh address.
 
         Args:
             member_id: its name in the mesh.
             first: a statement that it executes before.
+            options: more of its command line.
         """
         empty = self.folder / member_id
         empty.mkdir()
@@ -341,7 +344,7 @@ class World:
         ready = self.folder / f"{member_id}.ready"
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", f"{first}\nfrom rollmesh.cli import main; main()", "generator",
-            "--mesh", self.address, "--member-id", member_id, "--threads", "1", "--ready-file", str(ready),
+            "--mesh", self.address, "--member-id", member_id, "--threads", "1", "--ready-file", str(ready), *options,
             cwd=empty,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(self.folder / "tmp")},
         )  # fmt: skip

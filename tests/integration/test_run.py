@@ -1,10 +1,11 @@
 """A run from its first to its last step: what it writes, and what the commands say of it."""
 
+import asyncio
 import json
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,21 @@ import httpx
 import pytest
 
 import rollmesh as product
+from rollmesh.dashboard.page_data import PageData
+from rollmesh.launcher.mesh_client import MeshClient
+from rollmesh.launcher.page.live_runs import RemoteRun
 from rollmesh.learner.callbacks import StepEnd
+from rollmesh.learner.recovery.consumption_log import read_log, surviving_uses
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.run_files import config_path
+from tests.collector import Collector, collecting
 from tests.command import Command
 from tests.integration import holding
 from tests.integration.intruders import answer_to_a_member, audit_intruders
 from tests.integration.mesh import MeshRun, audit
 from tests.integration.poisoning import audit_poisoned, environment
+from tests.integration.traces import audit_metrics, audit_traces
+from tests.report_page import read_charts
 from tests.secrets_here import files_with, plant, told
 from tests.sockets import Listener, assert_on_loopback, listeners, ports
 from tests.strangers import audit_privacy, open_to_strangers
@@ -51,6 +60,12 @@ class HeardHere(product.Callback):
         self.steps.append(step)
 
 
+@pytest.fixture
+def collector() -> Iterator[tuple[Collector, str]]:
+    with collecting() as found:
+        yield found
+
+
 def assert_examined(told_as_json: str) -> None:
     """The doctor asks every service: all ways are open, but for that to a server that is nowhere."""
     findings = json.loads(told_as_json)["findings"]
@@ -66,13 +81,53 @@ def assert_examined(told_as_json: str) -> None:
     assert {found["severity"] for found in findings if found["check"] == "ledger"} == {"ok"}
 
 
+def page_of(run: MeshRun) -> str:
+    """The data of the page that the run in progress serves; its mesh is there."""
+    shown = re.search(r"page of the run: (http://127\.0\.0\.1:\d+)/#key=(\S+)", "\n".join(run.lines))
+    assert shown is not None, run.tail()
+    at, key = shown.groups()
+    assert httpx.get(f"{at}/api/index", timeout=60).status_code == 401
+    assert key not in (run.folder / "logs" / "launcher.log").read_text()
+    asked = {"headers": {"Authorization": f"Bearer {key}"}, "timeout": 60}
+    (panels,) = (one["panels"] for one in httpx.get(f"{at}/api/index", **asked).json()["runs"])
+    assert {"head", "attention", "mesh", "charts", "ledger", "settings"} <= set(panels)
+    texts = {name: httpx.get(f"{at}/api/runs/0/{name}", **asked).text for name in panels}
+    assert json.loads(texts["head"])["state"]["kind"] == "running"
+    mesh = json.loads(texts["mesh"])
+    assert (mesh["generators"]["count"], mesh["rewards"]["count"], mesh["buffer"]["groups_per_step"]) == (1, 1, 8)
+    return "".join(texts.values())
+
+
+async def page_of_mesh(address: str, token: Path) -> str:
+    """The data of the page of a mesh whose run folder is elsewhere."""
+    runs = RemoteRun(MeshClient(address, SecuritySection(token_file=token)), "elsewhere")
+    try:
+        await runs.ask()
+        data = PageData()
+        data.update(runs.read())
+    finally:
+        await runs.close()
+    (panels,) = data.document()["panels"]
+    assert panels["mesh"]["learner"]["id"].startswith("learner")
+    assert panels["head"]["state"]["kind"] == "running"
+    assert {"reward", "throughput"} <= {chart["name"] for chart in panels["charts"]["charts"]}
+    assert panels["ledger"]["tables"][0]["discrepancies"] == []
+    return json.dumps(panels)
+
+
 @pytest.mark.slow
 def test_a_run_writes_what_it_promises(
-    start_mesh: Callable[..., MeshRun], demo_data: Path, rollmesh: Command, tmp_path: Path
+    start_mesh: Callable[..., MeshRun],
+    demo_data: Path,
+    rollmesh: Command,
+    tmp_path: Path,
+    collector: tuple[Collector, str],
 ) -> None:
     """With a token: no one without it hears anything, and no one on another machine can ask. No secret gets out. The
-    engine fails at one prompt, and nothing else does."""
+    engine fails at one prompt, and nothing else does. A collector gets the whole way of each trajectory."""
     planted = plant(tmp_path)
+    traces, collector_url = collector
+    traces.key = planted.texts["telemetry"]
     token, secrets = planted.token_file, planted.texts.values()
     run = start_mesh(
         f"--learner.steps={_STEPS}",
@@ -81,6 +136,8 @@ def test_a_run_writes_what_it_promises(
         f"--eval.every_steps={_STEPS // 2}",
         "--rollout.replicas=1",
         "--rollout.endpoint.enabled=true",
+        f"--telemetry.otlp={collector_url}",
+        "--logging.dashboard_port=0",
         # Whose data no one has: it is never asked.
         "--reward.by_data_source={elsewhere: ['grpc://127.0.0.1:9']}",
         *holding.ARGUMENTS,
@@ -106,21 +163,25 @@ def test_a_run_writes_what_it_promises(
     shown = [status.stdout, ledger.stdout, doctor.stdout, answer_to_a_member(run.address(), token)]
     for service, figure in (
         ("buffer", "rollmesh_buffer_groups_admitted_total"),
-        ("learner", "rollmesh_learner_steps"),
-        ("generator-0", "rollmesh_generator_tokens_generated"),
+        ("learner", "rollmesh_learner_steps_total"),
+        ("generator-0", "rollmesh_generator_tokens_generated_total"),
         ("reward", "rollmesh_reward"),
     ):
         url = doors[f"{service} metrics"]
         assert httpx.get(url, timeout=60).status_code == 401
         page = httpx.get(url, headers={"Authorization": f"Bearer {planted.texts['metrics']}"}, timeout=60).text
         assert figure in page
+        audit_metrics(page)
         shown.append(page)
+    shown += [page_of(run), asyncio.run(page_of_mesh(run.address(), token))]
     assert told(secrets, run.folder, [run.process.pid], shown) == []
     handle = product.Run(run.folder)
     assert handle.request_checkpoint(timeout_s=60).is_dir(), "it answers while its learner waits"
     holding.release(tmp_path)
     assert run.finish() == 0, run.tail()
     audit(run)
+    uses = surviving_uses(list(read_log(run.folder / "consumption.jsonl")))
+    audit_traces(traces, sum(len(group.members) for use in uses for group in use.groups), reward_service=True)
     summary = run.summary()
     for key in ("held_out_first", "held_out_last", "steps", "training_s", "tokens_per_s_generated", "staleness"):
         assert summary[key] is not None, key
@@ -135,7 +196,7 @@ def test_a_run_writes_what_it_promises(
     assert samples.returncode == 0, samples.stderr
     assert "reward" in samples.stdout
     assert rollmesh("report", str(run.folder)).returncode == 0
-    assert (run.folder / "report.html").read_text().count("<svg") >= 4
+    assert {"reward", "staleness", "throughput"} <= read_charts(run.folder / "report.html")
     assert (run.folder / "wandb").is_dir()
     assert (run.folder / "tensorboard").is_dir()
     assert told(secrets, run.folder, shown=(*run.lines, samples.stdout)) == []
@@ -164,6 +225,7 @@ def test_a_run_writes_what_it_promises(
         *(f"learner.steps={_STEPS + 3}", "learner.ranks=2", "buffer.fronts=2", "buffer.max_staleness=0"),
         *("rollout.replicas=2", "eval.stop_at=null", "logging.wandb=false"),
         *(f"security.{name}=null" for name in ("token_file", "endpoint_key_file", "metrics_key_file")),
+        *("security.telemetry_key_file=null", "telemetry.otlp=null"),
     ]
     longer = product.train(config_path(run.folder), reward, callbacks=[heard], overrides=changes, quiet=True)
     audit(run)

@@ -13,7 +13,6 @@ import pytest
 from rollmesh.launcher import folder, local
 from rollmesh.launcher.console.view import SilentView
 from rollmesh.launcher.placement.devices import DevicePlan
-from rollmesh.launcher.preflight.changes import describe_changes
 from rollmesh.launcher.preflight.continuing import Continuation
 from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.run_secrets import with_own_secrets
@@ -24,6 +23,7 @@ from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError, DataError, RollmeshError, RunBusyError
 from rollmesh.mesh.rpc.held_ports import HeldPorts
 from rollmesh.mesh.runtime.threads import ThreadPlan
+from rollmesh.report.changes import describe_changes
 from rollmesh.report.summary import FinalState, write_summary
 from rollmesh.run_files import read_config, read_launch
 from tests.rollmesh.fake_run import Catalogue

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rollmesh.dashboard.report import write_report
 from rollmesh.launcher.console.plain import PlainView
 from rollmesh.launcher.console.speed_meter import SpeedMeter
 from rollmesh.launcher.console.tables import members_table, status_table
+from rollmesh.launcher.folder import locked
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.launcher.mesh_log import MeshLog
 from rollmesh.launcher.trials.record import Estimated, Measured, PlacementRecord
@@ -21,17 +23,16 @@ from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_config, save_config
 from rollmesh.mesh.errors import DataError
 from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2
-from rollmesh.report.html import write_report
 from rollmesh.report.memory import MemorySample, MemoryUse, peaks_from_samples, read_memory
 from rollmesh.report.metrics import MetricsTail, read_metrics, surviving_records
 from rollmesh.report.placement import placement_lines
 from rollmesh.report.restarts import record_restart
 from rollmesh.report.samples import read_samples, sample_lines
-from rollmesh.report.series import build_curves, smoothed
 from rollmesh.report.speed import speed_lines, speed_of
 from rollmesh.report.summary import FinalState, read_summary, write_summary
 from rollmesh.report.turns import PhaseChange, read_phases, share_lines, shares_text, spans, time_shares, turns_ended
 from rollmesh.run_files import read_config
+from tests.report_page import read_attention, read_charts, read_facts, read_panels
 
 START = 1_000_000.0
 
@@ -152,7 +153,8 @@ def test_summary_keeps_the_most_frequent_causes_of_failures(run_folder: Path) ->
     assert causes == summary.ledger["train"]["causes"]
     assert len(causes) == 10
     assert causes["reward: ValueError"] == 12
-    assert "causes of the latest failures in train" in write_report(run_folder).read_text(encoding="utf-8")
+    (train,) = read_panels(write_report(run_folder))["ledger"]["tables"]
+    assert train["causes"][0] == {"cause": "reward: ValueError", "count": 12}
 
 
 def test_summary_of_a_run_that_never_trained(tmp_path: Path) -> None:
@@ -161,9 +163,9 @@ def test_summary_of_a_run_that_never_trained(tmp_path: Path) -> None:
     summary = write_summary(config.run.folder, config, FinalState())
     assert (summary.steps, summary.held_out_first, summary.tokens_per_s_trained) == (0, None, None)
     save_config(config, config.run.folder / CONFIG)
-    page = write_report(config.run.folder).read_text(encoding="utf-8")
-    assert "Nothing was generated, trained or evaluated." in page
-    assert "<svg" not in page
+    panels = read_panels(write_report(config.run.folder))
+    assert {"charts", "metrics", "ledger", "samples"}.isdisjoint(panels)
+    assert panels["head"]["progress"]["done"] == 0
 
 
 def test_summary_and_report_say_which_members_have_no_reward(run_folder: Path) -> None:
@@ -180,7 +182,7 @@ def test_summary_and_report_say_which_members_have_no_reward(run_folder: Path) -
     assert summary.unscored == {"members": 28, "codes": codes, "cause": "no such <test>"}
     text = "4 of 28 responses have no reward (reward_timeout 3, unscorable 1); newest cause: no such <test>"
     assert text in list(read_summary(run_folder).lines())
-    assert text.replace("<test>", "&lt;test&gt;") in write_report(run_folder).read_text(encoding="utf-8")
+    assert text in read_attention(write_report(run_folder))
 
 
 def test_summary_and_report_say_which_groups_failed_and_why(run_folder: Path) -> None:
@@ -196,8 +198,9 @@ def test_summary_and_report_say_which_groups_failed_and_why(run_folder: Path) ->
     held_out = "1 evaluation group failed (too_few_scored 1); mostly: reward: exception: no <such> prompt"
     lines = list(read_summary(run_folder).lines())
     assert [line for line in lines if "failed" in line.replace("failed 3", "")] == [train, held_out]
-    report = write_report(run_folder).read_text(encoding="utf-8")
-    assert f"{train}; {held_out}".replace("<such>", "&lt;such&gt;") in report
+    report = write_report(run_folder)
+    assert {train, held_out} <= set(read_attention(report))
+    assert "<such>" not in report.read_text(encoding="utf-8"), "texts of a run are no HTML"
 
 
 def test_lines_say_which_groups_failed_and_which_answers_were_left_out(
@@ -231,9 +234,9 @@ def test_a_run_that_failed_before_its_first_step_has_a_report_that_says_why(run_
     final.ended = "error stalled: nothing has moved for 60 s"
     summary = write_summary(run_folder, read_config(run_folder), final)
     assert (summary.ended, summary.steps, summary.tokens_per_s_generated) == (final.ended, 0, None)
-    page = write_report(run_folder).read_text(encoding="utf-8")
-    assert final.ended in page
-    assert page.count("<svg") == 5
+    report = write_report(run_folder)
+    assert read_panels(report)["head"]["state"] == {"kind": "failed", "text": final.ended}
+    assert read_charts(report) == {"throughput", "waits"}
 
 
 @pytest.mark.parametrize("looks", [[], [0.0, 0.0], [0.0, 5.0]])
@@ -269,14 +272,15 @@ def test_report_is_one_file_with_its_plots(run_folder: Path) -> None:
     write_summary(run_folder, read_config(run_folder), final_state())
     sample = {"step": 3, "prompt": "1+1=", "response": "<b>2</b>", "reward": 1.0, "ground_truth": "2"}
     (run_folder / "samples.jsonl").write_text(json.dumps(sample) + "\n")
-    page = write_report(run_folder).read_text(encoding="utf-8")
-    assert page.count("<svg") == 6
-    for title in ("Reward over time", "Reward over steps", "Staleness", "Throughput", "Who waited"):
-        assert title in page
+    report = write_report(run_folder)
+    assert {"reward", "staleness", "ages", "phases", "pushes", "throughput", "waits"} <= read_charts(report)
+    panels, page = read_panels(report), report.read_text(encoding="utf-8")
     outside = re.findall(r"""(?:src|href)=["'](?!#)[^"']*""", page)
-    assert [link for link in outside if not link.endswith(("xlink", "svg"))] == []
-    assert "&lt;b&gt;2&lt;/b&gt;" in page
-    assert "0.100 → 0.900" in page
+    assert outside == []
+    assert "<b>2</b>" not in page
+    assert panels["samples"]["samples"][0]["response"] == "<b>2</b>"
+    held_out = next(value for value in panels["head"]["values"] if value["name"] == "held-out reward")
+    assert (held_out["value"], held_out["note"]) == (0.9, "from 0.100")
 
 
 def test_the_report_shows_turns_on_shared_devices(run_folder: Path) -> None:
@@ -310,11 +314,11 @@ def test_the_report_shows_turns_on_shared_devices(run_folder: Path) -> None:
     assert f"shared devices before it was split: {swaps}; {share}" in list(summary.lines())
     summary.placement["mode"] = "collocated"
     assert f"shared devices: {swaps}; {share}" in list(summary.lines())
-    page = write_report(run_folder).read_text(encoding="utf-8")
-    assert "Memory of all services" in page
-    assert f"<th>placement</th><td>split; {share}</td>" in page
-    assert f"<td>{swaps}</td>" in page
-    assert "<td>300 + 10 shared</td><td>500</td>" in page
+    report = write_report(run_folder)
+    facts = read_facts(report)
+    assert facts["placement"] == f"split; {share}"
+    assert facts["swaps of shared devices"] == swaps
+    assert read_panels(report)["memory"]["rows"][2][-2:] == ["300 + 10 shared", "500"]
     assert list(spans(read_phases(run_folder), START + 9)) == [
         (START + 1, START + 2, "generating"),
         (START + 2, START + 3, "swap"),
@@ -401,7 +405,7 @@ def test_a_last_step_without_a_held_out_reward_is_told(run_folder: Path, ended: 
     at = "" if evaluated == 8 else " (at step 4)"
     assert f"held-out reward 0.500 -> 0.500{at} in 8 steps" in list(summary.lines())
     if told.startswith("with"):
-        assert summary.not_evaluated in write_report(run_folder).read_text(encoding="utf-8")
+        assert summary.not_evaluated in read_attention(write_report(run_folder))
     assert not write_summary(run_folder, config, final).not_evaluated, "without held-out data"
 
 
@@ -425,18 +429,22 @@ def test_the_report_shows_the_way_of_the_weights_to_each_generator(run_folder: P
         }
     }
     (run_folder / "learner.json").write_text(json.dumps({"pushes": {"receivers": receivers}}))
-    page = write_report(run_folder).read_text(encoding="utf-8")
-    assert "<td>1:8: 2.5 MB delta over grpc from 10.0.0.7:5</td>" in page
-    assert "<td>6.5 (4 / 8.5)</td>" in page
-    assert "<td>1:7: bucket 0 is &lt;damaged&gt;</td>" in page
-    assert "<td>4 / 9</td>" in page, "all together, from the metrics"
-    assert "<td>grpc (not shm: the learner is on another host)</td>" in page
+    write_summary(run_folder, read_config(run_folder), final_state())
+    everyone, only = read_panels(write_report(run_folder))["pushes"]["rows"]
+    assert only[3] == "1:8: 2.5 MB delta over grpc from 10.0.0.7:5"
+    assert only[7] == "6.5 (4 / 8.5)"
+    assert only[-2:] == ["1:7: bucket 0 is <damaged>", "grpc (not shm: the learner is on another host)"]
+    assert everyone[7] == "4 / 9", "all together, from the metrics"
     (run_folder / "learner.json").write_text("{")
-    assert "<td>all</td>" in write_report(run_folder).read_text(encoding="utf-8")
+    assert "pushes" not in read_panels(write_report(run_folder))
 
 
-def test_report_of_a_run_that_still_goes_on(run_folder: Path) -> None:
-    assert "<svg" in write_report(run_folder).read_text(encoding="utf-8")
+def test_report_of_a_run_in_progress(run_folder: Path) -> None:
+    with locked(run_folder):
+        panels = read_panels(write_report(run_folder))
+    assert panels["head"]["state"] == {"kind": "running", "text": "in progress"}
+    assert panels["charts"]["charts"]
+    assert panels["head"]["progress"]["left_s"] == 92, "8 of 100 steps in a second each"
 
 
 def test_report_needs_metrics(run_folder: Path) -> None:
@@ -462,22 +470,6 @@ def test_tail_leaves_the_line_being_written(tmp_path: Path) -> None:
         file.write('ep": 2}\nnot json\n')
     assert tail.read() == [{"step": 2}]
     assert tail.read() == []
-
-
-def test_curves_give_rates_between_looks() -> None:
-    looks = [
-        {"time": START, "generators": 2, "generated_tokens": 0.0, "gate_wait_s": 0.0},
-        {"time": START + 2, "generators": 2, "generated_tokens": 50.0, "gate_wait_s": 2.0},
-    ]
-    drawn = build_curves([training(1, 0.5), evaluation(1, None)], looks)
-    assert drawn.generated_per_s == [25.0]
-    assert drawn.gate_share == [0.5]
-    assert drawn.held_out == [None]
-    assert drawn.phases == {"wait": [0.25], "train": [0.5]}
-
-
-def test_smoothing_keeps_length_and_skips_gaps() -> None:
-    assert smoothed([1.0, None, 3.0], window=3) == [1.0, 2.0, 3.0]
 
 
 def test_mesh_log_totals_never_fall(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from rollmesh.run_handle import Run
 from rollmesh.trainers import INTERRUPTED, read_trainer_config, run_here, sft
 from tests.command import Command
 from tests.learner.trainers.tiny import Stops, write_chat_model, write_rows
+from tests.report_page import read_charts, read_panels
 
 HEARD = """
 import rollmesh
@@ -198,9 +199,8 @@ def test_the_commands_of_a_run_read_a_training(tmp_path: Path, rollmesh: Command
         ("evals", "best by loss"),
     ):
         assert words in rollmesh(command, str(run)).stdout, command
-    page = (run / "report.html").read_text()
-    assert "Loss over steps" in page
-    assert "weight pushes: a training on data has none" in page
+    assert {"loss", "lr", "throughput"} <= read_charts(run / "report.html")
+    assert "pushes" not in read_panels(run / "report.html")
     refused = rollmesh("samples", str(run))
     assert refused.returncode == DataError.exit_code
     assert "is of `rollmesh sft`, which trains on data and samples nothing" in refused.stderr

@@ -5,6 +5,7 @@ Invariant: neither the store nor gloo and nccl know tokens or TLS; so all but lo
 
 from __future__ import annotations
 
+from rollmesh.mesh.addresses import host_of
 from rollmesh.mesh.config.network import NetworkSection, SecuritySection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.hosts import is_loopback
@@ -36,6 +37,6 @@ class Rendezvous:
             )
         self.store = open_store(network.host, network.rpc_timeout_s)
         # `advertise` may carry the port of another service.
-        advertise = network.advertise.rpartition(":")[0] or network.advertise if network.advertise else None
+        advertise = host_of(network.advertise) if network.advertise else None
         self.address = advertised_address(network.host, self.store.port, advertise)
-        self.host = self.address.rpartition(":")[0].strip("[]")
+        self.host = host_of(self.address)

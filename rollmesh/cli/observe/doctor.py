@@ -73,7 +73,7 @@ def _doctor(
 
 def _ended(run: Path | None) -> Path | None:
     """The folder of a run in which no launcher works, for whatever reason; None where one does, or might."""
-    from rollmesh.launcher.folder import is_in_use
+    from rollmesh.run_files import is_in_use
 
     if run is None:
         return ended_run(None, None)

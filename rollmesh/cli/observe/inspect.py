@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rollmesh.cli.joining import Join
 from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TlsCert, TlsKey, TokenFile, ended_run, target
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.tables import TABLES
@@ -30,6 +31,7 @@ def register(app: typer.Typer) -> None:
 def _status(
     run: OptionalRunFolder = None,
     mesh: Mesh = None,
+    join: Join = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as one JSON object.")] = False,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
@@ -40,13 +42,13 @@ def _status(
 
     A training on data (`rollmesh sft`, `rm`, `dpo`) has no mesh: its summary is shown, in progress or ended.
     """
-    if mesh is None and (training := _training(run)) is not None:
+    if mesh is None and join is None and (training := _training(run)) is not None:
         _show_training(training, as_json=as_json)
         return
-    if (ended := ended_run(run, mesh)) is not None:
+    if (ended := ended_run(run, mesh, join)) is not None:
         _show_ended(ended, as_json=as_json)
         return
-    where = target(run, mesh, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
+    where = target(run, mesh, join=join, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
     if as_json:
         typer.echo(json.dumps(asyncio.run(_read_all(where)), indent=2))
         return
@@ -92,7 +94,7 @@ def _status(
     console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
     shown = [status_table(snapshot), members_table(snapshot.members, console.width)]
     if rows:
-        shown.append(pushes_table(rows))
+        shown.append(pushes_table(rows, console.width))
     with console.capture() as capture:
         console.print(*shown)
     for line in capture.get().splitlines():

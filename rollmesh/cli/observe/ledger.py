@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rollmesh.cli.joining import Join
 from rollmesh.cli.observe.table_console import table_console
 from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TlsCert, TlsKey, TokenFile, ended_run, target
 from rollmesh.mesh.errors import DataError
@@ -36,6 +37,7 @@ def register(app: typer.Typer) -> None:
 def _ledger(
     run: OptionalRunFolder = None,
     mesh: Mesh = None,
+    join: Join = None,
     failed: Annotated[bool, typer.Option("--failed", help="List groups that failed, with their causes.")] = False,
     redrive: Annotated[
         list[str] | None,
@@ -52,10 +54,10 @@ def _ledger(
     tls_key: TlsKey = None,
 ) -> None:
     """Recount every group and compare with the counters; exits with 1 if they differ."""
-    if not redrive and (ended := ended_run(run, mesh)) is not None:
+    if not redrive and (ended := ended_run(run, mesh, join)) is not None:
         _show_ended(ended, failed=failed, as_json=as_json)
         return
-    where = target(run, mesh, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
+    where = target(run, mesh, join=join, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
     redriven = asyncio.run(_redrive(where, redrive)) if redrive else {}
     answers = asyncio.run(_read(where, _FAILED_LIMIT if failed else 0))
     balanced = not any(answer.discrepancies for answer in answers.values())

@@ -42,13 +42,10 @@ def _samples(
 
 
 def _report(run: RunFolder) -> None:
-    """Write the run's report, one HTML file with its plots, and say where it is."""
-    from rollmesh.report.html import write_report
-    from rollmesh.training.page import write_training_report
-    from rollmesh.training.state import training_state
+    """Write the run's report, the page of `rollmesh dashboard` as one HTML file, and say where it is."""
+    from rollmesh.dashboard.report import write_report
 
-    training = training_state(run)
-    typer.echo(write_report(run) if training is None else write_training_report(run, training))
+    typer.echo(write_report(run))
 
 
 def _evals(
@@ -61,7 +58,7 @@ def _evals(
     """List the evaluations by version, the best one marked; or show prompts, responses and rewards of one."""
     from rollmesh.report.evals import aligned, result_lines, row_lines
     from rollmesh.run_files import trained_by
-    from rollmesh.training.page import training_result_grid
+    from rollmesh.training.results import training_result_grid
 
     if (command := trained_by(run)) is not None:
         if version is not None:

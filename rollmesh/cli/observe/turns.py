@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from rollmesh.cli.joining import Join
 from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TlsCert, TlsKey, TokenFile, target
 from rollmesh.mesh.errors import ConfigError, UnreachableError
 
@@ -22,6 +23,7 @@ def register(app: typer.Typer) -> None:
 def _yield(
     run: OptionalRunFolder = None,
     mesh: Mesh = None,
+    join: Join = None,
     hold_s: Annotated[
         float, typer.Option("--hold", min=1, max=1e6, help="Seconds for which the learner takes no other turn.")
     ] = 600.0,
@@ -34,7 +36,7 @@ def _yield(
     tls_key: TlsKey = None,
 ) -> None:
     """End the learner's turn on shared devices after its batch: generators have them until `resume`, or for --hold."""
-    where = target(run, mesh, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
+    where = target(run, mesh, join=join, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
     asyncio.run(_ask_to_yield(where, hold_s, timeout_s))
     typer.echo(f"generators have their turn; the learner takes none for {hold_s:g} s, or until `rollmesh resume`")
 
@@ -42,13 +44,14 @@ def _yield(
 def _resume(
     run: OptionalRunFolder = None,
     mesh: Mesh = None,
+    join: Join = None,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
     """Let the learner take its turns on shared devices again, after `yield`."""
-    where = target(run, mesh, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
+    where = target(run, mesh, join=join, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
     asyncio.run(_ask_to_resume(where))
     typer.echo("the learner takes its turns again")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rollmesh.cli.joining import Join
 from rollmesh.cli.observe.table_console import table_console
 from rollmesh.cli.options import Mesh, OptionalRunFolder, TlsCa, TlsCert, TlsKey, TokenFile, target
 
@@ -31,6 +32,7 @@ def _weights() -> None:
 def _verify(
     run: OptionalRunFolder = None,
     mesh: Mesh = None,
+    join: Join = None,
     prompt: Annotated[
         str | None,
         typer.Option("--prompt", help="Text to probe with; token ids from the whole vocabulary, if left out."),
@@ -55,7 +57,7 @@ def _verify(
     The learner's weights are fetched and run on this machine's CPU. Exits with 1 where a generator differs or could not
     be compared.
     """
-    where = target(run, mesh, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
+    where = target(run, mesh, join=join, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
     from rollmesh.verification.compare import compare
 
     comparison = asyncio.run(

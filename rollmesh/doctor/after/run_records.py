@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from rollmesh.launcher.folder import MESH, SUMMARY, is_in_use
+from rollmesh.launcher.folder import MESH, SUMMARY
 from rollmesh.launcher.mesh_log import FILE as MESH_LOG
 from rollmesh.mesh.config.models import Config
 from rollmesh.report.memory import MemorySample, read_memory
-from rollmesh.report.metrics import Record, is_evaluation, is_training, read_metrics, run_records
+from rollmesh.report.metrics import Record, is_evaluation, is_training, metric_value, read_metrics, run_records
 from rollmesh.report.restarts import read_restarts
-from rollmesh.report.series import metric_value
 from rollmesh.report.stalls import Stall, read_stalls
 from rollmesh.report.summary import Summary, read_summary
 from rollmesh.report.turns import swap_times
 from rollmesh.report.unscored import UnscoredMembers
-from rollmesh.run_files import read_config
+from rollmesh.run_files import is_in_use, read_config
 
 
 @dataclass(frozen=True)

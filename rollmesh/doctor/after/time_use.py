@@ -10,8 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rollmesh.report.metrics import Record
-from rollmesh.report.series import metric_value
+from rollmesh.report.metrics import Record, metric_value
 
 WAIT, CLAIM, PUBLISH, CHECKPOINT = "wait", "claim", "publish", "checkpoint"
 _PHASES = {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rollmesh.report.metrics import Record
-from rollmesh.report.series import metric_value
+from rollmesh.report.metrics import Record, metric_value
 
 # Words, metric, and the form of its value. The first of those with the same words is shown.
 _MODEL = (

@@ -7,8 +7,7 @@ from rollmesh.launcher.console.progress import Progress
 from rollmesh.launcher.console.text import duration
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.mesh.config.models import Config
-from rollmesh.report.metrics import REWARD, Record
-from rollmesh.report.series import metric_value
+from rollmesh.report.metrics import REWARD, Record, metric_value
 
 
 def number(record: Record, name: str, form: str) -> str:

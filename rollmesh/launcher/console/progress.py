@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from rollmesh.mesh.config.models import Config
-from rollmesh.report.metrics import REWARD, Record, is_evaluation, is_training
-from rollmesh.report.series import metric_value
+from rollmesh.report.metrics import REWARD, Record, is_evaluation, is_training, metric_value
 
 # Steps over which speed and reward are averaged.
 _RECENT = 20

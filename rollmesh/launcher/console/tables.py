@@ -96,10 +96,22 @@ def serving_text(member: membership_pb2.Member, *, wide: bool) -> str:
     return f"version {policy.version} (incarnation {policy.incarnation})" if wide else f"v{policy.version}"
 
 
-def pushes_table(rows: Sequence[Sequence[str]]) -> Table:
-    """The way of the weights to each generator: the last push, and p50 / p99 of all; the first row is the head."""
+def pushes_table(rows: Sequence[Sequence[str]], columns: int = WIDE) -> Table:
+    """The way of the weights to each generator: the last push, and p50 / p99 of all.
+
+    Args:
+        rows: the first one is the head.
+        columns: of the terminal; in a narrow one each generator has its values in words.
+    """
     head, *body = rows
     table = Table(box=None, padding=(0, 2))
+    if columns < WIDE:
+        table.add_column(head[0], overflow="fold")
+        table.add_column("weights: the last push, and p50 / p99 of all", overflow="fold")
+        for name, *cells in body:
+            values = zip(head[1:], cells, strict=True)
+            table.add_row(Text(name), Text(", ".join(f"{title} {cell}" for title, cell in values)))
+        return table
     for title in head:
         table.add_column(title, overflow="fold")
     for row in body:

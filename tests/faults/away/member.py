@@ -10,10 +10,11 @@ from typing import Any
 import grpc
 
 from rollmesh.buffer.client.client import BufferClient
+from rollmesh.mesh.addresses import addresses_of
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
-from rollmesh.mesh.rpc.failover_channel import FailoverChannel, addresses_of
+from rollmesh.mesh.rpc.failover_channel import FailoverChannel
 from rollmesh.protos import membership_pb2
 
 # Longest absence that is put on a run, many times over: no one gives up meanwhile.

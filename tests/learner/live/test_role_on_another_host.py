@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.weights.netns import far_host
+from benchmarks.netns import far_host
 from rollmesh.mesh.access.role_grants import MeshKey
 from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.errors import UnauthenticatedError

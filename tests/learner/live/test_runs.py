@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from rollmesh.learner.coordinator.coordinator import Coordinator
 from rollmesh.learner.engines.fsdp2 import step
 from rollmesh.learner.recording.recording import FOLDER, Recording
 from rollmesh.learner.recovery.consumption_log import StepUse, read_log, surviving_uses
+from rollmesh.learner.standby import how_finished
 from rollmesh.mesh.access.roles import Role, new_identity
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.network import SecuritySection
@@ -41,6 +43,8 @@ from rollmesh.mesh.errors import (
     TakeoverRefusedError,
     UnreachableError,
 )
+from rollmesh.mesh.preemption.sources import FileSource
+from rollmesh.mesh.preemption.watcher import watch_for_notice
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.trajectory.payload_codec import decode, encode
 from rollmesh.protos import buffer_pb2, learner_pb2, learner_pb2_grpc
@@ -205,24 +209,35 @@ def test_other_contracts_end_as_well(tmp_path: Path, overrides: dict[str, Any]) 
     assert summary(config)["eval_last"]["version"] == 6
 
 
-def test_sigterm_finishes_the_step_and_another_learner_goes_on(tmp_path: Path) -> None:
+def test_sigterm_or_a_notice_finishes_the_step_and_another_learner_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A step of this model is far shorter than the usual time between two questions.
+    monkeypatch.setattr("rollmesh.learner.service.watch_for_notice", partial(watch_for_notice, every_s=0.02))
     config = make_config(tmp_path, {"learner.steps": 12, "checkpoint.every_s": None, "data.eval": None})
-
-    def end_it() -> None:
-        wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == 2)
-        os.kill(os.getpid(), signal.SIGTERM)
+    notice = tmp_path / "notice"
+    notices = FileSource(str(notice))
+    ends = {"SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM), str(notice): notice.touch}
 
     with mesh_of(config) as mesh:
-        with meanwhile(end_it):
-            assert run_learner(config, mesh) == 0
-        stopped = summary(config)
-        assert stopped["stop_reason"] == "SIGTERM"
-        counts = ledger(mesh).recounted
-        assert counts.trained == stopped["version"] * 4
-        assert counts.consumed == 0
-        # It left in order: no operator has to force the takeover.
+        for version, (reason, end) in zip((2, 5), ends.items(), strict=True):
+
+            def end_it(version: int = version, end: Callable[[], object] = end) -> None:
+                wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == version)
+                end()
+
+            with meanwhile(end_it):
+                assert run_learner(config, mesh, preemption=notices) == 0
+            stopped = summary(config)
+            assert stopped["stop_reason"].startswith(reason)
+            counts = ledger(mesh).recounted
+            assert counts.trained == stopped["version"] * 4
+            assert counts.consumed == 0
+            assert how_finished(config.run.folder) == ""
+        # They left in order: no operator has to force the takeover.
         assert run_learner(config, mesh) == 0
-    assert summary(config)["incarnation"] == 2
+    assert summary(config)["incarnation"] == 3
+    assert how_finished(config.run.folder) == "steps"
     assert [r["step"] for r in records(config)] == list(range(1, 13))
     assert_nothing_twice(config)
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from rollmesh.learner.weights import WeightPublisher, WeightsService
-from rollmesh.learner.weights.push_metrics import PushCollector
+from rollmesh.learner.weights.push_metrics import push_collector
 from rollmesh.learner.weights.push_statistics import PushStatistics
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -92,7 +92,7 @@ def test_the_receivers_heard_of_last_are_remembered() -> None:
 
 def test_prometheus_sees_every_receiver() -> None:
     pushes, registry = PushStatistics(), CollectorRegistry()
-    registry.register(PushCollector(pushes))
+    registry.register(push_collector(pushes))
     pushes.add(report("a", 1, scale=1000))
     pushes.add(report("a", 2, error="no"))
     labels = {"receiver": "a", "stage": "total", "quantile": "0.99"}

@@ -91,7 +91,7 @@ async def test_no_intruder_reads_them(tmp_path: Path) -> None:
         assert not wrong
         assert tried == len(_METHODS) * len(_PATHS) * 5
         shown = await asyncio.to_thread(asked, url, Authorization=f"Bearer {KEY}")
-        assert values(shown[1].decode()) == {"rollmesh_here": 7.0}
+        assert values(shown[1].decode())["rollmesh_here"] == 7.0
 
 
 def _expected(who: str, method: str, path: str) -> int:
@@ -111,7 +111,7 @@ async def test_prometheus_gets_the_form_that_it_asks_for() -> None:
         accepted = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
         _, body, kind = await asyncio.to_thread(asked, url, Accept=accepted)
         assert kind.startswith("application/openmetrics-text")
-        assert values(body.decode(), openmetrics.text_string_to_metric_families) == {"rollmesh_here": 7.0}
+        assert values(body.decode(), openmetrics.text_string_to_metric_families)["rollmesh_here"] == 7.0
     async with metrics_server(registry(), "127.0.0.1", SecuritySection(), enabled=False) as url:
         assert not url
 

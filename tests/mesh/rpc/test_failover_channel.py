@@ -11,9 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
+from rollmesh.mesh.addresses import addresses_of
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.rpc.failover_channel import FailoverChannel, addresses_of, open_mesh
+from rollmesh.mesh.rpc.failover_channel import FailoverChannel, open_mesh
 from rollmesh.mesh.rpc.retries import call_with_retry
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.protos import reward_pb2, reward_pb2_grpc, weights_pb2, weights_pb2_grpc

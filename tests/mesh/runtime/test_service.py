@@ -10,9 +10,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
-from rollmesh.mesh.runtime.service import advertised_address, end_task, write_ready_file
+from rollmesh.mesh.runtime.service import end_task, write_ready_file
 
 
 def _program(tmp_path: Path, body: str) -> list[str]:
@@ -41,6 +39,29 @@ def test_sigterm_asks_and_the_service_ends_by_itself(tmp_path: Path) -> None:
     assert process.wait(180) == 7
 
 
+def test_the_signal_that_follows_a_notice_does_not_cut_the_drain_short(tmp_path: Path) -> None:
+    """Clouds and clusters give notice, and send SIGTERM too."""
+    asked, drained = tmp_path / "asked", tmp_path / "drained"
+    for path in (asked, drained):
+        os.mkfifo(path)
+    body = f"""
+    import asyncio
+    async def main(shutdown):
+        shutdown.request("a notice", 30.0)
+        open({str(asked)!r}, "w").close()
+        await asyncio.to_thread(lambda: open({str(drained)!r}).read())
+        return 7 if shutdown.reason == "a notice" else 1
+    sys.exit(run_service("t", main))
+    """
+    process = subprocess.Popen(_program(tmp_path, body), stderr=subprocess.PIPE, text=True)
+    asked.read_bytes()
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    assert "asked to end by SIGTERM" in process.stderr.readline()
+    drained.write_bytes(b"")
+    assert process.wait(180) == 7
+
+
 def test_an_expected_failure_is_one_line_and_its_exit_code(tmp_path: Path) -> None:
     body = """
     async def main(shutdown):
@@ -59,14 +80,6 @@ def test_ready_file_is_whole(tmp_path: Path) -> None:
     write_ready_file(path, "127.0.0.1:5")
     assert json.loads(path.read_text()) == {"address": "127.0.0.1:5", "pid": os.getpid()}
     assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("host", "advertise", "expected"),
-    [("127.0.0.1", None, "127.0.0.1:5"), ("0.0.0.0", "node7", "node7:5"), ("0.0.0.0", "node7:80", "node7:80")],
-)
-def test_advertised_address(host: str, advertise: str | None, expected: str) -> None:
-    assert advertised_address(host, 5, advertise) == expected
 
 
 async def test_a_task_that_takes_a_cancellation_for_its_own_is_cancelled_again() -> None:

@@ -13,7 +13,7 @@ from rollmesh.launcher.console.generators_table import generators_table
 from rollmesh.launcher.console.live import LiveView, run_page
 from rollmesh.launcher.console.plain import PlainView
 from rollmesh.launcher.console.progress import Progress
-from rollmesh.launcher.console.tables import members_table, status_table
+from rollmesh.launcher.console.tables import members_table, pushes_table, status_table
 from rollmesh.launcher.console.text import duration, fitted
 from rollmesh.launcher.console.view import open_view
 from rollmesh.launcher.mesh_client import Snapshot
@@ -148,9 +148,11 @@ def test_a_thousand_generators_fit_and_those_that_wait_come_first(columns: int) 
 @pytest.mark.parametrize("columns", [80, 100])
 def test_status_fits_a_narrow_terminal(columns: int) -> None:
     snapshot, _ = a_run(generators=3)
-    lines = drawn(columns, status_table(snapshot), members_table(snapshot.members, columns))
+    pushes = [["receiver", "versions", "first byte, ms"], ["generator-1-f5098efb", "12", "26.5 / 51.4"]]
+    tables = (status_table(snapshot), members_table(snapshot.members, columns), pushes_table(pushes, columns))
+    lines = drawn(columns, *tables)
     assert max(map(len, lines)) <= columns
-    assert "generator-1" in "".join(lines)
+    assert " ".join(lines[-1].split()) == "generator-1-f5098efb versions 12, first byte, ms 26.5 / 51.4"
 
 
 def test_while_things_load_it_says_so() -> None:

@@ -32,6 +32,7 @@ from rollmesh.generators.engines.sglang.transfers.interface import (
     StagedWeights,
     begin,
 )
+from rollmesh.mesh.addresses import join_address
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights.broadcast import BroadcastBackend, connect_group, start_broadcast, wait_for_collective
 from rollmesh.mesh.weights.rendezvous import open_store, own_host
@@ -211,7 +212,7 @@ class DistributedTransfer(ServerTransfer):
 
     async def _join(self, client: HttpClient) -> _Group:
         parts = urlsplit(client.address)
-        mine = own_host(f"{parts.hostname or '127.0.0.1'}:{parts.port or 80}")
+        mine = own_host(join_address(parts.hostname or "127.0.0.1", parts.port or 80))
         group = _Group(self._backend, self._device)
         body = {
             "master_address": mine,

@@ -1,0 +1,1 @@
+"""Traces of trajectories, and the declarations of metrics."""

@@ -1,0 +1,248 @@
+"""The page in a real browser: everything is drawn, nothing is loaded from elsewhere, and everyone can use it.
+
+With ROLLMESH_SCREENSHOTS=FOLDER the screenshots of the documentation are written there, of a run without hostile texts.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from PIL import Image
+
+from rollmesh.dashboard.report import write_report
+from rollmesh.dashboard.run_reader import RunReader
+from rollmesh.dashboard.run_view import RunView
+from rollmesh.dashboard.server import page_server
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
+from tests.rollmesh.dashboard.runs import StaticRuns, mesh_now, write_run
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python", reason="axe is not installed")
+
+CHROMIUM = Path("/usr/bin/chromium")
+pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="no /usr/bin/chromium: make system-packages")
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+]
+WIDTHS = (1280, 400)
+HEIGHT = 900
+DEADLINE_MS = 60_000
+RULES = Path(axe.__path__[0], "axe.min.js")
+# A plot is one picture with a text in its place.
+AUDIT = "axe.run({ exclude: ['.plot > *'] }, { resultTypes: ['violations'] })"
+SCREENSHOTS = os.environ.get("ROLLMESH_SCREENSHOTS", "")
+
+
+class Visit:
+    """One page, and all that went wrong on it.
+
+    Args:
+        page: of the browser.
+        origin: from which alone it may load; empty: it may load nothing.
+    """
+
+    def __init__(self, page: Any, origin: str) -> None:
+        self.page = page
+        self.troubles: list[str] = []
+        page.set_default_timeout(DEADLINE_MS)
+        page.on("console", lambda message: self.troubles.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        page.on("request", lambda request: self._check(request.url, origin))
+
+    def _check(self, url: str, origin: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("data", "blob") and (not origin or f"{parts.scheme}://{parts.netloc}" != origin):
+            self.troubles.append(f"loads {url}")
+
+    def open(self, url: str) -> None:
+        """Opens the page, and waits until the first charts are drawn."""
+        self.page.goto(url)
+        self.page.wait_for_selector("main[data-state=drawn]")
+
+    def wait_for_charts(self) -> None:
+        """Waits until every chart is drawn: they are as they come into sight."""
+        for section in ("learning", "staleness", "time", "metrics"):
+            charts = self.page.locator(f"#{section} figure.chart:not([hidden])")
+            charts.last.scroll_into_view_if_needed()
+            for chart in charts.all():
+                chart.locator(".plot[data-drawn=yes]").wait_for()
+        self.page.evaluate("scrollTo(0, 0)")
+
+    def resize(self, width: int) -> None:
+        """Makes the page as wide as that."""
+        self.page.set_viewport_size({"width": width, "height": HEIGHT})
+
+    def check(self) -> None:
+        """Nothing went wrong, nothing is wider than the page, no text became code, and axe finds nothing serious."""
+        assert self.troubles == []
+        assert self.page.evaluate("window.hacked") is None
+        assert self.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        self.page.evaluate(RULES.read_text(encoding="utf-8"))
+        found = self.page.evaluate(AUDIT)["violations"]
+        serious = [
+            f"{rule['id']}: {[node['html'][:160] for node in rule['nodes'][:3]]}"
+            for rule in found
+            if rule["impact"] in ("serious", "critical")
+        ]
+        assert serious == []
+
+    def charts(self) -> set[str]:
+        """Titles of the charts in sight."""
+        return set(self.page.locator("figure.chart:not([hidden]) .chart-title").all_inner_texts())
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def bridge() -> Iterator[AsyncBridge]:
+    opened = AsyncBridge("page")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "qwen3-8b-math", 200)
+
+
+@contextmanager
+def served(bridge: AsyncBridge, views: Sequence[RunView]) -> Iterator[str]:
+    """The URL of the real server of runs, with its key."""
+    server = page_server(StaticRuns(views), host="127.0.0.1", port=0)
+    url = bridge.call(server.__aenter__(), 30)
+    try:
+        yield url
+    finally:
+        bridge.call(server.__aexit__(None, None, None), 30)
+
+
+@contextmanager
+def visiting(browser: Any, url: str, scheme: str = "light") -> Iterator[Visit]:
+    """A new page, with nothing of another visit."""
+    parts = urlsplit(url)
+    context = browser.new_context(viewport={"width": WIDTHS[0], "height": HEIGHT}, color_scheme=scheme)
+    try:
+        yield Visit(context.new_page(), f"{parts.scheme}://{parts.netloc}")
+    finally:
+        context.close()
+
+
+def test_a_mesh_in_progress(browser: Any, bridge: AsyncBridge, finished: Path) -> None:
+    view = RunReader(finished).view
+    view.in_progress, view.summary, view.mesh = True, None, mesh_now(4, 200)
+    with served(bridge, [view]) as url, visiting(browser, url) as visit:
+        visit.open(url)
+        page = visit.page
+        assert "#key" not in page.url, "the key is out of sight"
+        assert page.locator("#freshness").inner_text() == "live"
+        assert page.locator("#mesh h3").all_inner_texts() == ["4 generators", "1 reward service", "Buffer", "Learner"]
+        assert "generators wait: staleness bound" in page.locator("#mesh .waits").inner_text()
+        for width in WIDTHS:
+            visit.resize(width)
+            visit.wait_for_charts()
+            visit.check()
+        assert {"Reward", "Entropy of the policy", "KL divergence", "Trained tokens by age"} <= visit.charts()
+        page.get_by_text("All members and the buffer in words").click()
+        assert page.get_by_role("cell", name="10.1.0.1:5000").is_visible()
+        visit.check()
+
+
+def test_a_thousand_generators_in_the_dark(browser: Any, bridge: AsyncBridge) -> None:
+    view = RunView("large", in_progress=True, mesh=mesh_now(1000))
+    with served(bridge, [view]) as url, visiting(browser, url, "dark") as visit:
+        visit.open(url)
+        assert visit.page.locator(".cells rect").count() == 1000
+        assert visit.page.locator(".members li").count() == 8
+        assert "142 waiting" in visit.page.locator("#mesh .states").first.inner_text()
+        visit.check()
+
+
+def test_a_finished_run(browser: Any, bridge: AsyncBridge, finished: Path) -> None:
+    with served(bridge, [RunReader(finished).view]) as url, visiting(browser, url) as visit:
+        visit.open(url)
+        page = visit.page
+        assert page.locator("h1").inner_text() == "qwen3-8b-math"
+        assert page.title() == "qwen3-8b-math · Rollmesh"
+        assert "finished" in page.locator(".state").inner_text()
+        assert not page.locator("#mesh").is_visible()
+        for width in WIDTHS:
+            visit.resize(width)
+            visit.wait_for_charts()
+            visit.check()
+        page.get_by_label("time", exact=True).check()
+        page.locator("#learning .xtitle", has_text="seconds").first.wait_for()
+        page.get_by_label("Metric", exact=True).select_option("actor/grad_norm")
+        assert page.locator("#metrics .chart-title").inner_text() == "actor/grad_norm"
+        page.locator("#learning .about summary").first.click()
+        assert page.get_by_text("held-out ones measure the policy").is_visible()
+
+
+def test_the_report_is_the_same_page_in_one_file(browser: Any, finished: Path) -> None:
+    report = write_report(finished).as_uri()
+    with visiting(browser, report) as visit:
+        visit.page.context.set_offline(True)
+        visit.open(report)
+        visit.page.locator("#learning .plot[data-drawn=yes]").first.wait_for()
+        assert {"Reward", "Staleness of trained tokens", "Tokens per second"} <= visit.charts()
+        assert visit.page.locator("h1").inner_text() == "qwen3-8b-math"
+        visit.check()
+
+
+def test_runs_side_by_side(browser: Any, bridge: AsyncBridge, finished: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "higher-rate", 120, learning_rate=3e-6)
+    views = [RunReader(folder).view for folder in (finished, other)]
+    with served(bridge, views) as url, visiting(browser, url) as visit:
+        visit.open(url)
+        page = visit.page
+        assert page.get_by_text("learner.optimizer.lr 1e-06 -> 3e-06").is_visible()
+        legend = page.locator("#learning figure").first.locator(".legend li").all_inner_texts()
+        assert [text.partition(":")[0].strip() for text in legend] == ["qwen3-8b-math"] * 2 + ["higher-rate"] * 2
+        page.get_by_label("Everything else").select_option("1")
+        page.locator("h1", has_text="higher-rate").wait_for()
+        visit.check()
+
+
+def test_the_page_asks_for_a_key_that_it_lacks(browser: Any, bridge: AsyncBridge) -> None:
+    with served(bridge, [RunView("demo", mesh=mesh_now())]) as url, visiting(browser, url) as visit:
+        bare, _, key = url.partition("#key=")
+        visit.page.goto(bare)
+        visit.page.get_by_label("Key that the command").fill(key)
+        visit.page.get_by_role("button", name="Show the page").click()
+        visit.page.wait_for_selector("main[data-state=drawn]")
+        # The refused request is told in the browser's console.
+        assert all("401" in trouble for trouble in visit.troubles)
+
+
+@pytest.mark.skipif(not SCREENSHOTS, reason="ROLLMESH_SCREENSHOTS names no folder")
+def test_screenshots_of_the_documentation(
+    browser: Any, bridge: AsyncBridge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = write_run(Path("runs/qwen3-8b-math"), 140, text="reward reward_timeout: 8 s")
+    live, ended = RunReader(folder).view, RunReader(folder).view
+    live.in_progress, live.summary, live.mesh = True, None, mesh_now(4, 140)
+    for name, view in (("live", live), ("finished", ended)):
+        with served(bridge, [view]) as url, visiting(browser, url) as visit:
+            visit.open(url)
+            for width, height in ((1280, 1380), (400, 1380)):
+                visit.resize(width)
+                visit.wait_for_charts()
+                visit.page.set_viewport_size({"width": width, "height": height})
+                visit.page.wait_for_timeout(1000)
+                picture = Image.open(io.BytesIO(visit.page.screenshot(animations="disabled"))).convert("RGB")
+                small = picture.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+                small.save(Path(SCREENSHOTS, f"dashboard-{name}-{width}.png"), optimize=True)
