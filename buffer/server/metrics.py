@@ -1,7 +1,8 @@
 """A front's Prometheus metrics: groups by state and fate, waiting clocks, ages, bytes, leases, versions.
 
 Most are the table's or Redis' own, and the same at every front. With several fronts, take one value (`max`), not their
-sum. The histograms are the front's (see `buffer.monitoring.queue_latency`), as are its waiting generators and writes in progress.
+sum. The histograms are the front's (see `buffer.monitoring.queue_latency`). So are its waiting generators and writes in
+progress.
 `METRICS` is the whole list, from which docs/metrics.md is generated.
 """
 

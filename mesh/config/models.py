@@ -16,8 +16,8 @@ from rollmesh.mesh.config.evaluation import CheckpointSection, EvalSection
 from rollmesh.mesh.config.inputs import DataSection, ModelSection, SourceSampling
 from rollmesh.mesh.config.learner import AlgorithmSection, LearnerSection
 from rollmesh.mesh.config.network import NetworkSection, SecuritySection
-from rollmesh.mesh.config.no_secrets import refuse_secrets
 from rollmesh.mesh.config.placement import PlacementSection, section_from
+from rollmesh.mesh.config.refused.no_secrets import refuse_secrets
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.config.rollout import RolloutSection
 from rollmesh.mesh.config.run import LoggingSection, ResourcesSection, RunSection

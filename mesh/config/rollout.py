@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from rollmesh.mesh.config import engine_options
 from rollmesh.mesh.config.base import DeviceName, PositiveFloat, PositiveInt, Section, Temperature
+from rollmesh.mesh.config.refused import engine_options
 
 EngineName = Literal["hf", "vllm", "sglang"]
 ParserName = Literal["auto", "hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek", "pythonic"]

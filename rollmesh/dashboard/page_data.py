@@ -1,7 +1,7 @@
 """All data of the page as JSON texts, each with a tag that changes with it.
 
 Invariants: a panel that has not changed is neither sent nor drawn again. Panels that grow with the run are made at most
-every few seconds, and take a small share of the time, however often they are asked for.
+every few seconds, however often they are asked for. So they take a small share of the time.
 """
 
 from __future__ import annotations

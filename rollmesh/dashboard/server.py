@@ -140,7 +140,7 @@ class _Page:
             try:
                 await self._refresh()
             except RollmeshError as error:
-                # Of a folder that is being replaced, for example; the page shows what it has until it can be read.
+                # For example, a folder is being replaced: the page shows what it has until it can be read.
                 return web.Response(status=503, text=f"{error.message}\n")
             return _tagged(request, self._data.index)
         if len(path) == 3 and path[0] == "runs" and path[1].isdecimal():

@@ -96,6 +96,7 @@ def test_everyone_uses_the_address_of_the_buffer(line: Line) -> None:
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_the_page_observes_the_mesh_and_asks_for_a_key(tls: bool, line: Line) -> None:
     arguments = line("dashboard", tls)
+    overrides_of(arguments)
     given = {"--mesh": "buffer:7000", "--token-file": "/run/secrets/grant", "--key-file": "/run/secrets/page.key"}
     given |= {"--tls-cert": "/run/secrets/tls.crt", "--tls-key": "/run/secrets/tls.key"} if tls else {}
     assert {name: option(arguments, name) for name in given} == given

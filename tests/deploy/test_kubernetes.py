@@ -261,7 +261,7 @@ def test_generators_follow_the_waiting_clocks() -> None:
     assert metric["external"]["target"]["averageValue"] == trigger["metadata"]["threshold"]
     behavior = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert behavior == autoscaler["spec"]["behavior"]
-    served = (REPOSITORY / "docs" / "operations.md").read_text()
+    served = (REPOSITORY / "docs" / "metrics.md").read_text()
     for name in set(re.findall(r"rollmesh_\w+", plain)):
         assert f"`{name}`" in served
     assert {item["scaleTargetRef"]["name"] for item in (scaled["spec"], autoscaler["spec"])} == {"generator"}

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from rollmesh.mesh.config.base import Section
 from rollmesh.mesh.config.inputs import ModelSection
-from rollmesh.mesh.config.no_secrets import refuse_secrets
+from rollmesh.mesh.config.refused.no_secrets import refuse_secrets
 from rollmesh.mesh.config.run import RunSection, TrackingSection
 from rollmesh.mesh.config.trainers.sections import (
     BradleyTerrySection,

@@ -1,0 +1,1 @@
+"""Values that a configuration may not hold: secrets, and engine arguments on which a run relies."""
