@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rollmesh.buffer.server import servicer
 from rollmesh.buffer.server.process import keepalive_s
+from rollmesh.buffer.server.servicer import BufferServicer
 from rollmesh.buffer.store import member_registry
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.protos import membership_pb2
@@ -62,3 +66,23 @@ async def test_members_are_parsed_again_where_they_say_something_new(
     news, _ = await store.members.read_all()
     assert [member.waiting_reason for member in news if member.member_id == "many-3"] == ["new"]
     assert len(parsed) <= 3
+
+
+async def test_writes_of_many_generators_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few at once, so that the learner's calls do not wait behind those of all generators."""
+    front: Any = SimpleNamespace()
+    writes = BufferServicer(front)
+    at_work, most = 0, 0
+
+    async def store(_self: BufferServicer, parts: Any) -> Any:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        await asyncio.sleep(0)
+        at_work -= 1
+        return parts
+
+    monkeypatch.setattr(BufferServicer, "_store_members", store)
+    messages: list[Any] = list(range(1000))
+    assert await asyncio.gather(*map(writes._write, messages)) == messages
+    assert most == servicer._WRITTEN_AT_ONCE
