@@ -1,7 +1,7 @@
 """Groups that failed: their number, their reasons, and the most frequent causes.
 
-They are never trained, so that no training step counts their members. Withdrawn groups are none of them: they were not wanted
-any more, as at the end of a run that was being evaluated.
+They are never trained, so that no training step counts their members. Withdrawn groups are none of them: they were not
+wanted any more, as at the end of a run that was being evaluated.
 """
 
 from __future__ import annotations
