@@ -227,7 +227,12 @@ class MembershipAgent:
         # Greater than those of this process' earlier joins, so that a late copy of one is known.
         self._join_request.call = max(self._join_request.call + 1, time.time_ns() // 1000)
         log.info("joining %s", self._mesh)
-        response = await call_with_retry(self._try_to_join, retry_s=retry_s, what=f"joining {self._mesh}")
+        what = f"joining {self._mesh}"
+        response = await call_with_retry(self._try_to_join, retry_s=retry_s, what=what)
+        if response.call > self._join_request.call:
+            # The clock of an earlier process with this id was ahead of this one's.
+            self._join_request.call = response.call + 1
+            response = await call_with_retry(self._try_to_join, retry_s=retry_s, what=what)
         self.generation = response.generation
         self.run_name = response.run_name
         self.config_json = response.run_config_json

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from rollmesh.protos import trajectory_pb2 as rollmesh_dot_protos_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n rollmesh/protos/membership.proto\x12\x0brollmesh.v1\x1a rollmesh/protos/trajectory.proto\"\x80\x03\n\x06Member\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.rollmesh.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0f\n\x07host_id\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12+\n\x07serving\x18\x06 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12/\n\x06gauges\x18\x07 \x03(\x0b\x32\x1f.rollmesh.v1.Member.GaugesEntry\x12\x18\n\x10heartbeat_age_ms\x18\x08 \x01(\x04\x12\x16\n\x0ewaiting_reason\x18\t \x01(\t\x12\x16\n\x0ejoined_unix_ms\x18\n \x01(\x04\x12\x10\n\x08\x65ndpoint\x18\x0b \x01(\t\x12*\n\nwait_cause\x18\x0c \x01(\x0e\x32\x16.rollmesh.v1.WaitCause\x1a-\n\x0bGaugesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xb0\x01\n\x0bJoinRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.rollmesh.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0f\n\x07host_id\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x10\n\x08protocol\x18\x06 \x01(\r\x12\x0c\n\x04\x63\x61ll\x18\x08 \x01(\x04\x12\x11\n\tchallenge\x18\t \x01(\x0cJ\x04\x08\x07\x10\x08R\x05nonce\"\xa2\x01\n\x0cJoinResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x17\n\x0frun_config_json\x18\x02 \x01(\t\x12\x1d\n\x15heartbeat_interval_ms\x18\x03 \x01(\r\x12\x15\n\rmember_ttl_ms\x18\x04 \x01(\r\x12\x10\n\x08run_name\x18\x05 \x01(\t\x12\x0e\n\x06\x66ronts\x18\x06 \x03(\t\x12\r\n\x05proof\x18\x07 \x01(\t\"\xce\x02\n\x10HeartbeatRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12+\n\x07serving\x18\x03 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x39\n\x06gauges\x18\x04 \x03(\x0b\x32).rollmesh.v1.HeartbeatRequest.GaugesEntry\x12\x16\n\x0ewaiting_reason\x18\x05 \x01(\t\x12\x13\n\x0bincarnation\x18\x06 \x01(\r\x12\x10\n\x08\x65ndpoint\x18\x07 \x01(\t\x12\x11\n\tchallenge\x18\x08 \x01(\x0c\x12*\n\nwait_cause\x18\t \x01(\x0e\x32\x16.rollmesh.v1.WaitCause\x1a-\n\x0bGaugesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xb9\x01\n\x11HeartbeatResponse\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x0e\n\x06\x66\x65nced\x18\x02 \x01(\x08\x12$\n\x07learner\x18\x03 \x01(\x0b\x32\x13.rollmesh.v1.Member\x12*\n\x06policy\x18\x04 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x14\n\x0crun_finished\x18\x05 \x01(\x08\x12\x0e\n\x06\x66ronts\x18\x06 \x03(\t\x12\r\n\x05proof\x18\x07 \x01(\t\"K\n\x0cLeaveRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x14\n\x0crun_finished\x18\x03 \x01(\x08\"\x0f\n\rLeaveResponse\".\n\x0bListRequest\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.rollmesh.v1.Role\"J\n\x0cListResponse\x12$\n\x07members\x18\x01 \x03(\x0b\x32\x13.rollmesh.v1.Member\x12\x14\n\x0crun_finished\x18\x02 \x01(\x08*t\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_LEARNER\x10\x01\x12\x12\n\x0eROLE_GENERATOR\x10\x02\x12\x0f\n\x0bROLE_REWARD\x10\x03\x12\x0f\n\x0bROLE_BUFFER\x10\x04\x12\x0e\n\nROLE_MODEL\x10\x05*h\n\tWaitCause\x12\x1a\n\x16WAIT_CAUSE_UNSPECIFIED\x10\x00\x12 \n\x1cWAIT_CAUSE_NO_REWARD_SERVICE\x10\x01\x12\x1d\n\x19WAIT_CAUSE_REWARD_OVERDUE\x10\x02\x32\x92\x02\n\nMembership\x12;\n\x04Join\x12\x18.rollmesh.v1.JoinRequest\x1a\x19.rollmesh.v1.JoinResponse\x12J\n\tHeartbeat\x12\x1d.rollmesh.v1.HeartbeatRequest\x1a\x1e.rollmesh.v1.HeartbeatResponse\x12>\n\x05Leave\x12\x19.rollmesh.v1.LeaveRequest\x1a\x1a.rollmesh.v1.LeaveResponse\x12;\n\x04List\x12\x18.rollmesh.v1.ListRequest\x1a\x19.rollmesh.v1.ListResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n rollmesh/protos/membership.proto\x12\x0brollmesh.v1\x1a rollmesh/protos/trajectory.proto\"\x80\x03\n\x06Member\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.rollmesh.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0f\n\x07host_id\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12+\n\x07serving\x18\x06 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12/\n\x06gauges\x18\x07 \x03(\x0b\x32\x1f.rollmesh.v1.Member.GaugesEntry\x12\x18\n\x10heartbeat_age_ms\x18\x08 \x01(\x04\x12\x16\n\x0ewaiting_reason\x18\t \x01(\t\x12\x16\n\x0ejoined_unix_ms\x18\n \x01(\x04\x12\x10\n\x08\x65ndpoint\x18\x0b \x01(\t\x12*\n\nwait_cause\x18\x0c \x01(\x0e\x32\x16.rollmesh.v1.WaitCause\x1a-\n\x0bGaugesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xb0\x01\n\x0bJoinRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.rollmesh.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0f\n\x07host_id\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x10\n\x08protocol\x18\x06 \x01(\r\x12\x0c\n\x04\x63\x61ll\x18\x08 \x01(\x04\x12\x11\n\tchallenge\x18\t \x01(\x0cJ\x04\x08\x07\x10\x08R\x05nonce\"\xb0\x01\n\x0cJoinResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x17\n\x0frun_config_json\x18\x02 \x01(\t\x12\x1d\n\x15heartbeat_interval_ms\x18\x03 \x01(\r\x12\x15\n\rmember_ttl_ms\x18\x04 \x01(\r\x12\x10\n\x08run_name\x18\x05 \x01(\t\x12\x0e\n\x06\x66ronts\x18\x06 \x03(\t\x12\r\n\x05proof\x18\x07 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x08 \x01(\x04\"\xce\x02\n\x10HeartbeatRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12+\n\x07serving\x18\x03 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x39\n\x06gauges\x18\x04 \x03(\x0b\x32).rollmesh.v1.HeartbeatRequest.GaugesEntry\x12\x16\n\x0ewaiting_reason\x18\x05 \x01(\t\x12\x13\n\x0bincarnation\x18\x06 \x01(\r\x12\x10\n\x08\x65ndpoint\x18\x07 \x01(\t\x12\x11\n\tchallenge\x18\x08 \x01(\x0c\x12*\n\nwait_cause\x18\t \x01(\x0e\x32\x16.rollmesh.v1.WaitCause\x1a-\n\x0bGaugesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xb9\x01\n\x11HeartbeatResponse\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x0e\n\x06\x66\x65nced\x18\x02 \x01(\x08\x12$\n\x07learner\x18\x03 \x01(\x0b\x32\x13.rollmesh.v1.Member\x12*\n\x06policy\x18\x04 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x14\n\x0crun_finished\x18\x05 \x01(\x08\x12\x0e\n\x06\x66ronts\x18\x06 \x03(\t\x12\r\n\x05proof\x18\x07 \x01(\t\"K\n\x0cLeaveRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x14\n\x0crun_finished\x18\x03 \x01(\x08\"\x0f\n\rLeaveResponse\".\n\x0bListRequest\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.rollmesh.v1.Role\"J\n\x0cListResponse\x12$\n\x07members\x18\x01 \x03(\x0b\x32\x13.rollmesh.v1.Member\x12\x14\n\x0crun_finished\x18\x02 \x01(\x08*t\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_LEARNER\x10\x01\x12\x12\n\x0eROLE_GENERATOR\x10\x02\x12\x0f\n\x0bROLE_REWARD\x10\x03\x12\x0f\n\x0bROLE_BUFFER\x10\x04\x12\x0e\n\nROLE_MODEL\x10\x05*h\n\tWaitCause\x12\x1a\n\x16WAIT_CAUSE_UNSPECIFIED\x10\x00\x12 \n\x1cWAIT_CAUSE_NO_REWARD_SERVICE\x10\x01\x12\x1d\n\x19WAIT_CAUSE_REWARD_OVERDUE\x10\x02\x32\x92\x02\n\nMembership\x12;\n\x04Join\x12\x18.rollmesh.v1.JoinRequest\x1a\x19.rollmesh.v1.JoinResponse\x12J\n\tHeartbeat\x12\x1d.rollmesh.v1.HeartbeatRequest\x1a\x1e.rollmesh.v1.HeartbeatResponse\x12>\n\x05Leave\x12\x19.rollmesh.v1.LeaveRequest\x1a\x1a.rollmesh.v1.LeaveResponse\x12;\n\x04List\x12\x18.rollmesh.v1.ListRequest\x1a\x19.rollmesh.v1.ListResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,10 +36,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MEMBER_GAUGESENTRY']._serialized_options = b'8\001'
   _globals['_HEARTBEATREQUEST_GAUGESENTRY']._loaded_options = None
   _globals['_HEARTBEATREQUEST_GAUGESENTRY']._serialized_options = b'8\001'
-  _globals['_ROLE']._serialized_start=1557
-  _globals['_ROLE']._serialized_end=1673
-  _globals['_WAITCAUSE']._serialized_start=1675
-  _globals['_WAITCAUSE']._serialized_end=1779
+  _globals['_ROLE']._serialized_start=1571
+  _globals['_ROLE']._serialized_end=1687
+  _globals['_WAITCAUSE']._serialized_start=1689
+  _globals['_WAITCAUSE']._serialized_end=1793
   _globals['_MEMBER']._serialized_start=84
   _globals['_MEMBER']._serialized_end=468
   _globals['_MEMBER_GAUGESENTRY']._serialized_start=423
@@ -47,21 +47,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINREQUEST']._serialized_start=471
   _globals['_JOINREQUEST']._serialized_end=647
   _globals['_JOINRESPONSE']._serialized_start=650
-  _globals['_JOINRESPONSE']._serialized_end=812
-  _globals['_HEARTBEATREQUEST']._serialized_start=815
-  _globals['_HEARTBEATREQUEST']._serialized_end=1149
+  _globals['_JOINRESPONSE']._serialized_end=826
+  _globals['_HEARTBEATREQUEST']._serialized_start=829
+  _globals['_HEARTBEATREQUEST']._serialized_end=1163
   _globals['_HEARTBEATREQUEST_GAUGESENTRY']._serialized_start=423
   _globals['_HEARTBEATREQUEST_GAUGESENTRY']._serialized_end=468
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1152
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1337
-  _globals['_LEAVEREQUEST']._serialized_start=1339
-  _globals['_LEAVEREQUEST']._serialized_end=1414
-  _globals['_LEAVERESPONSE']._serialized_start=1416
-  _globals['_LEAVERESPONSE']._serialized_end=1431
-  _globals['_LISTREQUEST']._serialized_start=1433
-  _globals['_LISTREQUEST']._serialized_end=1479
-  _globals['_LISTRESPONSE']._serialized_start=1481
-  _globals['_LISTRESPONSE']._serialized_end=1555
-  _globals['_MEMBERSHIP']._serialized_start=1782
-  _globals['_MEMBERSHIP']._serialized_end=2056
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1166
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1351
+  _globals['_LEAVEREQUEST']._serialized_start=1353
+  _globals['_LEAVEREQUEST']._serialized_end=1428
+  _globals['_LEAVERESPONSE']._serialized_start=1430
+  _globals['_LEAVERESPONSE']._serialized_end=1445
+  _globals['_LISTREQUEST']._serialized_start=1447
+  _globals['_LISTREQUEST']._serialized_end=1493
+  _globals['_LISTRESPONSE']._serialized_start=1495
+  _globals['_LISTRESPONSE']._serialized_end=1569
+  _globals['_MEMBERSHIP']._serialized_start=1796
+  _globals['_MEMBERSHIP']._serialized_end=2070
 # @@protoc_insertion_point(module_scope)

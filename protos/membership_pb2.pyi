@@ -88,7 +88,7 @@ class JoinRequest(_message.Message):
     def __init__(self, member_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., protocol: _Optional[int] = ..., call: _Optional[int] = ..., challenge: _Optional[bytes] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("generation", "run_config_json", "heartbeat_interval_ms", "member_ttl_ms", "run_name", "fronts", "proof")
+    __slots__ = ("generation", "run_config_json", "heartbeat_interval_ms", "member_ttl_ms", "run_name", "fronts", "proof", "call")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RUN_CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,7 @@ class JoinResponse(_message.Message):
     RUN_NAME_FIELD_NUMBER: _ClassVar[int]
     FRONTS_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
     generation: int
     run_config_json: str
     heartbeat_interval_ms: int
@@ -103,7 +104,8 @@ class JoinResponse(_message.Message):
     run_name: str
     fronts: _containers.RepeatedScalarFieldContainer[str]
     proof: str
-    def __init__(self, generation: _Optional[int] = ..., run_config_json: _Optional[str] = ..., heartbeat_interval_ms: _Optional[int] = ..., member_ttl_ms: _Optional[int] = ..., run_name: _Optional[str] = ..., fronts: _Optional[_Iterable[str]] = ..., proof: _Optional[str] = ...) -> None: ...
+    call: int
+    def __init__(self, generation: _Optional[int] = ..., run_config_json: _Optional[str] = ..., heartbeat_interval_ms: _Optional[int] = ..., member_ttl_ms: _Optional[int] = ..., run_name: _Optional[str] = ..., fronts: _Optional[_Iterable[str]] = ..., proof: _Optional[str] = ..., call: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("member_id", "generation", "serving", "gauges", "waiting_reason", "incarnation", "endpoint", "challenge", "wait_cause")

@@ -3,9 +3,10 @@
 -- `call` grows with every join of a member; 0: not numbered.
 load_run()
 local most, call, joins = tonumber(ARGV[3]), tonumber(ARGV[5]), RUN .. ':joins'
+local last = tonumber(redis.call('HGET', joins, ARGV[2]) or 0)
 -- A copy of a join must not end the connection that it has begun, nor a later one.
-if call > 0 and call <= tonumber(redis.call('HGET', joins, ARGV[2]) or 0) then
-  return {'ok', generation_of(ARGV[2]), now_ms()}
+if call > 0 and call <= last then
+  return {'ok', generation_of(ARGV[2]), now_ms(), last}
 end
 if most > 0 and redis.call('HLEN', RUN .. ':members') >= most
     and redis.call('HEXISTS', RUN .. ':members', ARGV[2]) == 0 then
@@ -21,4 +22,4 @@ for _, name in ipairs({'train', 'eval'}) do
   load_table(name)
   redis.call('ZADD', table_key .. ':holders', 'XX', now + counters.lease_ms, ARGV[2])
 end
-return {'ok', generation, now}
+return {'ok', generation, now, call}

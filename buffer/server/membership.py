@@ -92,14 +92,15 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
             pid=request.pid,
             joined_unix_ms=int(time.time() * 1000),
         )
-        generation = await self._members.join(member, call=call, limit=MAX_RUN_MEMBERS)
-        if generation is None:
+        joined = await self._members.join(member, call=call, limit=MAX_RUN_MEMBERS)
+        if joined is None:
             raise StoreError(
                 f"the run has {MAX_RUN_MEMBERS} members, and takes no more",
                 hint="silent members are removed within a lease term; does something join again and again?",
             )
         response = pb.JoinResponse(
-            generation=generation,
+            generation=joined.generation,
+            call=joined.call,
             run_config_json=self._front.membership.config_json,
             heartbeat_interval_ms=max(50, self._front.membership.member_ttl_ms // HEARTBEATS_PER_TERM),
             member_ttl_ms=self._front.membership.member_ttl_ms,

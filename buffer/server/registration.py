@@ -60,7 +60,8 @@ class FrontRegistration:
 
     async def register(self) -> None:
         """Lists the front as a member."""
-        self._generation = await self._members.join(self._member) or 0
+        joined = await self._members.join(self._member)
+        self._generation = joined.generation if joined else 0
 
     async def keep_alive(self) -> RollmeshError:
         """Sends heartbeats until the run follows other rules or the grant is over; returns the error with the cause."""

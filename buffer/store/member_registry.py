@@ -40,6 +40,13 @@ class MeshStatus(NamedTuple):
     run_finished: bool
 
 
+class Joined(NamedTuple):
+    """A member's connection generation, and the number of the join that began it."""
+
+    generation: int
+    call: int
+
+
 class MemberRegistry:
     """The members of one run."""
 
@@ -48,15 +55,15 @@ class MemberRegistry:
         self._keys = keys
         self._entries: dict[bytes, _Entry] = {}
 
-    async def join(self, member: pb.Member, *, call: int = 0, limit: int = 0) -> int | None:
-        """Adds a member; returns its connection generation, or None if the run has `limit` members.
+    async def join(self, member: pb.Member, *, call: int = 0, limit: int = 0) -> Joined | None:
+        """Adds a member; None if the run has `limit` members.
 
         Args:
             call: grows with every join of a member, so that a late copy changes nothing; 0: not numbered.
             limit: most members of the run; 0: any number.
         """
         answer = await self._redis.run_script("join", "", member.member_id, limit, member.SerializeToString(), call)
-        return None if answer[0] == b"full" else int(answer[1])
+        return None if answer[0] == b"full" else Joined(int(answer[1]), int(answer[3]))
 
     async def heartbeat(self, request: pb.HeartbeatRequest, member_ttl_ms: int) -> MeshStatus:
         """Renews a member's leases and stores its status.

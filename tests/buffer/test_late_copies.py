@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable
 from typing import cast
 
@@ -9,7 +10,9 @@ import grpc
 import pytest
 
 from rollmesh.buffer.store.keys import Keys
+from rollmesh.mesh.access.proof import new_challenge
 from rollmesh.mesh.errors import PayloadError, TakeoverRefusedError
+from rollmesh.mesh.membership import PROTOCOL, MembershipAgent
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import membership_pb2
@@ -144,3 +147,34 @@ async def test_a_late_redrive_of_all_queues_each_prompt_once(mesh: Mesh) -> None
             admission.update(1, V0)
     assert [(await learner.client.redrive("train")).redriven for _ in range(2)] == [1, 0]
     assert not (await learner.client.ledger("train")).discrepancies
+
+
+async def test_a_process_whose_clock_is_behind_joins_in_the_place_of_the_one_before(mesh: Mesh) -> None:
+    front = await mesh.front()
+    generator = await mesh.generator(front)
+    member_id = generator.agent.member_id
+    before = membership_pb2.JoinRequest(
+        member_id=member_id,
+        role=membership_pb2.ROLE_GENERATOR,
+        address="127.0.0.1:1",
+        host_id="test",
+        protocol=PROTOCOL,
+        call=(time.time_ns() // 1000) + 3_600_000_000,
+        challenge=new_challenge(),
+    )
+    given = await generator.membership.Join(before)
+    agent = MembershipAgent(
+        generator.channel,
+        membership_pb2.ROLE_GENERATOR,
+        member_id=member_id,
+        address="127.0.0.1:2",
+        host_id="test",
+        retry_s=TIMEOUT_S,
+    )
+    await agent.start()
+    assert agent.generation > given.generation
+    members = (await generator.membership.List(membership_pb2.ListRequest())).members
+    assert [member.address for member in members if member.member_id == member_id] == ["127.0.0.1:2"]
+    # A copy of the earlier join still changes nothing.
+    assert (await generator.membership.Join(before)).generation == agent.generation
+    await agent.leave()
