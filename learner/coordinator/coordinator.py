@@ -242,7 +242,7 @@ class Coordinator:
         config, session, runtime, progress = self._config, self._session, self._runtime, run.progress
         recorder = StepRecorder(
             writer,
-            SampleLog(config.run.folder / "samples.jsonl", self._tokenizer, config.logging.samples_per_step),
+            SampleLog(config.run.folder / "samples.jsonl", self._tokenizer, config.logging),
             progress,
             runtime.status,
             callbacks,
