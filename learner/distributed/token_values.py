@@ -85,8 +85,8 @@ class BatchTokens:
         """The values of a response's trained tokens, on the host; none for a response that was not trained.
 
         Returns:
-            `advantages`, `policy_log_probs`, `reference_log_probs`, `values` (the critic's) and `keep` (0 where a
-            correction or a filter has left the token out), those that the algorithm has.
+            Those that the algorithm has: `advantages`, `policy_log_probs`, `reference_log_probs`, and the critic's
+            `values`. `keep` is 0 where a correction or a filter has left the token out.
         """
         place = self._places.get((group_id, member))
         if place is None:

@@ -28,8 +28,8 @@ def characters_per_token(ids: Sequence[int], text: str, decode: Callable[[Sequen
         decode: of a tokenizer.
 
     Returns:
-        A count per token, in Unicode code points. Of all tokens of a response they add up to the length of the text,
-        unless the tokenizer makes another text of several tokens than of these one after another.
+        A count per token, in Unicode code points. Those of all tokens of a response add up to the length of the text.
+        They add up to less for a tokenizer that changes the text of earlier tokens.
     """
     counts: list[int] = []
     # Tokens before `begun` are divided; they end at `end` of the text, and `before` is what their last ones decode to.
