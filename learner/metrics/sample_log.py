@@ -1,9 +1,8 @@
 """Kept samples: some trained responses of every step, as text, for people.
 
-One JSON object per line in `samples.jsonl`: step, group, member, prompt, response, reward, components, versions
-(runs of [tokens, incarnation, version]), finish reason and ground truth; the rewards of the group's other members; and
-the values of its tokens (`learner.metrics.sample_tokens`). Per step the best, the worst and others spread between are
-kept, so that a handful shows the range.
+One JSON object per line in `samples.jsonl`: what was asked and answered, its reward with the group's, and the values of
+its tokens (`learner.metrics.sample_tokens`). docs/tracking.md names the fields. Per step the best, the worst and others
+spread between are kept, so that a handful shows the range.
 """
 
 from __future__ import annotations
