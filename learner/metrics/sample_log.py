@@ -1,8 +1,8 @@
 """Kept samples: some trained responses of every step, as text, for people.
 
-One JSON object per line in `samples.jsonl`: what was asked and answered, its reward with the group's, and the values of
-its tokens (`learner.metrics.sample_tokens`). The fields are named in docs/tracking.md. Per step the best, the worst and others
-spread between are kept, so that a handful shows the range.
+One JSON object per line in `samples.jsonl`: prompt, response, reward and the group's rewards, and the values of the
+response's tokens (`learner.metrics.sample_tokens`). The fields are named in docs/tracking.md. Per step the best, the
+worst and others spread between are kept, so that a handful shows the range.
 """
 
 from __future__ import annotations
