@@ -244,7 +244,7 @@ class Coordinator:
         traces = BatchTraces(session.tracer, progress.incarnation)
         recorder = StepRecorder(
             writer,
-            SampleLog(config.run.folder / "samples.jsonl", self._tokenizer, config.logging.samples_per_step),
+            SampleLog(config.run.folder / "samples.jsonl", self._tokenizer, config.logging),
             progress,
             runtime.status,
             callbacks,

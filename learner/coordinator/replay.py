@@ -168,7 +168,7 @@ def _train(
     writer = MetricsWriter(open_trackers(config))
     recorder = StepRecorder(
         writer,
-        SampleLog(out / "samples.jsonl", load_tokenizer(Path(config.model.path)), config.logging.samples_per_step),
+        SampleLog(out / "samples.jsonl", load_tokenizer(Path(config.model.path)), config.logging),
         progress,
         runtime.status,
         NO_CALLBACKS,

@@ -14,10 +14,11 @@ from typing import Any
 
 from rollmesh.learner.callbacks.interface import EvaluationEnd, EventSink, StepEnd
 from rollmesh.learner.coordinator.run_progress import RunProgress
+from rollmesh.learner.distributed.token_values import BatchTokens
 from rollmesh.learner.evaluation.result import EvalResult
 from rollmesh.learner.metrics.batch_traces import BatchTraces
 from rollmesh.learner.metrics.run_totals import peak_rss_bytes
-from rollmesh.learner.metrics.sample_log import SampleLog
+from rollmesh.learner.metrics.sample_log import ChosenSample, SampleLog
 from rollmesh.learner.metrics.step_metrics import group_metrics, staleness_histogram, staleness_metrics
 from rollmesh.learner.metrics.trackers.interface import numbers
 from rollmesh.learner.metrics.writer import MetricsWriter
@@ -139,8 +140,13 @@ class StepRecorder:
         """Starts the run's clock: the first version of this learner has been published."""
         self._totals.start_clock()
 
-    def record_step(self, finished: FinishedStep) -> None:
-        """Adds a step to the totals; its record is computed in the writer's thread."""
+    def record_step(self, finished: FinishedStep, batch_tokens: BatchTokens | None) -> None:
+        """Adds a step to the totals; its record is computed in the writer's thread.
+
+        Args:
+            finished: the step.
+            batch_tokens: their values; of those that are kept the values are copied now. None: they are not known.
+        """
         histogram = staleness_histogram(finished.groups, self._lineage, finished.trained_version)
         tokens = sum(histogram.values())
         self._totals.add_step(
@@ -157,7 +163,10 @@ class StepRecorder:
             "total/tokens": self._totals.tokens,
             "total/samples": self._totals.samples,
         }
-        self._writer.submit(functools.partial(self._write_record, self._totals.steps, finished, histogram, totals))
+        samples = self._samples.choose(finished.groups, batch_tokens)
+        self._writer.submit(
+            functools.partial(self._write_record, self._totals.steps, finished, samples, histogram, totals)
+        )
 
     def record_evaluation(self, result: EvalResult) -> None:
         """Adds a finished round to the totals and writes its record."""
@@ -170,7 +179,12 @@ class StepRecorder:
         self._callbacks.emit(EvaluationEnd(policy.incarnation, policy.version, result.reward, numbers(record)))
 
     def _write_record(
-        self, step: int, finished: FinishedStep, histogram: Counter[int], totals: Mapping[str, float]
+        self,
+        step: int,
+        finished: FinishedStep,
+        chosen: Sequence[ChosenSample],
+        histogram: Counter[int],
+        totals: Mapping[str, float],
     ) -> None:
         pushes = self._pushes.summary()
         tokens, step_s = sum(histogram.values()), finished.timings["timing_s/step"]
@@ -205,6 +219,8 @@ class StepRecorder:
         self._status.last_metrics = values | evaluated
         self._writer.write_now(step, record)
         self._callbacks.emit(StepEnd(step, self._incarnation, finished.trained_version + 1, values))
-        samples = self._samples.append(step, finished.groups)
+        samples = self._samples.append(
+            step, chosen, lambda version: self._lineage.staleness(version, finished.trained_version)
+        )
         if samples and self._table_every and step % self._table_every == 0:
             self._writer.write_samples(step, samples)

@@ -296,7 +296,8 @@ class TrainingLoop:
                 skipped=result.skipped,
                 timings=timings.as_metrics() | result.speed | self._checkpoints.metrics() | self._turns.metrics(),
                 mismatch_warning=warning,
-            )
+            ),
+            result.tokens,
         )
 
     def _publish(self, *, changed: bool) -> None:

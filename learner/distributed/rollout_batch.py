@@ -32,6 +32,7 @@ from rollmesh.learner.distributed.mismatch import (
 from rollmesh.learner.distributed.rank_batch import Integers, OptimizerStep, RankBatch
 from rollmesh.learner.distributed.role_batch import EngineBatch, RoleBatch, RoleElsewhere
 from rollmesh.learner.distributed.step_meter import StepMeter
+from rollmesh.learner.distributed.token_values import BatchTokens, PolicyLogProbs
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.engines.interface import ACTOR, Engine, StepResult
 from rollmesh.mesh.errors import ConfigError
@@ -101,10 +102,16 @@ class RolloutBatch:
             self._roles |= {role: other.open_batch(every, plan.minibatches) for role, other in elsewhere.items()}
         self._rollouts = self._gather_rollouts(own, mask, lengths)
         self._can_compare = any_fresh_response(self._rollouts)
+        self._policy_log_probs = PolicyLogProbs(self._rollouts.num_tokens, actor.device)
 
     @property
     def rollouts(self) -> Rollouts:
         return self._rollouts
+
+    @property
+    def tokens(self) -> BatchTokens:
+        """The values of the batch's tokens, as they were trained."""
+        return BatchTokens(self._plan, self._rollouts, self._policy_log_probs.values)
 
     @property
     def minibatches(self) -> int:
@@ -123,6 +130,7 @@ class RolloutBatch:
         output = self._infer(role, range(self.minibatches), sum_pi_squared=sum_pi_squared)
         if role == ACTOR and self.mismatch is None:
             log_probs, _ = output.policy()
+            self._policy_log_probs.take_all(log_probs)
             self.mismatch = mismatch_of(log_probs, self._rollouts) if self._can_compare else Mismatch()
         return output
 
@@ -149,6 +157,8 @@ class RolloutBatch:
         work = self._role(role)
         watched = role == ACTOR and self.mismatch is None
         mismatch = MismatchMeter(self._actor) if watched and self._can_compare else None
+        if role == ACTOR:
+            loss = self._policy_log_probs.watching(step, loss)
         try:
             with self.meter.timing("update", role):
                 work.accumulate(step, mismatch.watching(loss) if mismatch else loss)

@@ -39,6 +39,7 @@ from rollmesh.learner.distributed.roles_memory import RolesMemory
 from rollmesh.learner.distributed.rollout_batch import RolloutBatch
 from rollmesh.learner.distributed.routed_experts import ExpertSource
 from rollmesh.learner.distributed.step_profiler import StepProfiler
+from rollmesh.learner.distributed.token_values import BatchTokens
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.distributed.trajectories import TrajectorySource
 from rollmesh.learner.engines.interface import ACTOR, Engine
@@ -66,6 +67,7 @@ class TrainResult:
         all_skipped: by role that had something to train, whether all its steps were such.
         mismatch: of generators and policy at the version that was trained; None where the policy was not computed.
         speed: time, arithmetic and memory by role, see `StepMeter`; the times are this process's.
+        tokens: values of the batch's tokens; the policy's log-probs may be those of this process's tokens alone.
     """
 
     metrics: dict[str, float]
@@ -73,6 +75,7 @@ class TrainResult:
     all_skipped: dict[str, bool] = field(default_factory=dict)
     mismatch: Mismatch | None = None
     speed: dict[str, float] = field(default_factory=dict)
+    tokens: BatchTokens | None = None
 
     @property
     def policy_changed(self) -> bool:
@@ -245,6 +248,7 @@ class Worker:
             all_skipped,
             batch.mismatch,
             speed=batch.meter.metrics(),
+            tokens=batch.tokens,
         )
 
     def log_probs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:

@@ -1,27 +1,31 @@
 """Kept samples: some trained responses of every step, as text, for people.
 
-One JSON object per line in `samples.jsonl`: step, group, member, prompt, response, reward, components, versions
-(runs of [tokens, incarnation, version]), finish reason and ground truth. Per step the best, the worst and others
-spread between are kept, so that a handful shows the range.
+One JSON object per line in `samples.jsonl`: prompt, response, reward and the group's rewards, and the values of the
+response's tokens (`learner.metrics.sample_tokens`). The fields are named in docs/tracking.md. Per step the best, the
+worst and others spread between are kept, so that a handful shows the range.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rollmesh.learner.distributed.token_values import BatchTokens, TokenValues
+from rollmesh.learner.metrics.sample_tokens import describe_tokens
 from rollmesh.learner.metrics.trackers.interface import Sample
 from rollmesh.learner.rollouts.group import SampledGroup, SampledMember
+from rollmesh.mesh.config.run import LoggingSection
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.trajectory import payload_codec
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 if TYPE_CHECKING:
@@ -78,27 +82,68 @@ def _choose(groups: Sequence[SampledGroup], count: int) -> list[tuple[SampledGro
     return [scored[index] for index in np.unique(np.linspace(0, len(scored) - 1, count).round().astype(int))]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ChosenSample:
+    """A response that will be kept.
+
+    Attributes:
+        group, member: the response.
+        trajectory: its tokens.
+        values: of its trained tokens, on the host; see `BatchTokens.of`.
+    """
+
+    group: SampledGroup
+    member: SampledMember
+    trajectory: Trajectory
+    values: TokenValues
+
+
 class SampleLog:
-    """Appends kept samples to a file; used by the metrics writer's thread only.
+    """Appends kept samples to a file.
 
     Args:
         path: the file.
         tokenizer: decodes responses; special tokens are left out, as for the reward.
-        per_step: samples kept per step.
+        section: says how many samples are kept per step, and how many tokens of each with their values.
     """
 
-    def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase, per_step: int) -> None:
+    def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase, section: LoggingSection) -> None:
         self._path = path
         self._tokenizer = tokenizer
-        self._per_step = per_step
+        self._per_step = section.samples_per_step
+        self._tokens = section.tokens_per_sample
 
-    def append(self, step: int, groups: Sequence[SampledGroup]) -> list[Sample]:
-        """Appends some of a step's samples, and returns them; a full disk is reported, not raised."""
-        samples = [
-            self._sample(step, group, member.meta, member.trajectory)
+    def choose(self, groups: Sequence[SampledGroup], tokens: BatchTokens | None) -> list[ChosenSample]:
+        """Some samples of a step, with copies of their tokens' values; used by the training thread.
+
+        Args:
+            groups: the batch.
+            tokens: values of its tokens; None: they are not known.
+        """
+        return [
+            ChosenSample(
+                group,
+                member,
+                member.trajectory,
+                {} if tokens is None or not self._tokens else tokens.of(group.group_id, member.meta.member),
+            )
             for group, member in _choose(groups, self._per_step)
             if member.trajectory is not None
         ]
+
+    def append(
+        self, step: int, chosen: Sequence[ChosenSample], staleness: Callable[[PolicyVersion], int]
+    ) -> list[Sample]:
+        """Appends the samples of a step, and returns them; used by the metrics writer's thread only.
+
+        A full disk is reported, not raised.
+
+        Args:
+            step: that trained them.
+            chosen: by `choose`.
+            staleness: of a version, when they were trained.
+        """
+        samples = [self._sample(step, sample, staleness) for sample in chosen]
         if not samples:
             return samples
         try:
@@ -108,18 +153,19 @@ class SampleLog:
             log.warning("samples not kept: %s: %s", self._path, error.strerror)
         return samples
 
-    def _sample(
-        self, step: int, group: SampledGroup, member: trajectory_pb2.MemberMeta, trajectory: Trajectory
-    ) -> Sample:
+    def _sample(self, step: int, chosen: ChosenSample, staleness: Callable[[PolicyVersion], int]) -> Sample:
+        group, member, trajectory = chosen.group, chosen.member.meta, chosen.trajectory
+        text = self._decode(trajectory.response_ids.tolist())
         finish = trajectory_pb2.FinishReason.Name(member.finish_reason)
-        return {
+        sample = {
             "step": step,
             "group": group.group_id,
             "member": member.member,
             "prompt": group.leased.task.prompt_text,
-            "response": self._tokenizer.decode(trajectory.response_ids.tolist(), skip_special_tokens=True),
+            "response": text,
             "reward": member.reward,
             "components": dict(member.components),
+            "members": [[other.meta.member, other.meta.reward if other.scored else None] for other in group.members],
             "ground_truth": json.loads(group.leased.task.ground_truth_json or "null"),
             "data_source": group.leased.task.data_source,
             "temperature": round(group.leased.task.sampling.temperature, 6),
@@ -127,3 +173,11 @@ class SampleLog:
             "finish_reason": finish.removeprefix("FINISH_REASON_").lower(),
             "generator": member.generator,
         }
+        if self._tokens:
+            sample["tokens"] = describe_tokens(
+                trajectory, text, self._decode, chosen.values, staleness, most=self._tokens
+            )
+        return sample
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

@@ -78,6 +78,12 @@ class LoggingSection(TrackingSection):
         "page. `rollmesh dashboard RUN` serves it too. See dashboard.md.",
     )
     samples_per_step: int = Field(4, ge=0, description="Trained samples kept per step.")
+    tokens_per_sample: int = Field(
+        4096,
+        ge=0,
+        description="Tokens of a kept sample, from its first on, that are kept with their values (log-probs, "
+        "advantage, ...); about 25 bytes each. 0: the text alone. See tracking.md.",
+    )
 
 
 class ResourcesSection(Section):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from rollmesh.dashboard.report import write_report
@@ -27,7 +30,7 @@ from rollmesh.report.memory import MemorySample, MemoryUse, peaks_from_samples, 
 from rollmesh.report.metrics import MetricsTail, read_metrics, surviving_records
 from rollmesh.report.placement import placement_lines
 from rollmesh.report.restarts import record_restart
-from rollmesh.report.samples import read_samples, sample_lines
+from rollmesh.report.samples import read_samples, read_spread, sample_lines
 from rollmesh.report.speed import speed_lines, speed_of
 from rollmesh.report.summary import FinalState, read_summary, write_summary
 from rollmesh.report.turns import PhaseChange, read_phases, share_lines, shares_text, spans, time_shares, turns_ended
@@ -546,6 +549,33 @@ def test_samples_latest_and_worst(tmp_path: Path) -> None:
     assert [sample["step"] for sample in read_samples(tmp_path, worst=False, number=2)] == [2, 1]
     assert [sample["reward"] for sample in read_samples(tmp_path, worst=True, number=2)] == [0.0, 0.5]
     assert "reward 0.5" in next(sample_lines(read_samples(tmp_path, worst=True, number=2)[1]))
+
+
+@given(steps=st.integers(1, 40), per_step=st.integers(1, 5), places=st.integers(1, 9), width=st.integers(0, 300))
+def test_samples_of_steps_that_are_spread_over_the_run(steps: int, per_step: int, places: int, width: int) -> None:
+    with TemporaryDirectory() as folder:
+        kept = [
+            {"step": step, "member": member, "reward": 0.0, "response": "x" * (step * width % 299)}
+            for step in range(1, steps + 1)
+            for member in range(per_step)
+        ]
+        Path(folder, "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in kept))
+        found = read_spread(Path(folder), places)
+    shown = list(dict.fromkeys(sample["step"] for sample in found))
+    assert shown[-1] == 1
+    assert shown == sorted(shown, reverse=True)
+    # Whole steps, some perhaps from two places.
+    for step in shown:
+        assert [s["member"] for s in found if s["step"] == step][:per_step] == list(range(per_step))
+
+
+def test_a_sample_in_words_tells_versions_and_gap(tmp_path: Path) -> None:
+    tokens = {"count": 3, "log_probs": [-1.0, [2, None]], "policy_log_probs": [-1.5, -2.0, None]}
+    sample = {"step": 1, "reward": 0.5, "versions": [[1, 1, 4], [2, 1, 5]], "tokens": tokens}
+    words = "  tokens:   3; of 1:4 (1), 1:5 (2); log-prob gap 0.5000 in the mean, 0.5000 at most"
+    assert list(sample_lines(sample))[1] == words
+    with pytest.raises(DataError, match="no samples in"):
+        read_spread(tmp_path, 2)
 
 
 def test_a_single_look_counts_members_without_a_reward_as_generators_do() -> None:

@@ -2,6 +2,7 @@
 
 const COUNT = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const SHORT = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 4 });
+const ROUGH = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 2 });
 const MOMENT = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "short" });
 
 export const count = (value) => COUNT.format(value);
@@ -20,6 +21,9 @@ export function short(value) {
   const size = Math.abs(value);
   return size !== 0 && (size < 1e-4 || size >= 1e6) ? value.toExponential(2) : SHORT.format(value);
 }
+
+/** A value to compare at a glance: two significant digits. */
+export const rough = (value) => ROUGH.format(value);
 
 /** Seconds in two units. */
 export function duration(seconds) {

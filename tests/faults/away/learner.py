@@ -175,6 +175,6 @@ class Learner(Member):
     def metrics(self) -> dict[str, float]:
         return {}
 
-    def record_step(self, finished: FinishedStep) -> None:
+    def record_step(self, finished: FinishedStep, _tokens: object) -> None:
         groups = [(group.group_id, group.leased.task.ordinal) for group in finished.groups]
         say(self._run, "trained", version=finished.trained_version, groups=groups, at=time.monotonic())

@@ -162,6 +162,9 @@ def test_a_run_from_start_to_end(tmp_path: Path) -> None:
     assert {sample["step"] for sample in samples} == set(range(1, 9))
     assert samples[0]["versions"] == [[len_ := samples[0]["versions"][0][0], 1, 0]]
     assert len_ >= len(samples[0]["response"])
+    assert samples[0]["tokens"]["count"] == len_
+    assert samples[0]["tokens"]["staleness"] == ([[len_, 0]] if len_ > 2 else [0] * len_)
+    assert samples[0]["tokens"]["policy_log_probs"] == pytest.approx(samples[0]["tokens"]["log_probs"], abs=1e-3)
     assert list((config.run.folder / "tensorboard").iterdir())
     assert (steps[-1]["trackers/lost_records"], steps[-1]["callbacks/failed"]) == (0, 0)
     assert_nothing_twice(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,14 @@ from rollmesh.run_files import read_config
 START = 1_790_000_000.0
 HOSTILE = '<img src=x onerror="window.hacked=1"></script><script>window.hacked=1</script> {{7*7}}'
 """A text that becomes code wherever it is not kept a text."""
+
+
+REASONING = (
+    "The train covers 120 km in 1.5 hours. Speed is distance over time, so I divide 120 by 1.5. First 120 / 3 = 40, "
+    "and 1.5 is half of 3, so 120 / 1.5 = 2 * 40 = 80.\n\nThe train covers 80 km in an hour, thus its "
+    "speed is 80 km/h. Check: 80 * 1.5 = 120. The answer is 80."
+)
+"""A response with lines and many tokens."""
 
 
 def training(step: int, **more: Any) -> dict[str, Any]:
@@ -130,18 +139,47 @@ def snapshot(second: int) -> dict[str, Any]:
     }
 
 
+def sample_tokens(text: str, member: int) -> dict[str, Any]:
+    """Words of a text with values; of an odd member a tool says the first two."""
+    words = [len(word) for word in re.findall(r"\s*\S+|\s+$", text)]
+    places = range(len(words))
+    log_probs: list[Any] = [round(-0.05 - 1.5 * abs(math.sin(3 * place + member)) ** 3, 4) for place in places]
+    gaps = [0.04 * math.sin(5 * place) ** 3 + (0.2 if place == 7 else 0.0) for place in places]
+    policy: list[Any] = [round(value + gap, 4) for value, gap in zip(log_probs, gaps, strict=True)]
+    hidden = 2 * (member % 2)
+    log_probs[:hidden], policy[:hidden] = [None] * hidden, [None] * hidden
+    older = len(words) // 2
+    return {
+        "count": len(words),
+        "characters": words,
+        "mask": [0] * hidden + [[len(words) - hidden, 1]],
+        "staleness": [[older, 2], [len(words) - older, 1]],
+        "log_probs": log_probs,
+        "policy_log_probs": policy,
+        "advantages": [None] * hidden
+        + [round(0.7 - 1.4 * (member % 2) + 0.3 * math.sin(place), 4) for place in places][hidden:],
+    }
+
+
 def sample(step: int, member: int, text: str) -> dict[str, Any]:
     """A kept sample."""
+    response = text if member else REASONING
+    tokens = sample_tokens(response, member)
+    older = tokens["count"] // 2
     return {
         "step": step,
         "group": f"train-{step}",
         "member": member,
         "prompt": "A train covers 120 km in 1.5 hours. How fast is it?",
-        "response": text if member else "It covers 120 / 1.5 = 80 km in an hour. The answer is 80.",
+        "response": response,
         "reward": float(not member),
         "components": {"correct": float(not member), "format": 1.0},
+        "members": [[0, 1.0], [1, 0.0], [2, 1.0], [3, None]],
         "ground_truth": "80",
         "finish_reason": "stop",
+        "generator": "generator-0",
+        "versions": [[older, 1, step - 3], [tokens["count"] - older, 1, step - 2]],
+        "tokens": tokens,
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rollmesh.dashboard.documents import samples
 from rollmesh.dashboard.documents.attention import attention_document
 from rollmesh.dashboard.documents.charts import chart_document, metric_document
 from rollmesh.dashboard.documents.head import head_document
@@ -123,14 +124,6 @@ def test_attention_is_asked_for_what_is_wrong(view: RunView) -> None:
     assert attention_document(RunView("x"))["items"] == []
 
 
-def test_samples_are_bounded(view: RunView) -> None:
-    found = sample_document(view)
-    assert found is not None
-    assert len(found["samples"]) == 24
-    assert found["samples"][0]["step"] == 60
-    assert found["samples"][0]["components"] == {"correct": 0.0, "format": 1.0}
-
-
 def test_the_picture_of_a_thousand_generators_is_small() -> None:
     document = mesh_document(RunView("x", mesh=mesh_now(1000)))
     assert document is not None
@@ -197,6 +190,29 @@ def test_a_panel_that_has_not_changed_keeps_its_tag(tmp_path: Path) -> None:
     assert {name for name in after if after[name] != before[name]} == {"samples"}
     assert data.panel(0, "nothing") is None
     assert data.panel(7, "head") is None
+
+
+def test_samples_are_the_latest_and_some_of_the_whole_run_as_many_as_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = RunReader(write_run(tmp_path / "run", 120)).view
+    document = sample_document(view)
+    assert document is not None
+    shown = [kept["step"] for kept in document["samples"]]
+    assert shown[:24] == [step for step in range(120, 108, -1) for _ in (0, 1)]
+    assert len(shown) == len({(kept["step"], kept["member"]) for kept in document["samples"]})
+    assert 1 in shown
+    assert len({step // 15 for step in shown}) >= 8
+    first = document["samples"][0]
+    assert first["tokens"]["count"] == sum(length for length, *_ in first["versions"])
+    monkeypatch.setattr(samples, "_MOST_IN_ALL", len(json.dumps(document["samples"][:3])))
+    fewer = sample_document(view)
+    assert fewer is not None
+    assert fewer["samples"] == document["samples"][:3]
+    monkeypatch.setattr(samples, "_MOST_IN_ALL", 10)
+    least = sample_document(view)
+    assert least is not None
+    assert len(least["samples"]) == 1
 
 
 def test_an_evaluation_is_shown_with_its_intervals_and_worst_responses(tmp_path: Path) -> None:

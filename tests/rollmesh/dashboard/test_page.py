@@ -21,7 +21,7 @@ from rollmesh.dashboard.run_reader import RunReader
 from rollmesh.dashboard.run_view import RunView
 from rollmesh.dashboard.server import page_server
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
-from tests.rollmesh.dashboard.runs import StaticRuns, mesh_now, write_run
+from tests.rollmesh.dashboard.runs import HOSTILE, REASONING, StaticRuns, mesh_now, sample, write_records, write_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 axe = pytest.importorskip("axe_playwright_python", reason="axe is not installed")
@@ -192,6 +192,54 @@ def test_a_finished_run(browser: Any, bridge: AsyncBridge, finished: Path) -> No
         assert page.locator("#metrics .chart-title").inner_text() == "actor/grad_norm"
         page.locator("#learning .about summary").first.click()
         assert page.get_by_text("held-out ones measure the policy").is_visible()
+
+
+def test_samples_with_their_tokens(browser: Any, bridge: AsyncBridge, finished: Path) -> None:
+    with served(bridge, [RunReader(finished).view]) as url, visiting(browser, url) as visit:
+        visit.open(url)
+        page = visit.page
+        samples = page.locator("#samples")
+        tokens, facts = samples.locator(".tokens"), samples.locator(".token-facts")
+        assert tokens.evaluate("element => element.textContent") == HOSTILE
+        page.get_by_label("Order").select_option("best")
+        assert tokens.evaluate("element => element.textContent") == REASONING
+        assert samples.locator(".token-begins").get_attribute("data-mark") == "1:198"
+        assert "1:197" in samples.locator(".token-legend").inner_text()
+        page.get_by_label("Token", exact=True).press("ArrowRight")
+        assert facts.inner_text().split("\n")[:4] == ["token", "2 of 65", "text", '" train"']
+        tokens.locator(".token").nth(7).click()
+        assert "gap\n0.1969" in facts.inner_text()
+        page.get_by_label("Color tokens by").select_option("gap")
+        assert "nats" in samples.locator(".token-legend").inner_text()
+        assert tokens.locator(".token-negative").count() > 0
+        for width in WIDTHS:
+            visit.resize(width)
+            visit.check()
+        samples.get_by_role("button", name="#1 0").click()
+        assert tokens.evaluate("element => element.textContent") == HOSTILE
+        assert tokens.locator(".token-untrained").count() == 2
+        earliest = page.locator("#sample-step option").last.inner_text()
+        page.locator("#sample-step").select_option(earliest)
+        entries = samples.locator(".sample-entry")
+        assert [f"step {earliest}" in entry for entry in entries.all_inner_texts()] == [True, True]
+        visit.check()
+
+
+def test_a_response_of_32_000_tokens(browser: Any, bridge: AsyncBridge, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "long", 1)
+    long = sample(1, 1, "word " * 32_000)
+    # A file without the values of tokens, as earlier ones are, is shown too.
+    write_records(folder / "samples.jsonl", [long, {"step": 1, "reward": 0.5, "response": "short"}])
+    with served(bridge, [RunReader(folder).view]) as url, visiting(browser, url) as visit:
+        visit.open(url)
+        page = visit.page
+        assert page.locator("#samples pre", has_text="short").is_visible()
+        page.locator(".sample-entry").nth(1).click()
+        assert page.locator(".token").count() == 2000
+        assert page.locator(".tokens").evaluate("element => element.textContent.length") == 2000 * 5 - 1
+        page.get_by_role("button", name="Show all 32,001 tokens").click()
+        assert page.locator(".token").count() == 32_001
+        assert visit.troubles == []
 
 
 def test_the_report_is_the_same_page_in_one_file(browser: Any, finished: Path) -> None:
