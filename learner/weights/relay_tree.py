@@ -82,8 +82,8 @@ class RelayTree:
         Returns:
             The parent's address; empty for the learner.
         """
-        for address in failed:
-            for node in self._by_address.get(address, ()):
+        for broken in failed:
+            for node in self._by_address.get(broken, ()):
                 node.failed = True
         known = self._nodes.get(member_id)
         if known is None and len(self._nodes) >= _NODES:

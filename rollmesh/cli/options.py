@@ -129,7 +129,11 @@ MetricsKeyFile = Annotated[
 
 TelemetryKeyFile = Annotated[
     Path | None,
-    typer.Option("--telemetry-key-file", help="File with the key of the collector of traces, a bearer token."),
+    typer.Option(
+        "--telemetry-key-file",
+        envvar=key_variable("security.telemetry_key_file"),
+        help="File with the key of the collector of traces, a bearer token.",
+    ),
 ]
 
 

@@ -117,8 +117,8 @@ COMPARED = (
     Rule(
         "an evicted prompt gets another group",
         "evict",
-        "and 'over_bound' or 'hopeless', true)",
-        "and 'over_bound' or 'hopeless', false)",
+        "finish(gid, g, 'evicted_stale', reason, true)",
+        "finish(gid, g, 'evicted_stale', reason, false)",
     ),
     Rule("refills are bounded", "transitions", "requeue and refills <= counters.max_attempts", "requeue"),
     Rule(

@@ -103,7 +103,7 @@ def test_a_bad_value_is_one_error_that_says_what_the_key_needs(override: str, me
     ("overrides", "message"),
     [
         (["learner.distributed.nodes=2"], "nodes is more than 1: set rendezvous to HOST:PORT of node 0"),
-        (["learner.distributed.rendezvous=a"], "rendezvous is 'a', and should be HOST:PORT"),
+        (["learner.distributed.rendezvous=a"], "rendezvous 'a' is not host:port"),
         (
             ["learner.distributed={nodes: 2, rendezvous: a:1}", "learner.ranks=3"],
             "ranks: 3 cannot be divided evenly over 2 nodes",

@@ -151,7 +151,7 @@ async def test_no_one_there_and_no_address() -> None:
     assert "unreachable" in report.lines()[1]
     assert report.lines()[-1].startswith("not usable")
     for wrong in ("grpc://127.0.0.1", "grpc://:1", "grpc://host:99999", "grpc://host:1/path"):
-        with pytest.raises(ConfigError, match="grpc://host:port"):
+        with pytest.raises(ConfigError, match="is not host:port"):
             await check_endpoint(wrong)
 
 

@@ -82,12 +82,11 @@ def check_certificates(config: Config) -> Iterator[Finding]:
     read = []
     if security.tls_cert is not None:
         own = _load("security.tls_cert", security.tls_cert)
-        # Between it and the authority there may be others, in its own file.
-        signers = [*authority, *own[1:]] if authority else []
-        read.append(_describe("security.tls_cert", security.tls_cert, own[0], security.tls_key, signers))
+        signed = _leads_to(authority, own) if authority else None
+        read.append(_describe("security.tls_cert", security.tls_cert, own[0], security.tls_key, signed=signed))
     for name, path in (("security.tls_ca", security.tls_ca), ("security.tls_client_ca", security.tls_client_ca)):
         if path is not None:
-            read += [_describe(name, path, certificate, None, []) for certificate in _load(name, path)]
+            read += [_describe(name, path, certificate, None) for certificate in _load(name, path)]
     addresses = [host for host in (config.network.advertise, config.network.host) if host and host not in _WIDE]
     for certificate in read:
         yield from judge(certificate, addresses[:1], datetime.datetime.now(datetime.UTC))
@@ -163,7 +162,7 @@ def _load(key: str, path: Path | None) -> list[x509.Certificate]:
 
 
 def _describe(
-    key: str, path: Path, own: x509.Certificate, private_key: Path | None, authorities: Sequence[x509.Certificate]
+    key: str, path: Path, own: x509.Certificate, private_key: Path | None, *, signed: bool | None = None
 ) -> Certificate:
     return Certificate(
         key,
@@ -172,7 +171,7 @@ def _describe(
         own.not_valid_after_utc,
         _hosts(own) if private_key is not None else (),
         _fits(own, private_key),
-        any(_has_signed(authority, own) for authority in authorities) if authorities else None,
+        signed,
     )
 
 
@@ -195,6 +194,14 @@ def _fits(certificate: x509.Certificate, private_key: Path | None) -> bool | Non
         return False
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return key.public_key().public_bytes(*form) == certificate.public_key().public_bytes(*form)
+
+
+def _leads_to(authorities: Sequence[x509.Certificate], chain: Sequence[x509.Certificate]) -> bool:
+    """True if an authority has signed the first certificate, or one in the same file that has signed the one before."""
+    own, *rest = chain
+    if any(_has_signed(authority, own) for authority in authorities):
+        return True
+    return bool(rest) and _has_signed(rest[0], own) and _leads_to(authorities, rest)
 
 
 def _has_signed(authority: x509.Certificate, certificate: x509.Certificate) -> bool:

@@ -97,7 +97,7 @@ ENDS = {
     "too large a number": "1e400",
     "a large number": f"1{'0' * 400}",
     "long before": f"-1{'0' * 400}",
-    "in an hour": time.time() + 3600,
+    "in a day": time.time() + 86400,
 }
 REFUSED = {
     **{name: f'{{"member": "generator-a", "for": "{CONTRACT}", "until": {end}}}' for name, end in ENDS.items()},
