@@ -214,6 +214,7 @@ def test_samples_with_their_tokens(browser: Any, bridge: AsyncBridge, finished: 
         assert tokens.locator(".token-negative").count() > 0
         for width in WIDTHS:
             visit.resize(width)
+            visit.wait_for_charts()
             visit.check()
         samples.get_by_role("button", name="#1 0").click()
         assert tokens.evaluate("element => element.textContent") == HOSTILE
