@@ -56,7 +56,7 @@ def security_headers(inline: Iterable[str]) -> dict[str, str]:
     """Headers of every answer.
 
     Args:
-        inline: the page's own scripts, which alone may run beside files of this server.
+        inline: the page's own scripts, which alone may run next to files of this server.
     """
     policy = content_policy(["'self'", *map(source_of, inline)], ["'self'"], ["'self'"])
     return {
