@@ -46,8 +46,9 @@ from rollmesh.reward_service.client.client import RewardScorer, needs_discovery
 
 log = logging.getLogger(__name__)
 _REPORT_INTERVAL_S = 1.0
-# Seconds between two queries for reward services; the first while no service is registered.
-_DISCOVERY_S = (0.5, 5.0)
+# Seconds between two queries for reward services; and while none answers, from the first pause to the longest.
+_DISCOVERY_S = 5.0
+_SEARCH_S = (0.5, 2.0)
 # Seconds in which what is finished is stored, or given back, after an engine has failed.
 _STORE_S = 5.0
 
@@ -323,6 +324,8 @@ class Generator:
         if not needs_discovery(self._config):
             return
         known: set[str] = set()
+        shortest_s, longest_s = _SEARCH_S
+        search_s = shortest_s
         while True:
             members = await self._agent.members(membership_pb2.ROLE_REWARD)
             addresses = {member.address for member in members if member.address}
@@ -330,8 +333,12 @@ class Generator:
                 log.info("reward services: %s", ", ".join(sorted(addresses)) or "none")
                 scorer.set_endpoints(sorted(addresses))
                 known = addresses
-            at_work = bool(known) and not scorer.present_wait()
-            await asyncio.sleep(_DISCOVERY_S[at_work])
+            if known and not scorer.present_wait():
+                search_s = shortest_s
+                await asyncio.sleep(_DISCOVERY_S)
+            else:
+                await asyncio.sleep(search_s)
+                search_s = min(2 * search_s, longest_s)
 
 
 def _sleep_rules(config: Config) -> SleepRules:

@@ -1,6 +1,6 @@
 -- Enters a member under a new connection generation; what it still holds gets a full term.
--- ARGV: '', member, members that the run may have (0: any number, for fronts), description (serialized Member), call.
--- `call` grows with every join of a member; 0: not numbered.
+-- ARGV: '', member, members that the run may have (0: any number, for fronts), description (serialized Member), call,
+-- role. `call` grows with every join of a member; 0: not numbered.
 load_run()
 local most, call, joins = tonumber(ARGV[3]), tonumber(ARGV[5]), RUN .. ':joins'
 local last = tonumber(redis.call('HGET', joins, ARGV[2]) or 0)
@@ -17,6 +17,7 @@ local generation = redis.call('HINCRBY', RUN, 'generation', 1)
 redis.call('HSET', RUN .. ':generations', ARGV[2], generation)
 redis.call('HSET', joins, ARGV[2], call)
 redis.call('HSET', RUN .. ':members', ARGV[2], ARGV[4])
+redis.call('SADD', RUN .. ':role:' .. ARGV[6], ARGV[2])
 redis.call('ZADD', RUN .. ':heartbeats', now, ARGV[2])
 for _, name in ipairs({'train', 'eval'}) do
   load_table(name)

@@ -32,9 +32,14 @@ def silent_reason(age_ms: int, reason: str) -> str:
     return f"silent for {age_ms / 1000:.0f} s" + (f" (was: {reason})" if reason else "")
 
 
-async def read_members(front: FrontContext) -> tuple[list[pb.Member], bool]:
-    """All members with their last status, marked if it is old; and whether the run has finished."""
-    members, finished = await front.store.members.read_all()
+async def read_members(front: FrontContext, role: pb.Role = pb.ROLE_UNSPECIFIED) -> tuple[list[pb.Member], bool]:
+    """Members with their last status, marked if it is old; and whether the run has finished.
+
+    Args:
+        role: theirs; unspecified: all members.
+    """
+    registry = front.store.members
+    members, finished = await (registry.read_role(role) if role else registry.read_all())
     silent_ms = _SILENT_TERMS * front.membership.member_ttl_ms
     return [_marked_silent(member) if member.heartbeat_age_ms > silent_ms else member for member in members], finished
 
@@ -105,7 +110,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
             heartbeat_interval_ms=max(50, self._front.membership.member_ttl_ms // HEARTBEATS_PER_TERM),
             member_ttl_ms=self._front.membership.member_ttl_ms,
             run_name=self._front.membership.run_name,
-            fronts=fronts_of(await self._members.read_fronts()),
+            fronts=fronts_of((await self._members.read_role(pb.ROLE_BUFFER))[0]),
         )
         return with_proof(self._credentials, request, response)
 
@@ -135,6 +140,5 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
 
     async def List(self, request: pb.ListRequest, context: Any) -> pb.ListResponse:
         """See membership.proto."""
-        members, finished = await within_deadline(read_members(self._front), context)
-        chosen = [m for m in members if request.role in (pb.ROLE_UNSPECIFIED, m.role)]
-        return pb.ListResponse(members=chosen, run_finished=finished)
+        members, finished = await within_deadline(read_members(self._front, request.role), context)
+        return pb.ListResponse(members=members, run_finished=finished)

@@ -31,10 +31,14 @@ class Keys:
     def members(self) -> str:
         return f"{self.run}:members"
 
+    def role(self, role: int) -> str:
+        """Member ids of one role, by its number in membership.proto."""
+        return f"{self.run}:role:{role}"
+
     @property
-    def fronts(self) -> str:
-        """Member ids of the fronts that may be alive."""
-        return f"{self.run}:fronts"
+    def status(self) -> str:
+        """The last heartbeat of each member."""
+        return f"{self.run}:status"
 
     @property
     def heartbeats(self) -> str:

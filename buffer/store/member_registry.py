@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rollmesh.buffer.redis_backend.access import RedisAccess
@@ -12,6 +13,15 @@ from rollmesh.protos import membership_pb2 as pb
 
 # Entries that are parsed in one turn of the event loop: about a millisecond.
 _PARSED_AT_ONCE = 50
+
+
+class _Row(NamedTuple):
+    """A member as Redis has it: its description, its last heartbeat, and the time of that in Unix milliseconds."""
+
+    name: bytes
+    description: bytes
+    status: bytes | None
+    beat: bytes | None
 
 
 class _Entry(NamedTuple):
@@ -62,7 +72,9 @@ class MemberRegistry:
             call: grows with every join of a member, so that a late copy changes nothing; 0: not numbered.
             limit: most members of the run; 0: any number.
         """
-        answer = await self._redis.run_script("join", "", member.member_id, limit, member.SerializeToString(), call)
+        answer = await self._redis.run_script(
+            "join", "", member.member_id, limit, member.SerializeToString(), call, member.role
+        )
         return None if answer[0] == b"full" else Joined(int(answer[1]), int(answer[3]))
 
     async def heartbeat(self, request: pb.HeartbeatRequest, member_ttl_ms: int) -> MeshStatus:
@@ -91,43 +103,70 @@ class MemberRegistry:
     async def read_all(self) -> tuple[list[pb.Member], bool]:
         """All members with their last status and the age of their heartbeat; and whether the run has finished.
 
-        A member that has not said anything new is not parsed again. Others are parsed in portions, between which the
-        event loop does other work. Callers do not change the members.
+        Callers do not change the members.
         """
         keys = self._keys
-        flat, ages_flat, status_flat, (seconds, micros), finished = await self._redis.batch(
+        described, statuses, beats, time, finished = await self._redis.batch(
             [
                 ("HGETALL", keys.members),
+                ("HGETALL", keys.status),
                 ("ZRANGE", keys.heartbeats, 0, -1, "WITHSCORES"),
-                ("HGETALL", f"{keys.run}:status"),
                 ("TIME",),
                 ("HGET", keys.run, "finished"),
             ]
         )
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
-        status = dict(zip(status_flat[::2], status_flat[1::2], strict=True))
-        ages = {name: max(0, now_ms - int(at)) for name, at in zip(ages_flat[::2], ages_flat[1::2], strict=True)}
+        status, beat = _pairs(statuses), _pairs(beats)
+        rows = [_Row(name, text, status.get(name), beat.get(name)) for name, text in _pairs(described).items()]
+        self._entries = await self._parsed(rows, time)
+        return _in_order(self._entries), bool(int(finished or 0))
+
+    async def read_role(self, role: pb.Role) -> tuple[list[pb.Member], bool]:
+        """The same of one role alone; costs nothing for all the other members."""
+        keys = self._keys
+        (names,) = await self._redis.batch([("SMEMBERS", keys.role(role))])
+        of_names = [
+            ("HMGET", keys.members, *names),
+            ("HMGET", keys.status, *names),
+            ("ZMSCORE", keys.heartbeats, *names),
+        ]
+        *found, time, finished = await self._redis.batch(
+            [*(of_names if names else ()), ("TIME",), ("HGET", keys.run, "finished")]
+        )
+        rows = [_Row(*row) for row in zip(names, *found, strict=True) if row[1]] if names else []
+        entries = await self._parsed(rows, time)
+        return [member for member in _in_order(entries) if member.role == role], bool(int(finished or 0))
+
+    async def _parsed(self, rows: Sequence[_Row], time: Sequence[bytes]) -> dict[bytes, _Entry]:
+        """Members by id.
+
+        One that has not said anything new is not parsed again. Others are parsed in portions, between which the event
+        loop does other work.
+
+        Args:
+            rows: as Redis has them.
+            time: of Redis, in seconds and microseconds, when they were read.
+        """
+        now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
         before, entries, parsed = self._entries, {}, 0
-        for name, description in zip(flat[::2], flat[1::2], strict=True):
-            entry = before.get(name)
-            if entry is None or entry.status != status.get(name) or entry.description != description:
-                entry = _Entry(description, status.get(name), _member_with_status(description, status.get(name)))
+        for row in rows:
+            entry = before.get(row.name)
+            if entry is None or entry.status != row.status or entry.description != row.description:
+                entry = _Entry(row.description, row.status, _member_with_status(row.description, row.status))
                 parsed += 1
                 if parsed % _PARSED_AT_ONCE == 0:
                     await asyncio.sleep(0)
-            entry.member.heartbeat_age_ms = ages.get(name, 0)
-            entries[name] = entry
-        self._entries = entries
-        members = [entry.member for entry in entries.values()]
-        return sorted(members, key=lambda m: m.joined_unix_ms), int(finished or 0) == 1
+            entry.member.heartbeat_age_ms = max(0, now_ms - int(row.beat)) if row.beat is not None else 0
+            entries[row.name] = entry
+        return entries
 
-    async def read_fronts(self) -> list[pb.Member]:
-        """The fronts that are listed; costs nothing for all the other members."""
-        (names,) = await self._redis.batch([("SMEMBERS", self._keys.fronts)])
-        if not names:
-            return []
-        (found,) = await self._redis.batch([("HMGET", self._keys.members, *names)])
-        return [pb.Member.FromString(description) for description in found if description]
+
+def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _in_order(entries: Mapping[bytes, _Entry]) -> list[pb.Member]:
+    """Members, those that have joined first at the beginning."""
+    return sorted((entry.member for entry in entries.values()), key=lambda member: member.joined_unix_ms)
 
 
 def _member_with_status(description: bytes, status: bytes | None) -> pb.Member:

@@ -42,6 +42,33 @@ async def test_one_sweep_ends_the_leases_of_all_whose_term_is_over(mesh: Mesh) -
     await store.expire("train", 1000)
     members, _ = await store.members.read_all()
     assert not [member for member in members if member.member_id.startswith("many")]
+    assert await store.redis.batch([("SMEMBERS", keys.role(membership_pb2.ROLE_GENERATOR))]) == [[]]
+
+
+async def test_a_list_of_one_role_reads_no_member_of_another(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each generator asks for the reward services every few seconds: all of them together must not cost n * n."""
+    store = await _joined(mesh)
+    found: list[Any] = []
+    batch = store.redis.batch
+
+    async def watched(commands: Any) -> Any:
+        found.extend(commands)
+        return await batch(commands)
+
+    monkeypatch.setattr(store.redis, "batch", watched)
+    assert await store.members.read_role(membership_pb2.ROLE_REWARD) == ([], False)
+    reward = membership_pb2.Member(member_id="reward-1", role=membership_pb2.ROLE_REWARD, address="a:1")
+    generation = (await store.members.join(reward)).generation
+    request = membership_pb2.HeartbeatRequest(member_id="reward-1", generation=generation, waiting_reason="busy")
+    await store.members.heartbeat(request, 1000)
+    [member], _ = await store.members.read_role(membership_pb2.ROLE_REWARD)
+    assert (member.member_id, member.address, member.waiting_reason) == ("reward-1", "a:1", "busy")
+    assert member.heartbeat_age_ms < 60_000
+    names = {argument for command in found for argument in command if "many" in str(argument)}
+    assert not names
+    assert not [command for command in found if command[0] == "HGETALL"]
+    await store.members.leave("reward-1", generation)
+    assert await store.members.read_role(membership_pb2.ROLE_REWARD) == ([], False)
 
 
 async def test_members_are_parsed_again_where_they_say_something_new(
@@ -69,7 +96,7 @@ async def test_members_are_parsed_again_where_they_say_something_new(
 
 
 async def test_writes_of_many_generators_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few at once, so that the learner's calls do not wait behind those of all generators."""
+    """Few at once, so that the learner's calls do not wait for those of all generators."""
     front: Any = SimpleNamespace()
     writes = BufferServicer(front)
     at_work, most = 0, 0

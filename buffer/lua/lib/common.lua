@@ -218,9 +218,13 @@ local function list_fronts(command, front)
   end
 end
 
+-- Roles of members, numbered as in membership.proto.
+local ROLES = 5
+
 -- A member is gone: its pending notices go with it, and the stream that a dead front has left open.
 local function forget(member)
   list_fronts('SREM', member)
+  for role = 1, ROLES do redis.call('SREM', RUN .. ':role:' .. role, member) end
   redis.call('ZREM', RUN .. ':heartbeats', member)
   for _, part in ipairs({':members', ':status', ':generations', ':joins'}) do redis.call('HDEL', RUN .. part, member) end
   for _, name in ipairs({'train', 'eval'}) do
