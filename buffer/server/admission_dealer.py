@@ -31,6 +31,8 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 # Groups that one generator is dealt at once.
 _MOST_AT_ONCE = 64
+# Entries of a queue that are kept whether or not they are in force.
+_LEAST_KEPT = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +75,38 @@ class Refusal:
     reason: str
 
 
-_Entry = tuple[float, int, int, GeneratorDemand]
+class _Queue:
+    """Generators that wait with one version, the one to be served next first.
+
+    An entry that is not in force any more leaves when it comes first. Where most of them are not, all such leave at
+    once: offers that are renewed while the gate is closed would pile up.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int, GeneratorDemand]] = []
+        self._most = _LEAST_KEPT
+
+    def __len__(self) -> int:
+        """Number of entries, also of those that are not in force."""
+        return len(self._heap)
+
+    def push(self, demand: GeneratorDemand) -> None:
+        """Adds an entry, which is the one in force from now on."""
+        heapq.heappush(self._heap, (demand.load, demand._since, demand._entry, demand))
+        if len(self._heap) > self._most:
+            self._heap = [entry for entry in self._heap if entry[3]._entry == entry[2]]
+            heapq.heapify(self._heap)
+            self._most = max(_LEAST_KEPT, 2 * len(self._heap))
+
+    def first(self) -> tuple[float, int] | None:
+        """The rank of the first one, its load before the beginning of its wait; None where no one waits."""
+        while self._heap and self._heap[0][3]._entry != self._heap[0][2]:
+            heapq.heappop(self._heap)
+        return self._heap[0][:2] if self._heap else None
+
+    def pop(self) -> GeneratorDemand:
+        """Removes the first one; `first` has found it."""
+        return heapq.heappop(self._heap)[3]
 
 
 class AdmissionDealer:
@@ -87,7 +120,7 @@ class AdmissionDealer:
     def __init__(self, rules: TableRules, on_offer: Callable[[], None] = lambda: None) -> None:
         self._rules = rules
         self.on_offer = on_offer
-        self._waiting: dict[PolicyVersion, list[_Entry]] = {}
+        self._waiting: dict[PolicyVersion, _Queue] = {}
         self._refusals: dict[PolicyVersion, Refusal] = {}
         self._dealt = 0
         self._numbers = itertools.count(1)
@@ -144,33 +177,32 @@ class AdmissionDealer:
             for serving in self._waiting
             if self.refusal(serving, snapshot) is None
         }
-        served: dict[int, GeneratorDemand] = {}
-        while (heap := self._least_loaded(rooms)) is not None:
-            demand = heapq.heappop(heap)[3]
+        # In the order in which they are served; none of them twice.
+        served: dict[GeneratorDemand, None] = {}
+        while (queue := self._least_loaded(rooms)) is not None:
+            demand = queue.pop()
             demand.share += 1
             self._dealt += 1
-            served[id(demand)] = demand
+            served[demand] = None
             if demand.share < min(demand.credits, _MOST_AT_ONCE):
                 self._enter(demand)
             else:
                 demand._entry = 0
-        for demand in served.values():
+        for demand in served:
             demand.woken.set()
-        return list(served.values())
+        return list(served)
 
-    def _least_loaded(self, rooms: dict[PolicyVersion, int]) -> list[_Entry] | None:
-        """The heap with the generator that comes next, of the versions for which there is room."""
-        best: list[_Entry] | None = None
-        for serving, heap in list(self._waiting.items()):
-            while heap and heap[0][3]._entry != heap[0][2]:
-                heapq.heappop(heap)
-            if not heap:
+    def _least_loaded(self, rooms: dict[PolicyVersion, int]) -> _Queue | None:
+        """The queue of the generator that comes next, of the versions for which there is room."""
+        best: tuple[tuple[float, int], _Queue] | None = None
+        for serving, queue in list(self._waiting.items()):
+            rank = queue.first()
+            if rank is None:
                 del self._waiting[serving]
-            elif rooms.get(serving, 0) > self._dealt and (best is None or heap[0] < best[0]):
-                best = heap
-        return best
+            elif rooms.get(serving, 0) > self._dealt and (best is None or rank < best[0]):
+                best = rank, queue
+        return None if best is None else best[1]
 
     def _enter(self, demand: GeneratorDemand) -> None:
         demand._entry = next(self._numbers)
-        entry = (demand.load, demand._since, demand._entry, demand)
-        heapq.heappush(self._waiting.setdefault(demand.serving, []), entry)
+        self._waiting.setdefault(demand.serving, _Queue()).push(demand)

@@ -109,3 +109,15 @@ def test_a_stream_that_ends_leaves_its_share_to_others() -> None:
     dealer.settle(gone)
     assert dealer.deal(replace(OPEN, pending=2)) == [other]
     assert other.share == 2
+
+
+def test_who_offers_again_and_again_takes_no_memory() -> None:
+    """While the gate is closed each stream renews its offer every second, and the least loaded one stays the first."""
+    _idle, *busy = demands = [GeneratorDemand(4, number, V4) for number in range(10)]
+    dealer = dealer_of(demands)
+    for _ in range(1000):
+        for demand in busy:
+            dealer.offer(demand)
+        assert dealer.deal(OPEN) == []
+    assert sum(len(queue) for queue in dealer._waiting.values()) < 100
+    assert dealer.deal(replace(OPEN, pending=40)) == demands
