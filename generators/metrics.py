@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 import psutil
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from rollmesh.generators.engines.types import EngineStatus
 from rollmesh.generators.openai_server.metrics import METRICS as ENDPOINT_METRICS
@@ -15,7 +15,7 @@ from rollmesh.generators.rollout.drafts import DraftUploader
 from rollmesh.generators.rollout.rollout_manager import RolloutManager
 from rollmesh.generators.rollout.submission import TrajectorySubmitter
 from rollmesh.mesh.telemetry.metric_spec import SpecCollector, SpecFactory, Values
-from rollmesh.mesh.weights.bucket_set import DAMAGED
+from rollmesh.mesh.weights.bucket_set import DAMAGED, DAMAGED_BUCKETS
 from rollmesh.protos import weights_pb2
 
 _GENERATOR = SpecFactory("generator")
@@ -87,7 +87,7 @@ METRICS = (
     *_OF_SNAPSHOT.values(),
     *(_MEMBERS, _TURN),
     *(_WEIGHTS, _WEIGHTS_BYTES, _WEIGHTS_FAILURES, _WEIGHTS_KEPT),
-    _counter("weights_damaged_buckets", "Buckets with bytes that were not those announced"),
+    DAMAGED_BUCKETS,
     *ENDPOINT_METRICS,
 )
 # Seconds: a pause lasts microseconds, a full transfer over a slow link minutes.
@@ -104,14 +104,10 @@ class GeneratorMetrics:
         self._values: Mapping[str, float] = {}
         self._turns: Mapping[str, float] = {}
         self.registry.register(SpecCollector((*_OF_SNAPSHOT.values(), _MEMBERS, _TURN), self._read))
-        self._weights = Histogram(
-            _WEIGHTS.family, _WEIGHTS.text, _WEIGHTS.labels, buckets=_BUCKETS, registry=self.registry
-        )
-        self._weights_bytes = Counter(
-            _WEIGHTS_BYTES.family, _WEIGHTS_BYTES.text, _WEIGHTS_BYTES.labels, registry=self.registry
-        )
-        self._weights_failures = Counter(_WEIGHTS_FAILURES.family, _WEIGHTS_FAILURES.text, registry=self.registry)
-        self._weights_kept = Gauge(_WEIGHTS_KEPT.family, _WEIGHTS_KEPT.text, registry=self.registry)
+        self._weights = _WEIGHTS.as_histogram(_BUCKETS, self.registry)
+        self._weights_bytes = _WEIGHTS_BYTES.as_counter(self.registry)
+        self._weights_failures = _WEIGHTS_FAILURES.as_counter(self.registry)
+        self._weights_kept = _WEIGHTS_KEPT.as_gauge(self.registry)
         self.registry.register(DAMAGED)
         self._process = psutil.Process()
         self._last_time = time.monotonic()

@@ -33,6 +33,18 @@ def private_folder(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
 
 
+def write_new(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Writes a file that is not there yet; it has its mode from the first moment, whatever the umask.
+
+    Raises:
+        FileExistsError: it is there.
+        OSError: the disk refuses.
+    """
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(content)
+
+
 def restrict_to_owner(path: Path) -> None:
     """Takes every right on a folder or file from all but its owner.
 

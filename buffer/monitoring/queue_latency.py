@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import Histogram
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -33,9 +32,7 @@ class QueueLatency(Collector):
     """The histograms, as Prometheus collects them."""
 
     def __init__(self) -> None:
-        self._histograms = [
-            Histogram(spec.family, spec.text, spec.labels, buckets=_BUCKETS, registry=None) for spec in HISTOGRAMS
-        ]
+        self._histograms = [spec.as_histogram(_BUCKETS) for spec in HISTOGRAMS]
         # Looking a label up costs more than counting a value.
         self._of_table = {table: tuple([each.labels(table) for each in self._histograms]) for table in TABLES}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from rollmesh.mesh.telemetry.metric_spec import SpecFactory
 
@@ -32,7 +32,7 @@ class EndpointMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(_REQUESTS.family, _REQUESTS.text, _REQUESTS.labels, registry=registry)
-        self.tokens = Counter(_TOKENS.family, _TOKENS.text, _TOKENS.labels, registry=registry)
-        self.sessions = Gauge(_SESSIONS.family, _SESSIONS.text, registry=registry)
-        self.forced = Counter(_IGNORED.family, _IGNORED.text, _IGNORED.labels, registry=registry)
+        self.requests = _REQUESTS.as_counter(registry)
+        self.tokens = _TOKENS.as_counter(registry)
+        self.sessions = _SESSIONS.as_gauge(registry)
+        self.forced = _IGNORED.as_counter(registry)

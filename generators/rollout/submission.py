@@ -286,8 +286,8 @@ class TrajectorySubmitter:
         by_table: dict[str, Writes] = {}
         for group, write in writes:
             by_table.setdefault(group.table, []).append((group, write))
-        began_ns = time.time_ns()
         for table, part in by_table.items():
+            began_ns = time.time_ns()
             results = await self._member_store.writer(table).write([write for _, write in part])
             self._spans.written(part, results, began_ns)
             self._record_results(part, results)

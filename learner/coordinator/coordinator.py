@@ -65,7 +65,6 @@ from rollmesh.mesh.tokenizer_files import load_tokenizer
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 log = logging.getLogger(__name__)
-# Reasons after which the run is complete; after a signal it can be continued.
 _LEAVE_S = 60.0
 _PROBE_TOKENS = 64
 

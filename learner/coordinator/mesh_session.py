@@ -49,9 +49,9 @@ from rollmesh.mesh.weights.contract import SERVICE_NAME as WEIGHTS_SERVICE
 from rollmesh.protos import diagnosis_pb2_grpc, learner_pb2_grpc, membership_pb2, weights_pb2_grpc
 
 log = logging.getLogger(__name__)
-# Grace of the server for calls in flight when the learner ends.
 # Services that a learner calls: generators for turns on shared devices, and roles with processes of their own.
 _CALLED = (membership_pb2.ROLE_BUFFER, membership_pb2.ROLE_MODEL, membership_pb2.ROLE_GENERATOR)
+# Grace of the server for calls in flight when the learner ends.
 _SERVER_GRACE_S = 1.0
 
 

@@ -9,21 +9,17 @@ from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 
-from rollmesh.mesh.runtime.background_tasks import FAILURES
+from rollmesh.mesh.runtime.background_tasks import FAILED, FAILURES
 from rollmesh.mesh.runtime.log_format import CountingHandler
 from rollmesh.mesh.telemetry.metric_spec import SpecFactory
+from rollmesh.mesh.telemetry.span_export import SPANS
 
 _OF_ALL = SpecFactory("")
 _LAG = _OF_ALL.histogram(
     "event_loop_lag_seconds", "How much later than asked for the event loop wakes, measured four times a second"
 )
 _LOG = _OF_ALL.counter("log_records", "Lines of the log", "level")
-METRICS = (
-    _LAG,
-    _LOG,
-    _OF_ALL.counter("background_task_failures", "Background tasks that ended by an error"),
-    _OF_ALL.counter("trace_spans", "Spans of traces by their fate: sent, dropped", "fate"),
-)
+METRICS = (_LAG, _LOG, FAILURES, SPANS)
 _BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
 _EVERY_S = 0.25
 _LEVELS = ("warning", "error", "critical")
@@ -32,9 +28,9 @@ _LEVELS = ("warning", "error", "critical")
 @asynccontextmanager
 async def process_metrics(registry: CollectorRegistry) -> AsyncIterator[None]:
     """Measures the running process into a registry while the context lasts."""
-    lag = Histogram(_LAG.family, _LAG.text, buckets=_BUCKETS, registry=registry)
-    records = Counter(_LOG.family, _LOG.text, _LOG.labels, registry=registry)
-    registry.register(FAILURES)
+    lag = _LAG.as_histogram(_BUCKETS, registry)
+    records = _LOG.as_counter(registry)
+    registry.register(FAILED)
     ProcessCollector(registry=registry)
     handler = _LevelCounter(records)
     logging.getLogger().addHandler(handler)

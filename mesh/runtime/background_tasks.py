@@ -11,10 +11,11 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from prometheus_client import Counter
+from rollmesh.mesh.telemetry.metric_spec import SpecFactory
 
+FAILURES = SpecFactory("").counter("background_task_failures", "Background tasks that ended by an error")
 # The process has one, since owners come and go. A service that has metrics shows it.
-FAILURES = Counter("rollmesh_background_task_failures", "Background tasks that ended by an error", registry=None)
+FAILED = FAILURES.as_counter()
 OnError = Callable[[str, BaseException], None]
 
 
@@ -66,7 +67,7 @@ class BackgroundTasks:
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            FAILURES.inc()
+            FAILED.inc()
             self._on_error(task.get_name(), error)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -44,6 +45,22 @@ class MetricSpec:
     def full_name(self) -> str:
         """The name that Prometheus shows; of a histogram without `_bucket`, `_sum` and `_count`."""
         return f"{self.family}_total" if self.kind == "counter" else self.family
+
+    def as_counter(self, registry: CollectorRegistry | None = None) -> Counter:
+        """A counter of this description, in a registry or in none."""
+        return Counter(self.family, self.text, self.labels, registry=registry)
+
+    def as_gauge(self, registry: CollectorRegistry | None = None) -> Gauge:
+        """A gauge of this description, in a registry or in none."""
+        return Gauge(self.family, self.text, self.labels, registry=registry)
+
+    def as_histogram(self, buckets: Sequence[float], registry: CollectorRegistry | None = None) -> Histogram:
+        """A histogram of this description, in a registry or in none.
+
+        Args:
+            buckets: their upper bounds, in the unit of the values.
+        """
+        return Histogram(self.family, self.text, self.labels, buckets=buckets, registry=registry)
 
 
 class SpecFactory:

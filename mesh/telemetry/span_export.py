@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from prometheus_client import Counter
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from rollmesh.mesh.telemetry.metric_spec import SpecFactory
 from rollmesh.mesh.telemetry.span import Span
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 _BATCH = 512
 _EVERY_S = 1.0
 CLOSE_S = 2.0
+SPANS = SpecFactory("").counter("trace_spans", "Spans of traces by their fate: sent, dropped", "fate")
 
 
 class Sender(Protocol):
@@ -45,9 +46,7 @@ class SpanCounts(Collector):
     """The fates of spans, for Prometheus."""
 
     def __init__(self) -> None:
-        self._spans = Counter(
-            "rollmesh_trace_spans", "Spans of traces by their fate: sent, dropped", ["fate"], registry=None
-        )
+        self._spans = SPANS.as_counter()
         self.sent = self._spans.labels("sent")
         self.dropped = self._spans.labels("dropped")
 

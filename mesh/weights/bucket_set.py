@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from prometheus_client import Counter
-
 from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.telemetry.metric_spec import SpecFactory
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights.digest import Buffer, digest_of
 from rollmesh.mesh.weights.manifest import bucket_starts
 from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
-# The process has one, which a generator shows.
-DAMAGED = Counter(
-    "rollmesh_generator_weights_damaged_buckets", "Buckets with bytes that were not those announced", registry=None
+DAMAGED_BUCKETS = SpecFactory("generator").counter(
+    "weights_damaged_buckets", "Buckets with bytes that were not those announced"
 )
+# The process has one, which a generator shows.
+DAMAGED = DAMAGED_BUCKETS.as_counter()
 Encoding = Literal["full", "delta"]
 
 

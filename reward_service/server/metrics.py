@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from rollmesh.mesh.telemetry.metric_spec import SpecCollector, SpecFactory, Values
 from rollmesh.protos import reward_pb2
@@ -39,9 +39,9 @@ class RewardMetrics:
     def __init__(self, engine: ScoringEngine) -> None:
         self._engine = engine
         self.registry = CollectorRegistry()
-        self._items = Counter(_ITEMS.family, _ITEMS.text, _ITEMS.labels, registry=self.registry)
-        self._seconds = Histogram(_SECONDS.family, _SECONDS.text, buckets=_BUCKETS, registry=self.registry)
-        self._open = Gauge(_OPEN.family, _OPEN.text, registry=self.registry)
+        self._items = _ITEMS.as_counter(self.registry)
+        self._seconds = _SECONDS.as_histogram(_BUCKETS, self.registry)
+        self._open = _OPEN.as_gauge(self.registry)
         self.registry.register(SpecCollector(_OF_ENGINE, self._engine_values))
         self._totals = dict.fromkeys(("items", "errors", "calls"), 0.0)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.private_files import private_folder
+from rollmesh.mesh.private_files import private_folder, write_new
 
 if TYPE_CHECKING:
     from rollmesh.mesh.access.certificates import CertificateAuthority
@@ -104,9 +103,7 @@ def _write(path: Path, content: bytes, mode: int, *, replace: bool) -> None:
     """Writes a file that has its mode from the first moment; one that is replaced is the old or the new one."""
     target = path.with_name(f"{path.name}.new") if replace else path
     try:
-        with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            os.fchmod(file.fileno(), mode)  # whatever the umask of the command
-            file.write(content)
+        write_new(target, content, mode=mode)
         target.replace(path)
     except FileExistsError as error:
         raise ConfigError(f"{target} exists", hint="--renew replaces certificates; or choose another name") from error

@@ -16,7 +16,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import NetworkSection, SecuritySection
 from rollmesh.mesh.config.variables import option_variable
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.private_files import read_secret
+from rollmesh.mesh.private_files import read_secret, write_new
 
 Join = Annotated[
     str | None,
@@ -149,6 +149,5 @@ def _files(join: JoinString, authority: bytes) -> dict[str, Path]:
     atexit.register(until_exit.close)
     folder = until_exit.enter_context(scratch_folder(_SCRATCH))
     for name, content in contents.items():
-        with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
+        write_new(folder / name, content)
     return {name: folder / name for name in contents}

@@ -65,6 +65,15 @@ LogProbs = Annotated[
         help="Store token ids and log-probs of the responses too.",
     ),
 ]
+Node = Annotated[
+    int | None,
+    typer.Option(
+        "--node",
+        min=0,
+        envvar=option_variable("node"),
+        help="Number of this machine among learner.distributed.nodes; SLURM_NODEID if left out.",
+    ),
+]
 ReadyFile = Annotated[
     Path | None,
     typer.Option(
@@ -126,7 +135,6 @@ MetricsKeyFile = Annotated[
         help="File with the key of the metrics, a bearer token.",
     ),
 ]
-
 TelemetryKeyFile = Annotated[
     Path | None,
     typer.Option(

@@ -20,6 +20,7 @@ from rollmesh.cli.options import (
     LogProbs,
     Mesh,
     MetricsKeyFile,
+    Node,
     Notice,
     ReadyFile,
     TelemetryKeyFile,
@@ -50,7 +51,7 @@ class _ServeByDefault(TyperGroup):
     """`rollmesh reward cfg.yaml` means `rollmesh reward serve cfg.yaml`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("--help",):
+        if args and args[0] not in (*self.commands, *self.get_help_option_names(ctx)):
             args = ["serve", *args]
         return super().parse_args(ctx, args)
 
@@ -292,15 +293,7 @@ def _learner(
     ] = False,
     allow_changes: AllowChanges = False,
     from_checkpoint: FromCheckpoint = None,
-    node: Annotated[
-        int | None,
-        typer.Option(
-            "--node",
-            min=0,
-            envvar=option_variable("node"),
-            help="Number of this machine among learner.distributed.nodes; SLURM_NODEID if left out.",
-        ),
-    ] = None,
+    node: Node = None,
     once: Annotated[
         bool,
         typer.Option(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.access.secret import new_token, parse_secret
 from rollmesh.mesh.addresses import addresses_of, host_of
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.private_files import read_secret
+from rollmesh.mesh.private_files import read_secret, write_new
 from rollmesh.mesh.runtime.hosts import is_loopback
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -157,8 +156,7 @@ def _deliver(secret: str, out: Path | None) -> None:
         typer.echo(secret)
         return
     try:
-        with os.fdopen(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(f"{secret}\n")
+        write_new(out, f"{secret}\n".encode())
     except FileExistsError as error:
         raise ConfigError(f"--out {out} exists", hint="remove it first, or choose another name") from error
     except OSError as error:

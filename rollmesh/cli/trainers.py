@@ -7,20 +7,11 @@ from typing import Annotated
 
 import typer
 
-from rollmesh.cli.options import OVERRIDES, ConfigPath
-from rollmesh.mesh.config.variables import option_variable, overrides_from
+from rollmesh.cli.options import OVERRIDES, ConfigPath, Node
+from rollmesh.mesh.config.variables import overrides_from
 
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Start the run over; its former folder is kept under another name.")
-]
-Node = Annotated[
-    int | None,
-    typer.Option(
-        "--node",
-        min=0,
-        envvar=option_variable("node"),
-        help="Number of this machine among learner.distributed.nodes; SLURM_NODEID if left out.",
-    ),
 ]
 
 

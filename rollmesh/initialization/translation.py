@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from rollmesh.initialization.proposal import Setting
 from rollmesh.learner.builders import build_algorithm
 from rollmesh.mesh.config import load_config, parse_overrides
 from rollmesh.mesh.config.foreign.answers import Answer, answers
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.yaml_line import in_line
 from rollmesh.mesh.errors import RollmeshError
 
 _MINIMAL: dict[str, Any] = {"model": {"path": "m"}, "data": {"train": "t"}}
@@ -60,7 +59,7 @@ def _accepted(settings: Sequence[Setting]) -> tuple[list[Setting], list[str]]:
     notes = []
     for setting in sorted(settings, key=lambda one: one.key != "algorithm"):
         try:
-            build_algorithm(load_config(_MINIMAL, [f"{one.key}={_text(one.value)}" for one in (*kept, setting)]))
+            build_algorithm(load_config(_MINIMAL, [f"{one.key}={in_line(one.value)}" for one in (*kept, setting)]))
         except RollmeshError as error:
             notes.append(f"Not taken over: {setting.comment.removeprefix('From ').rstrip('.')}: {error.message}")
         else:
@@ -83,11 +82,6 @@ def _unknown(found: Sequence[Answer], theirs: _Values) -> Iterator[str]:
 
 def _is_open(value: Any) -> bool:
     return value is None or value in ({}, []) or (isinstance(value, str) and value.startswith(_OPEN))
-
-
-def _text(value: Any) -> str:
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000)
-    return text.removesuffix("...\n").strip()
 
 
 def _reward_function(theirs: _Values) -> list[tuple[str, Any]]:

@@ -6,9 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
 from rollmesh.initialization.proposal import Setting
+from rollmesh.mesh.config.yaml_line import in_line
 
 _COLUMNS = 100
 _HEAD = "# `rollmesh config schema` lists every key, `rollmesh config explain FILE` what follows from these."
@@ -49,7 +48,7 @@ def _lines(tree: dict[str, Any], indent: str) -> list[str]:
     for name, value in tree.items():
         if isinstance(value, Setting):
             lines += [*([""] if not indent else []), *_comment(value.comment, indent)]
-            lines.append(f"{indent}{name}: {_inline(value.value)}")
+            lines.append(f"{indent}{name}: {in_line(value.value)}")
         else:
             lines += [*([""] if not indent else []), f"{indent}{name}:", *_lines(value, f"{indent}  ")]
     return lines
@@ -58,8 +57,3 @@ def _lines(tree: dict[str, Any], indent: str) -> list[str]:
 def _comment(text: str, indent: str) -> list[str]:
     mark = f"{indent}# "
     return [f"{mark}{line}" for line in textwrap.wrap(text, _COLUMNS - len(mark), break_long_words=False)]
-
-
-def _inline(value: Any) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).rstrip("\n")
-    return text.removesuffix("...").rstrip()

@@ -35,6 +35,9 @@ from rollmesh.report.unscored import UnscoredMembers
 _DEADLINE_S = 5.0
 # It counts every group.
 _LEDGER_DEADLINE_S = 30.0
+_PHASE = "phase/"
+# Phases in which a learner does nothing else than wait; empty: there is none.
+_NO_WORK = ("", "waiting for groups")
 
 
 @dataclass
@@ -140,13 +143,13 @@ class Snapshot:
             return self.trouble
         parts = []
         # While it does other things, groups of its next batch are on their way.
-        if learner := self._learner_reason() or ("" if self._learner_works() else self.table.learner_waits):
+        if learner := self._learner_reason() or (self.table.learner_waits if self.learner_phase in _NO_WORK else ""):
             parts.append(f"learner: {learner}")
         if self.table.generators_wait:
             parts.append(f"generators wait: {self.table.generators_wait}")
         if not self.learners() and not self.run_finished:
             parts.append(self.absent_learner())
-        return "; ".join(parts) or self._learner_phase()
+        return "; ".join(parts) or self._present_work()
 
     def _learner_reason(self) -> str:
         """The reason that the learner gives for its wait; with turns the newest one, for a heartbeat may be older."""
@@ -159,18 +162,18 @@ class Snapshot:
         """True before any of the generators has had weights."""
         return not any(member.serving.incarnation for member in self.generators())
 
-    def _learner_phase(self) -> str:
-        """The learner's present work, as its heartbeat has it, in words; it has lasted for moments."""
+    @property
+    def learner_phase(self) -> str:
+        """The learner's present work, as its heartbeat has it, in words; empty without a learner."""
         names = (name for member in self.learners() for name, value in member.gauges.items() if value)
-        phase = next((name.removeprefix("phase/") for name in names if name.startswith("phase/")), "")
-        if phase == "starting":
-            return "the learner has just come up"
-        return f"learner: {phase.replace('_', ' ')}" if phase else "nothing waits"
+        found = next((name.removeprefix(_PHASE) for name in names if name.startswith(_PHASE)), "")
+        return found.replace("_", " ")
 
-    def _learner_works(self) -> bool:
-        """True where the learner's heartbeat says that it is in another phase than waiting for groups."""
-        phases = {name for member in self.learners() for name, value in member.gauges.items() if value}
-        return any(name.startswith("phase/") for name in phases - {"phase/waiting_for_groups"})
+    def _present_work(self) -> str:
+        """What the learner does, in words; it has lasted for moments."""
+        if self.learner_phase == "starting":
+            return "the learner has just come up"
+        return f"learner: {self.learner_phase}" if self.learner_phase else "nothing waits"
 
     def absent_learner(self) -> str:
         """The reason why no learner is a member, in words."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from rollmesh.mesh.addresses import split_address
 from rollmesh.planning.cluster import GIB
 from rollmesh.planning.measured import ComparedRun
 from rollmesh.planning.megatron.memory import MegatronSetup
@@ -301,7 +302,7 @@ def _left(found: Findings, proposal: Proposal) -> str:
 def _several_nodes(settings: dict[str, Any]) -> Iterator[str]:
     """The rest of what ranks of several nodes need."""
     if RENDEZVOUS in settings.values():
-        host, _, port = RENDEZVOUS.rpartition(":")
+        host, port = split_address(RENDEZVOUS)
         yield f"  {host} stands for the address of node 0 in the network of the ranks; any free port will do for {port}"
     yield "  `rollmesh learner CFG --mesh ADDRESS --node N` on each of these nodes, N from 0 on: docs/operations.md"
     yield "  ranks of several nodes need --security.allow_insecure=true, on a private network only: docs/security.md"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import KeysView
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,12 +15,13 @@ FILE = "summary.json"
 _Kept = TypeVar("_Kept", bound="SummaryValues")
 
 
+@dataclass(frozen=True)
 class SummaryValues:
-    """Base of the summaries, which are dataclasses: their values by name, as of a mapping (`dict(summary)`)."""
+    """Base of the summaries: their values by name, as of a mapping (`dict(summary)`)."""
 
     def to_dict(self) -> dict[str, Any]:
         """All values, as `summary.json` has them."""
-        return asdict(self)  # type: ignore[call-overload]
+        return asdict(self)
 
     def keys(self) -> KeysView[str]:
         """The names of the values."""

@@ -203,7 +203,7 @@ def test_the_list_of_commands_cuts_no_sentence(rollmesh: Command) -> None:
 
 
 def test_the_short_option_for_help_is_taken_everywhere(rollmesh: Command) -> None:
-    for command in ((), ("run",), ("config", "show"), ("data", "check")):
+    for command in ((), ("run",), ("reward",), ("config", "show"), ("data", "check")):
         assert rollmesh(*command, "-h").stdout == rollmesh(*command, "--help").stdout
 
 

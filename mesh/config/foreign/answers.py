@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from rollmesh.mesh.config.foreign.tables import Row, plain, rows_by_key
+from rollmesh.mesh.config.yaml_line import in_line
 
 # Sections of verl's configuration beyond those in the tables, and parts of every Hydra configuration.
 _VERL_SECTIONS = ("ray_init", "ray_kwargs", "global_profiler", "transfer_queue", "hydra", "defaults")
@@ -144,10 +143,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _text(value: Any) -> str:
-    """A value as YAML writes it in a line."""
-    return (
-        yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...").strip("'")
-    )
+    """A value as it is typed: YAML's in a line, without quotes."""
+    return in_line(value).strip("'")
 
 
 def _is_harmless(value: Any) -> bool:

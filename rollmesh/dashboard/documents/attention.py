@@ -10,6 +10,7 @@ from rollmesh.mesh.tables import TRAIN
 from rollmesh.report.failures import failures_text
 from rollmesh.report.restarts import read_restarts
 from rollmesh.report.stalls import read_stalls
+from rollmesh.run_files import RUN
 
 # From this share of responses without a reward on it is more than a few odd prompts.
 _MANY_UNSCORED = 0.05
@@ -49,7 +50,7 @@ def _of_folder(view: RunView) -> Iterator[tuple[str, str, str]]:
                 yield "error", f"ledger of {name}: {discrepancy}", "please report it with the run's logs"
         if summary.not_evaluated:
             yield "note", summary.not_evaluated, ""
-    if view.folder is None or view.command != "run":
+    if view.folder is None or view.command != RUN:
         return
     for service, reasons in read_restarts(view.folder).items():
         told = ", ".join(f"{reason} {count}" for reason, count in reasons.items())

@@ -18,7 +18,7 @@ from rollmesh.training.summary import HELD_OUT, LOSS
 
 # Last steps from which the time that is left follows.
 _RECENT = 50
-# Share of the steps whose mean is the last training reward: one batch is too noisy.
+# Last steps whose mean is the training reward: one batch is too noisy.
 _LAST = 20
 # Metrics of an evaluation among the key values.
 _MOST_METRICS = 3

@@ -19,7 +19,7 @@ export function traces(runs, options) {
   const many = runs.length > 1;
   return runs.flatMap((run, place) =>
     run.chart.curves.flatMap((curve, order) => {
-      const style = lineStyle(many ? place : order, many ? order : order);
+      const style = lineStyle(many ? place : order, order);
       const x = run.axes[curve.rows][run.chart.by_time ? "seconds" : options.x];
       return curveTraces(x, curve, style, many ? `${run.name}: ${curve.label}` : curve.label, { ...options, alone: !many });
     }),

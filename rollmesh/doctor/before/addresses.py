@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from rollmesh.doctor.findings import Finding, ok, problem, warning
+from rollmesh.mesh.addresses import host_of, is_unspecified
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.runtime.hosts import is_loopback
 from rollmesh.reward_service.routing import split_routes, target_of
 
 ADDRESSES, PROXIES = "addresses", "proxies"
-_WIDE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - compared, not bound
 # In the order in which gRPC looks for them.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
@@ -50,8 +50,8 @@ def gather(config: Config) -> AddressFacts:
     """Resolves the names."""
     network, security = config.network, config.security
     if network.advertise:
-        advertised = (_host_of(network.advertise), "network.advertise")
-    elif network.host in _WIDE:
+        advertised = (host_of(network.advertise), "network.advertise")
+    elif is_unspecified(network.host):
         advertised = (socket.gethostname(), "the host name, without network.advertise")
     else:
         advertised = (network.host, "network.host")
@@ -110,9 +110,9 @@ def called(config: Config) -> list[str]:
     """Hosts that services of a configuration call over gRPC, without this machine's loopback."""
     network = config.network
     routed = split_routes(config.reward.by_data_source)[1].values()
-    hosts = [network.advertise or ("" if network.host in _WIDE else network.host)]
+    hosts = [network.advertise or ("" if is_unspecified(network.host) else network.host)]
     hosts += map(target_of, (*config.reward.endpoints, *chain.from_iterable(routed)))
-    found = dict.fromkeys(map(_host_of, hosts))
+    found = dict.fromkeys(map(host_of, hosts))
     return [host for host in found if host and not is_loopback(host)]
 
 
@@ -125,14 +125,14 @@ def judge_proxies(environment: Mapping[str, str], hosts: Sequence[str]) -> Itera
     """
     variable = next((name for name in _PROXIES if environment.get(name)), "")
     exceptions = next((environment[name] for name in _EXCEPTIONS if environment.get(name)), "")
-    behind = [host for host in hosts if not _excepted(host, exceptions)]
+    by_proxy = [host for host in hosts if not _excepted(host, exceptions)]
     if not variable:
         yield ok(PROXIES, "gRPC uses no proxy")
-    elif behind:
-        listed = ",".join(filter(None, (exceptions, *behind)))
+    elif by_proxy:
+        listed = ",".join(filter(None, (exceptions, *by_proxy)))
         yield problem(
             PROXIES,
-            f"{variable} is set, and gRPC would call {', '.join(behind)} through that proxy",
+            f"{variable} is set, and gRPC would call {', '.join(by_proxy)} through that proxy",
             f"export no_proxy={listed} (or no_grpc_proxy, for gRPC alone) wherever services start",
             variable=variable,
         )
@@ -158,12 +158,3 @@ def _excepted(host: str, exceptions: str) -> bool:
         except ValueError:
             continue
     return False
-
-
-def _host_of(address: str) -> str:
-    """The host of `host`, `host:port` or `[v6]:port`."""
-    try:
-        ipaddress.ip_address(address.strip("[]"))
-    except ValueError:
-        return address.rpartition(":")[0].strip("[]") if ":" in address else address
-    return address.strip("[]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +18,13 @@ from cryptography.x509.oid import NameOID
 from rollmesh.doctor.findings import Finding, ok, problem, warning
 from rollmesh.mesh.access.secret_files import check_keys, read_key
 from rollmesh.mesh.access.token_file import credentials_of
+from rollmesh.mesh.addresses import host_of, is_unspecified
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, RollmeshError
 from rollmesh.mesh.private_files import check_closed
 
 SECRETS, CERTIFICATES = "tokens and keys", "certificates"
 _SOON = datetime.timedelta(days=14)
-_WIDE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - compared, not bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def check_certificates(config: Config) -> Iterator[Finding]:
     for name, path in (("security.tls_ca", security.tls_ca), ("security.tls_client_ca", security.tls_client_ca)):
         if path is not None:
             read += [_describe(name, path, certificate, None) for certificate in _load(name, path)]
-    addresses = [host for host in (config.network.advertise, config.network.host) if host and host not in _WIDE]
+    addresses = [host for host in (config.network.advertise, config.network.host) if host and not is_unspecified(host)]
     for certificate in read:
         yield from judge(certificate, addresses[:1], datetime.datetime.now(datetime.UTC))
 
@@ -213,7 +214,9 @@ def _has_signed(authority: x509.Certificate, certificate: x509.Certificate) -> b
 
 
 def _names(hosts: Sequence[str], address: str) -> bool:
-    host = _without_port(address)
+    host = host_of(address)
+    with contextlib.suppress(ValueError):
+        host = str(ipaddress.ip_address(host))
     return any(_matches(known.lower(), host.lower()) for known in hosts)
 
 
@@ -221,10 +224,3 @@ def _matches(known: str, host: str) -> bool:
     if known.startswith("*."):
         return host.partition(".")[2] == known[2:]
     return known == host
-
-
-def _without_port(address: str) -> str:
-    try:
-        return str(ipaddress.ip_address(address.strip("[]")))
-    except ValueError:
-        return address.rpartition(":")[0].strip("[]") if ":" in address else address

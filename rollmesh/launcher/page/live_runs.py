@@ -82,20 +82,13 @@ def live_mesh(
         waits=snapshot.who_waits(),
         stall=snapshot.stall(),
         unscored=snapshot.without_reward(),
-        phase=_phase(snapshot),
+        phase=snapshot.learner_phase,
         turns="" if snapshot.turns is None else turns_text(snapshot.turns, starting=snapshot.generators_start),
         trouble=snapshot.trouble,
         run_finished=snapshot.run_finished,
         pushes=pushes,
         ledgers=ledgers or {},
     )
-
-
-def _phase(snapshot: Snapshot) -> str:
-    """The learner's present work, as its heartbeat has it."""
-    names = (name for member in snapshot.learners() for name, value in member.gauges.items() if value)
-    found = next((name.removeprefix("phase/") for name in names if name.startswith("phase/")), "")
-    return found.replace("_", " ")
 
 
 class FolderRuns:
@@ -121,7 +114,9 @@ class FolderRuns:
         await asyncio.gather(*map(self._ask, self._folders))
 
     async def _ask(self, folder: Path) -> None:
-        address, before = _address(folder), self._followers.get(folder)
+        # A launcher that serves the page would stand still with a disk that hangs.
+        address = await asyncio.to_thread(_address, folder)
+        before = self._followers.get(folder)
         if before is not None and before[0] != address:
             await before[1].close()
             del self._followers[folder]
@@ -129,7 +124,7 @@ class FolderRuns:
             self._answers.pop(folder, None)
             return
         if folder not in self._followers:
-            security = self._security or read_launch(folder).security
+            security = self._security or (await asyncio.to_thread(read_launch, folder)).security
             self._followers[folder] = (address, MeshFollower(MeshClient(address, security)))
         self._answers[folder] = await self._followers[folder][1].read()
 
