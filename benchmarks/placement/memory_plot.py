@@ -1,4 +1,4 @@
-"""Memory of a run's services over time as a plot, with the phases of turns behind it, as SVG text."""
+"""Memory of a run's services over time as a plot, with the phases of turns in the background, as SVG text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIDE_COLOURS = {"training": "#3366cc", "swap": "#c0392b"}
 
 
 def memory_over_time(samples: Sequence[MemorySample], phases: Sequence[PhaseChange], end: float) -> str:
-    """Anonymous memory of all services, stacked, and memory of devices in all, with the phases of turns behind them.
+    """Anonymous memory of all services, stacked, and memory of devices in all, with the phases of turns.
 
     Args:
         samples: in the order of time, at least one.

@@ -1,7 +1,7 @@
 """Calls callbacks, each in a thread of its own, and decides what becomes of one that raises or hangs.
 
 Invariants: `emit` never blocks and never raises. A callback gets its events in order, one call at a time, and delays no
-other. One that raises stays in use. One that hangs, or falls behind by `LIMIT` events, is left out from then on: its
+other. One that raises stays in use. One that hangs, or is late by `LIMIT` events, is left out from then on: its
 thread cannot be ended. A call that lasts too long is noticed at the next event, or at the end.
 """
 
@@ -124,7 +124,7 @@ class _CallbackThread:
         if present is not None and (lasted_s := time.monotonic() - present[1]) > self._timeout_s:
             self._leave_out(f"has handled {type(present[0]).__name__} for {lasted_s:.0f} s")
         elif not self._events.put(event):
-            self._leave_out(f"is behind by {LIMIT} events")
+            self._leave_out(f"is late by {LIMIT} events")
 
     def close(self) -> None:
         self._events.close()

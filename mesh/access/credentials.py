@@ -39,7 +39,7 @@ from rollmesh.mesh.errors import UnauthenticatedError
 
 # Seconds for which a claim is good. An attacker who has read one off the wire can use it that long.
 CLAIM_S = 300.0
-# Seconds by which the clocks of two hosts may differ: one of them ahead of the mesh, the other one behind it.
+# Seconds by which the clocks of two hosts may differ: one of them fast, compared with the mesh, the other one slow.
 SKEW_S = 600.0
 _CLAIM, _PROOF = "rollmesh-claim-1", "rollmesh-proof-1"
 # Claims that are remembered as checked: those of 1,000 members at six contracts.

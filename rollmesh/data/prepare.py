@@ -214,7 +214,7 @@ def _make(folder: Path) -> None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Names the path in errors of the disk, and leaves no part of a file behind."""
+    """Names the path in errors of the disk, and leaves no part of a file."""
     try:
         yield
     except OSError as error:

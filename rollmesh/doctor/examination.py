@@ -1,7 +1,7 @@
 """Runs checks at the same time, each within a deadline.
 
 Invariants: every check ends in at least one finding, whatever it raises. A check that hangs, as on a dead network
-disk, is reported after its deadline and left behind: its thread ends with the process.
+disk, is reported after its deadline and left alone: its thread ends with the process.
 """
 
 from __future__ import annotations

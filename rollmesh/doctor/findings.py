@@ -33,7 +33,7 @@ class Finding:
         check: name of the check.
         what: the observation, with its numbers.
         remedy: what to do; empty where nothing has to be done.
-        evidence: the numbers behind it, for programs.
+        evidence: its numbers, for programs.
     """
 
     severity: Severity

@@ -70,7 +70,7 @@ def propose(
         _reward(data, wishes, knows),
         *_rollout(model, data, machine),
         *_learner(model, machine, wishes),
-        Setting("buffer.max_staleness", 4, "Versions by which a trained token may be behind; 0 is on-policy."),
+        Setting("buffer.max_staleness", 4, "No trained token is older than this many versions; 0 is on-policy."),
     ]
 
 

@@ -231,9 +231,9 @@ def _blocks_backward(setup: FsdpSetup) -> Iterator[Phase]:
         parts = dict(held)
         if setup.sharded:
             near = sum(block.elements for block in blocks[max(place - 1, 0) : place + 1])
-            behind = blocks[place + 1].trained.elements if place + 1 < len(blocks) else untied
+            following = blocks[place + 1].trained.elements if place + 1 < len(blocks) else untied
             tied = built if shape.tied else 0
-            parts |= {GATHERED: _gathered(setup, near), REDUCTION: tied + MASTER * behind}
+            parts |= {GATHERED: _gathered(setup, near), REDUCTION: tied + MASTER * following}
             if setup.micro_batches == 1:
                 done = blocks[place + 1 :]
                 parts |= {GRADIENTS: MASTER * sum(block.trained.shard(setup.shards) for block in done)}

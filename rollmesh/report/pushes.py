@@ -47,15 +47,15 @@ def push_rows(summary: Summary, receivers: Mapping[str, Any]) -> list[list[str]]
     for stage in _STAGES:
         quantiles.setdefault(stage, (push.get(f"{stage}_p50"), push.get(f"{stage}_p99")))
     rows = [[*_HEAD, _CHOICE], ["all", "", "", "", *(_cell(None, *quantiles[stage]) for stage in _STAGES), "", ""]]
-    for name, found in receivers.items():
+    for receiver, found in receivers.items():
         last, error = found.get("last", {}), found.get("last_error")
         cells = [
             _cell(last.get(f"{stage}_ms"), found.get(f"{stage}_ms_p50"), found.get(f"{stage}_ms_p99"))
             for stage in _STAGES
         ]
         failure = f"{error['version']}: {error['error']}" if error else ""
-        counts = [str(found.get(figure, 0)) for figure in ("count", "errors")]
-        rows.append([name, *counts, _describe(last), *cells, failure, last.get("choice") or "-"])
+        counts = [str(found.get(name, 0)) for name in ("count", "errors")]
+        rows.append([receiver, *counts, _describe(last), *cells, failure, last.get("choice") or "-"])
     return rows
 
 

@@ -92,7 +92,7 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             },
         ),
         Panel(
-            "Versions behind",
+            "Age of the served weights, in versions",
             "none",
             {"{{instance}}": "scalar(max(rollmesh_buffer_policy_version)) - rollmesh_generator_weights_version"},
         ),

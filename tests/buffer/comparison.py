@@ -26,7 +26,7 @@ from tests.buffer.packed import record_of
 
 MEMBERS = ("m1", "m2")
 HOLDERS = (*MEMBERS, LEARNER)
-FIGURES = (
+COUNTED = (
     *Fate, "readmissions", "superseded_writes", "duplicate_writes", "withdrawn", "seeded_tasks", "admitted",
     "cancelled", "redriven",
 )  # fmt: skip
@@ -154,7 +154,7 @@ class ComparedMachines(RuleBasedStateMachine):
             {name.decode(): int(value) for name, value in zip(part[::2], part[1::2], strict=True)} for part in flat
         )
         assert discrepancies(counters, recount) == []
-        assert {name: counters[name] for name in FIGURES} == {name: machine.counts[name] for name in FIGURES}
+        assert {name: counters[name] for name in COUNTED} == {name: machine.counts[name] for name in COUNTED}
         assert reasons == dict(machine.reasons)
         view_of_redis = TableSnapshot.from_reply(view)
         assert (view_of_redis.u, view_of_redis.end_of_data, view_of_redis.demand) == (

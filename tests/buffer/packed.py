@@ -26,12 +26,12 @@ def record_of(packed: bytes) -> dict[str, Any]:
 
 async def read_counter(front: BufferFront, table: str, name: str) -> int:
     """One counter of a table."""
-    return int((await _read(front, table, "figures"))[name])
+    return int((await _read(front, table, "counters"))[name])
 
 
 async def set_counter(front: BufferFront, table: str, name: str, value: int) -> None:
     """Changes one counter, as no verb would."""
-    await _change(front, table, "figures", name, value)
+    await _change(front, table, "counters", name, value)
 
 
 async def set_rule(front: BufferFront, table: str, name: str, value: int) -> None:

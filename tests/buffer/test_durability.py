@@ -138,9 +138,9 @@ async def missing(store: Store, run: str, done: Acknowledged) -> list[str]:
         found = [] if mark >= done.committed else [f"commit {done.committed}"]
         names = {gid for gid, _ in done.members}
         packed: dict[str, Any] = {gid: await client.hget(f"{key}:train:g:{gid}", "group") for gid in sorted(names)}
-        figures = await client.hget(f"{key}:train", "figures")
+        counters = await client.hget(f"{key}:train", "counters")
     # A stalled disk may have kept nothing at all.
-    trained = 0 if figures is None else msgpack.unpackb(figures)["trained"]
+    trained = 0 if counters is None else msgpack.unpackb(counters)["trained"]
     groups = {gid: record_of(value) for gid, value in packed.items() if value is not None}
     ended = [gid for gid in names if gid not in groups]
     # A group that is gone must have been trained.

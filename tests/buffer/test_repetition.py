@@ -158,7 +158,7 @@ async def test_an_ordinal_that_is_given_again_has_its_new_prompt_at_every_front(
     learner, first, second = await mesh.learner(left), await mesh.generator(right), await mesh.generator(right)
     redis, table = left.access.client, Keys(left.run_name).table("train")
     before = {key: await redis.dump(key) for key in await redis.keys(f"{table}*")}
-    counters = msgpack.unpackb(await redis.hget(table, "figures"))
+    counters = msgpack.unpackb(await redis.hget(table, "counters"))
     await learner.seed(1, 1)
     admission, again = first.admission(), second.admission()
     admission.update(1, V0)
@@ -169,7 +169,7 @@ async def test_an_ordinal_that_is_given_again_has_its_new_prompt_at_every_front(
         for key, value in before.items():
             pipe.restore(key, 0, value)
         # Others have moved beyond all that this front had seen.
-        pipe.hset(table, "figures", msgpack.packb({**counters, "rev": 1 << 40}))
+        pipe.hset(table, "counters", msgpack.packb({**counters, "rev": 1 << 40}))
         await pipe.execute()
     other = make_task(1)
     other.task_id = "given again"

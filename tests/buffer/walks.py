@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rollmesh.buffer.policy.rules import Order
 from tests.buffer.both_machines import BothMachines
-from tests.buffer.comparison import FIGURES, HOLDERS, MEMBERS
+from tests.buffer.comparison import COUNTED, HOLDERS, MEMBERS
 
 WEIGHTS = {
     "fill": 4,
@@ -99,6 +99,6 @@ def random_walk(seed: int, steps: int, *, compare_every: int = 1) -> set[str]:
         both.make_progress()
         both.agree()
         counts = both.machine.counts
-        return {*both.seen, *both.machine.reasons, *(name for name in FIGURES if counts[name])}
+        return {*both.seen, *both.machine.reasons, *(name for name in COUNTED if counts[name])}
     finally:
         both.teardown()

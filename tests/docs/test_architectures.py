@@ -28,6 +28,6 @@ def test_the_table_has_all_architectures() -> None:
 def test_a_row_is_what_the_probe_finds(architecture: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     found = probe(tmp_path / "model", architecture)
-    _, packing, *figures = ROWS[architecture]
+    _, packing, *memory = ROWS[architecture]
     assert found.packing == packing
-    assert [figure == REFUSED for figure in found.found.values()] == [figure == REFUSED for figure in figures]
+    assert [each == REFUSED for each in found.found.values()] == [each == REFUSED for each in memory]

@@ -165,7 +165,7 @@ class Live:
                 pipe.hkeys(f"{prefix}:g:{group}")
             found = zip(states, pipe.execute(), strict=True)
             members = {group: {int(name) for name in fields if name.isdigit()} for group, fields in found}
-        return cls(states, members, int(msgpack.unpackb(cast("bytes", client.hget(prefix, "figures")))["seq"]))
+        return cls(states, members, int(msgpack.unpackb(cast("bytes", client.hget(prefix, "counters")))["seq"]))
 
     def has(self, group: str, member: int) -> bool:
         """True where a member of a live group is stored."""

@@ -74,7 +74,7 @@ def summary(total: dict[str, Any]) -> str:
         "| fault | times | with a part of a batch held | next step after, s: p50 | p99 | max "
         "| all well after, s: p50 | p99 | max |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        *(f"| {kind} | " + " | ".join(map(str, figures.values())) + " |" for kind, figures in total["kinds"].items()),
+        *(f"| {kind} | " + " | ".join(map(str, counts.values())) + " |" for kind, counts in total["kinds"].items()),
         *("", *(f"PROBLEM: {line}" for line in total["problems"])),
     ]
     return "\n".join(lines)

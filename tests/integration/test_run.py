@@ -161,7 +161,7 @@ def test_a_run_writes_what_it_promises(
     doctor = rollmesh("doctor", "--mesh", run.address(), "--token-file", str(token), "--json")
     assert_examined(doctor.stdout)
     shown = [status.stdout, ledger.stdout, doctor.stdout, answer_to_a_member(run.address(), token)]
-    for service, figure in (
+    for service, metric in (
         ("buffer", "rollmesh_buffer_groups_admitted_total"),
         ("learner", "rollmesh_learner_steps_total"),
         ("generator-0", "rollmesh_generator_tokens_generated_total"),
@@ -170,7 +170,7 @@ def test_a_run_writes_what_it_promises(
         url = doors[f"{service} metrics"]
         assert httpx.get(url, timeout=60).status_code == 401
         page = httpx.get(url, headers={"Authorization": f"Bearer {planted.texts['metrics']}"}, timeout=60).text
-        assert figure in page
+        assert metric in page
         audit_metrics(page)
         shown.append(page)
     shown += [page_of(run), asyncio.run(page_of_mesh(run.address(), token))]

@@ -96,7 +96,7 @@ def final_state() -> FinalState:
     )
 
 
-def test_summary_has_the_runs_figures(run_folder: Path) -> None:
+def test_summary_has_the_runs_metrics(run_folder: Path) -> None:
     for reason in ("exit", "frozen", "frozen"):
         record_restart(run_folder, "learner", reason, START)
     summary = write_summary(run_folder, read_config(run_folder), final_state())

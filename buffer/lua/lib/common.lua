@@ -39,7 +39,7 @@ end
 
 local function load_table(name)
   TABLE, table_key, changed, ended, trash, sets, moved = name, RUN .. ':' .. name, false, {}, {}, {}, false
-  local packed = redis.call('HMGET', table_key, 'figures', 'rules')
+  local packed = redis.call('HMGET', table_key, 'counters', 'rules')
   counters = setmetatable(unpacked(packed[1], COUNTERS), {__index = unpacked(packed[2], RULES)})
 end
 
@@ -135,7 +135,7 @@ local function flush()
   counters.rev = counters.rev + 1
   for reason, count in pairs(ended) do redis.call('HINCRBY', table_key .. ':reasons', reason, count) end
   in_bulk('SADD', table_key .. ':trash', trash)
-  redis.call('HSET', table_key, 'figures', cmsgpack.pack(counters), unpack(at))
+  redis.call('HSET', table_key, 'counters', cmsgpack.pack(counters), unpack(at))
   if run.fronts > 1 then redis.call('PUBLISH', RUN .. ':wake', TABLE .. ' ' .. counters.rev) end
   changed, ended, trash = false, {}, {}
 end

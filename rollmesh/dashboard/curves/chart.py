@@ -25,7 +25,7 @@ class Curve:
         label: in the legend.
         rows: of which it has one value each.
         form: how it is drawn; areas are stacked.
-        noisy: it is smoothed on the page, and the values are shown behind.
+        noisy: it is smoothed on the page, and the values are shown faintly too.
     """
 
     metric: str
@@ -57,7 +57,7 @@ class Chart:
         bounds: lines to compare with.
         share: values are 0 to 1.
         by_time: it is drawn over time only, since its curves have no steps.
-        spans: phases of turns behind the curves (`curves.memory.turn_spans`).
+        spans: phases of turns in the background (`curves.memory.turn_spans`).
     """
 
     name: str

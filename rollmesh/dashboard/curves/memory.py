@@ -1,4 +1,4 @@
-"""Memory of all services over time as columns, and the phases of turns behind it."""
+"""Memory of all services over time as columns, and the phases of turns."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2
 from rollmesh.report.table_lines import format_bytes, format_ms, table_lines
 
-# Members of a role that are shown one by one; of more only those that wait or are behind, and all as cells.
+# Members of a role that are shown one by one; of more only those that wait or are outdated, and all as cells.
 _MOST_CARDS = 8
 # Without a heartbeat for longer, a member is likely to be gone or frozen.
 _SILENT_MS = 5_000
 # Heartbeats of a generator and of the learner may be so far apart, and as many versions are published meanwhile.
 _APART_S = 2.0
-STATES = ("working", "waits", "behind", "starts", "asleep", "silent")
+STATES = ("working", "waits", "outdated", "starts", "asleep", "silent")
 """States of a member, by which cells are coloured and counted."""
 
 
@@ -44,7 +44,7 @@ def mesh_document(view: RunView) -> dict[str, Any] | None:
 
 
 def _allowed_lag(view: RunView, mesh: LiveMesh) -> int:
-    """Versions by which a generator's heartbeat may be behind the learner's while all is well."""
+    """Versions by which a generator's heartbeat may be older than the learner's while all is well."""
     bound = mesh.table.max_staleness if mesh.table is not None else 0
     return bound + math.ceil(_APART_S * view.steps_per_s())
 
@@ -78,7 +78,7 @@ def generator_state(
     Args:
         member: the generator.
         published: newest version by the learner's heartbeat; None without a learner.
-        allowed_lag: versions that it may be behind.
+        allowed_lag: versions by which it may be older.
     """
     state = member_state(member)
     if state in ("silent", "asleep"):
@@ -88,7 +88,7 @@ def generator_state(
     if published is not None and published.incarnation:
         other = member.serving.incarnation != published.incarnation
         if other or published.version - member.serving.version > allowed_lag:
-            return "behind"
+            return "outdated"
     return state
 
 

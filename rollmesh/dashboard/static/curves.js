@@ -49,9 +49,9 @@ function curveTraces(x, curve, style, label, options) {
   const line = { ...style, width: 1.8, shape: curve.form === "step" ? "hv" : "linear" };
   const mode = x.length > FEW ? "lines" : "lines+markers";
   const main = { ...base, y: smooth ? smoothed(curve.y) : curve.y, mode, line, marker: { size: 4, color: style.color } };
-  // Behind the curves of several runs they would hide one another.
-  const behind = !options.alone ? [] : curve.low ? [band(x, curve, style)] : smooth ? [raw(base, curve, style)] : [];
-  return [...behind, main];
+  // With the curves of several runs they would hide one another.
+  const background = !options.alone ? [] : curve.low ? [band(x, curve, style)] : smooth ? [raw(base, curve, style)] : [];
+  return [...background, main];
 }
 
 /** A curve that few rows have a value of. */
@@ -62,7 +62,7 @@ function sparse(base, curve, style) {
   return { ...base, x: known.map((index) => base.x[index]), y: known.map((index) => curve.y[index]), mode: "lines+markers", line, marker };
 }
 
-/** The values themselves, behind their moving average. */
+/** The values themselves, fainter than their moving average. */
 function raw(base, curve, style) {
   return { ...base, y: curve.y, mode: "lines", line: { color: faded(style.color, 0.28), width: 1 }, hoverinfo: "skip", hovertemplate: null };
 }
@@ -126,7 +126,7 @@ function bar(bound, color) {
   return { type: "line", xref: "paper", x0: 0, x1: 1, y0: bound.value, y1: bound.value, line };
 }
 
-/** A turn of the learner, or a swap, behind the curves. */
+/** A turn of the learner, or a swap, in the background. */
 function shade(span, series) {
   const fillcolor = span.side === "swap" ? faded(series[4], 0.3) : faded(series[0], 0.14);
   return { type: "rect", yref: "paper", x0: span.from, x1: span.to, y0: 0, y1: 1, line: { width: 0 }, fillcolor, layer: "below" };

@@ -19,8 +19,8 @@ _LONG, _MUCH_MORE = 0.2, 2.0
 _BUSY = 0.8
 _MOST = 4.0
 _PUBLISHING, _SAVING, _SWAPPING = 0.15, 0.1, 0.3
-# Finished responses without reward for each one that is decoded: rewards are behind.
-_BEHIND = 0.5
+# Finished responses without reward for each one that is decoded: rewards are late.
+_LATE = 0.5
 
 
 def judge_time(use: TimeUse | None, config: Config, swap_share: float | None = None) -> Iterator[Finding]:
@@ -42,7 +42,7 @@ def judge_time(use: TimeUse | None, config: Config, swap_share: float | None = N
     where = f"learner: {shares or 'not known'}{at_gate}{busy}"
     if config.placement.learner_takes_turns:
         yield note(CHECK, f"{where}; devices are shared, so each side waits in the other's turn", "", **numbers)
-    elif waits >= _LONG and _rewards_are_behind(use):
+    elif waits >= _LONG and _rewards_are_late(use):
         yield _more_rewards(use, config, where, waits)
     elif max(waits, idle) < _LONG:
         yield ok(CHECK, where, **numbers)
@@ -71,9 +71,9 @@ def judge_time(use: TimeUse | None, config: Config, swap_share: float | None = N
         )
 
 
-def _rewards_are_behind(use: TimeUse) -> bool:
+def _rewards_are_late(use: TimeUse) -> bool:
     busy = use.reward_busy is not None and use.reward_busy >= _BUSY
-    waiting = use.unscored is not None and use.unscored > _BEHIND * max(use.active or 0.0, 1.0)
+    waiting = use.unscored is not None and use.unscored > _LATE * max(use.active or 0.0, 1.0)
     return busy or waiting
 
 

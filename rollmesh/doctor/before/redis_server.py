@@ -78,10 +78,10 @@ async def ask(config: Config) -> RedisFacts:
         best, ahead = float("inf"), 0.0
         for _ in range(_PINGS):
             began, wall = time.monotonic(), time.time()
-            ((seconds, micros),) = await access.batch([("TIME",)])
+            at_ms = await access.time_ms()
             took = time.monotonic() - began
             if took < best:
-                best, ahead = took, int(seconds) + int(micros) / 1e6 - (wall + took / 2)
+                best, ahead = took, at_ms / 1000 - (wall + took / 2)
         return RedisFacts(read_info(info), await _settings(access), best, ahead)
     finally:
         await access.close()
@@ -153,7 +153,7 @@ def judge_clock(ahead_s: float, whose: str, than: str) -> Iterator[Finding]:
     if abs(ahead_s) > CLOCK_OFF_S:
         yield warning(
             CLOCK,
-            f"the clock of {whose} is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} that of {than}",
+            f"the clock of {whose} is {abs(ahead_s):.1f} s {'fast' if ahead_s > 0 else 'slow'}, compared with {than}",
             "run an NTP client on both (`timedatectl set-ntp true`, chrony). Leases count Redis' time alone, but "
             "grants and certificates end by each host's clock, and times in logs and of pushes are shifted",
             ahead_s=ahead_s,

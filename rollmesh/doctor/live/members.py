@@ -14,8 +14,8 @@ CHECK, STALLS, GRANTS, REDIS = "members", "stalls", "grants", "redis"
 _DAY_S = 86400.0
 _SILENT = "silent for"
 _FULL = 0.9
-# Versions behind the newest one in which a generator can be while it fetches.
-_BEHIND = 2
+# Versions by which a generator may be older than the newest one while it fetches.
+_LAG = 2
 
 
 def judge_members(snapshot: Snapshot, before: Snapshot) -> Iterator[Finding]:
@@ -30,7 +30,7 @@ def judge_members(snapshot: Snapshot, before: Snapshot) -> Iterator[Finding]:
             CHECK, f"the mesh does not answer: {snapshot.trouble}", "is the buffer running, the address right?"
         )
         return
-    found = [*_missing(snapshot), *_silent(snapshot), *_behind(snapshot, before)]
+    found = [*_missing(snapshot), *_silent(snapshot), *_outdated(snapshot, before)]
     yield from found
     if not found:
         roles = [membership_pb2.Role.Name(member.role).removeprefix("ROLE_").lower() for member in snapshot.members]
@@ -89,19 +89,19 @@ def _silent(snapshot: Snapshot) -> Iterator[Finding]:
             )
 
 
-def _behind(snapshot: Snapshot, before: Snapshot) -> Iterator[Finding]:
+def _outdated(snapshot: Snapshot, before: Snapshot) -> Iterator[Finding]:
     """Generators that have taken no version between two looks, though there were some."""
     assert snapshot.table is not None, "the mesh has answered"
     version = snapshot.table.policy.version
     served = {member.member_id: member.serving for member in before.generators()}
     for member in snapshot.generators():
         stood = member.serving.incarnation and served.get(member.member_id) == member.serving
-        if stood and version - member.serving.version > _BEHIND and not member.gauges.get(ASLEEP):
+        if stood and version - member.serving.version > _LAG and not member.gauges.get(ASLEEP):
             yield warning(
                 CHECK,
                 f"{member.member_id} still serves version {member.serving.version}, and {version} is in force",
                 "its log says why weights do not come; `rollmesh status` shows its transfers (table of pushes)",
-                behind=version - member.serving.version,
+                lag=version - member.serving.version,
             )
 
 

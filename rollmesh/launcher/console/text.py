@@ -22,7 +22,7 @@ def clock() -> str:
 
 
 def fitted(text: str, columns: int) -> str:
-    """A text behind a clock, in as many lines as it takes; only words that are longer are not cut.
+    """A text after a clock, in as many lines as it takes; only words that are longer are not cut.
 
     Args:
         text: of one line.

@@ -131,7 +131,7 @@ def working(share: Share, widths: Widths, recompute: Recompute) -> int:
     """Bytes in a layer's backward pass, in addition to what all layers keep.
 
     They are what the layer computes again, and its largest gradients: those of the MLP or of attention. Sequence
-    parallelism gathers the hidden states of all tokens before a product, and their gradients behind it.
+    parallelism gathers the hidden states of all tokens before a product, and their gradients after it.
 
     Args:
         share: of this process.

@@ -23,8 +23,8 @@ def parts_in_flight(sizes: ParallelSizes, stage: int, micro_batches: int) -> int
         stage: pipeline rank.
         micro_batches: of an optimizer step.
     """
-    behind = sizes.pp - stage - 1
-    begun = behind if sizes.vpp == 1 else 2 * behind + (sizes.vpp - 1) * sizes.pp
+    later = sizes.pp - stage - 1
+    begun = later if sizes.vpp == 1 else 2 * later + (sizes.vpp - 1) * sizes.pp
     return min(begun + 1, scheduled(sizes, micro_batches) * sizes.vpp)
 
 

@@ -452,8 +452,8 @@ def test_below_the_limit_of_the_engine_there_is_no_line(slots: int, n: int, gene
 
 
 async def test_an_engine_that_has_too_much_is_given_less() -> None:
-    def status(**figures: Any) -> EngineStatus:
-        return EngineStatus(**({"active": 8, "queued": 4, "tokens_generated": 0, "swaps": 0} | _SERVING | figures))
+    def status(**fields: Any) -> EngineStatus:
+        return EngineStatus(**({"active": 8, "queued": 4, "tokens_generated": 0, "swaps": 0} | _SERVING | fields))
 
     book = Book()
     for name in ("g1", "g2", "g3"):

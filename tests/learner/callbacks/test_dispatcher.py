@@ -153,7 +153,7 @@ def test_one_that_is_far_behind_is_left_out() -> None:
     assert callback.began.wait(_DEADLINE_S)
     for number in range(LIMIT + 1):
         events.emit(step(number))
-    assert f"is behind by {LIMIT} events" in failures[0].message
+    assert f"is late by {LIMIT} events" in failures[0].message
     callback.may.set()
     events.close(_DEADLINE_S)
 

@@ -63,7 +63,7 @@ def test_what_losses_report_is_described(name: str) -> None:
     )
     loss, _, _ = build_policy_loss(Component(name))
     _, metrics = loss(values + 0.1, values, tokens)
-    assert {figure for figure in summarize([metrics], 5) if describe(figure) is None} == set()
+    assert {name for name in summarize([metrics], 5) if describe(name) is None} == set()
 
 
 def test_the_page_lists_every_metric_once() -> None:

@@ -35,7 +35,7 @@ def test_generators_in_addition_have_the_learners_cores() -> None:
     assert plan.describe(2, 2, 4).endswith("generators 2 x 4 thread(s), those on the learner's cores 4 x 2 thread(s)")
 
 
-def test_figures_of_the_user_stand() -> None:
+def test_numbers_of_the_user_stand() -> None:
     assert plan_threads(2, ranks=1, replicas=1, learner=2, generator=3).generator == 3
     assert thread_environment(3)["OMP_NUM_THREADS"] == "3"
 

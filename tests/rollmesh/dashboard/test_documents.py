@@ -140,7 +140,7 @@ def test_the_picture_of_a_thousand_generators_is_small() -> None:
     ("changes", "published", "state"),
     [
         ({}, policy(10), "working"),
-        ({}, policy(14), "behind"),
+        ({}, policy(14), "outdated"),
         ({"serving": policy(0)}, None, "working"),
         ({"waiting_reason": "no rewards"}, policy(10), "waits"),
         ({"heartbeat_age_ms": 9000, "waiting_reason": "no rewards"}, policy(10), "silent"),

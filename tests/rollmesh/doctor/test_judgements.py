@@ -36,7 +36,7 @@ _WELL = {
         ({"redis_version": "6.0.16"}, {}, "6.2 or later", Severity.PROBLEM),
         ({"role": "slave"}, {}, "takes no writes", Severity.PROBLEM),
         ({}, {"seconds": 0.2}, "200 ms", Severity.WARNING),
-        ({}, {"ahead_s": -130.0}, "130.0 s behind", Severity.WARNING),
+        ({}, {"ahead_s": -130.0}, "130.0 s slow", Severity.WARNING),
         ({}, {"settings": {"appendfsync": "everysec"}}, "everysec", Severity.NOTE),
     ],
 )

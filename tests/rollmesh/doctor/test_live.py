@@ -37,7 +37,7 @@ _LEARNER = member("learner")
 _MESHES: dict[str, Snapshot] = {
     "no-generator": mesh(_LEARNER),
     "member-silent": mesh(_LEARNER, member("generator", waiting_reason="silent for 12 s", heartbeat_age_ms=12_000)),
-    "generator-left-behind": mesh(_LEARNER, member("generator", version=2)),
+    "generator-outdated": mesh(_LEARNER, member("generator", version=2)),
     "grant-ends": mesh(_LEARNER, member("generator", gauges={"grant_seconds_left": 3600.0})),
     "redis-full": mesh(_LEARNER, member("generator"), redis_used_bytes=99 << 20, redis_max_bytes=100 << 20),
 }
@@ -61,7 +61,7 @@ def _worse(findings: Iterable[Finding]) -> list[Finding]:
 
 
 async def test_clocks_and_ways_are_those_of_the_services() -> None:
-    """A front whose Redis is two minutes behind its host, and a generator that reaches one peer of two."""
+    """A front whose Redis is two minutes slow, compared with its host, and a generator that reaches one peer of two."""
 
     async def redis() -> int:
         return int(1000 * (time.time() - 120))

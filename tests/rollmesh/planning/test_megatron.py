@@ -1,4 +1,4 @@
-"""Plans of models that Megatron's engine divides: figures by hand, and what holds for every division."""
+"""Plans of models that Megatron's engine divides: numbers by hand, and what holds for every division."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def _recomputed(*, experts: bool, cuda: bool) -> str:
 
 
 def _pipeline_layout(sizes: ParallelSizes) -> list[list[str]]:
-    """Layers of each part in Megatron's words, with the embedding before and the loss behind them."""
+    """Layers of each part in Megatron's words, with the embedding before and the loss after them."""
     parts = [["decoder"] * count for count in sizes.layers]
     parts[0].insert(0, "embedding")
     parts[-1].append("loss")

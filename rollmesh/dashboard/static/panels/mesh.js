@@ -6,16 +6,16 @@ import { count, plural } from "rollmesh/format.js";
 export const title = "Mesh";
 export const link = "Mesh";
 
-const STATES = ["working", "waits", "behind", "starts", "asleep", "silent"];
+const STATES = ["working", "waits", "outdated", "starts", "asleep", "silent"];
 const WORDS = {
   working: "working",
   waits: "waiting",
-  behind: "too far behind",
+  outdated: "weights too old",
   starts: "starting",
   asleep: "asleep",
   silent: "no heartbeat",
 };
-const GLYPHS = { working: "●", waits: "◐", behind: "◔", starts: "○", asleep: "☾", silent: "✕" };
+const GLYPHS = { working: "●", waits: "◐", outdated: "◔", starts: "○", asleep: "☾", silent: "✕" };
 
 export function render(root, mesh) {
   root.replaceChildren(

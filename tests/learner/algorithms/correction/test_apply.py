@@ -63,7 +63,7 @@ def as_tokens(rollouts: Rollouts, first: int = 0, last: int | None = None) -> To
     )
 
 
-def test_a_batch_gets_weights_rejected_tokens_and_figures():
+def test_a_batch_gets_weights_rejected_tokens_and_metrics():
     rollouts = with_proximal(make_rollouts([4, 0, 6, 3]))
     settings = CorrectionSettings(reject={"token_k2": 0.02}, max_age=2, veto=0.01)
     metrics = correct_batch(rollouts, settings)
@@ -151,7 +151,7 @@ def test_normalized_weights_are_never_made_of_a_part():
     st.sampled_from(["recompute", "loglinear", "linear"]),
     st.data(),
 )
-def test_weights_and_figures_do_not_depend_on_the_split(lengths: list[int], level, proximal, data: st.DataObject):
+def test_weights_and_metrics_do_not_depend_on_the_split(lengths: list[int], level, proximal, data: st.DataObject):
     cut = data.draw(st.integers(0, len(lengths)))
     rollouts = make_rollouts(lengths)
     settings = CorrectionSettings(level=level, cap=1.1, proximal=proximal)
@@ -188,12 +188,12 @@ def test_the_drift_of_a_micro_batch():
 
 
 @pytest.mark.parametrize("value", [-math.inf, 0.0, -1e9, math.nan])
-def test_figures_of_impossible_tokens_are_finite(value: float):
+def test_metrics_of_impossible_tokens_are_finite(value: float):
     for lengths in ([], [0], [3]):
         rollouts = make_rollouts(lengths)
         current = torch.full((rollouts.num_tokens,), value)
         metrics = summarize([drift_metrics(current, as_tokens(rollouts), CorrectionSettings())], rollouts.num_tokens)
-        assert [name for name, figure in metrics.items() if not math.isfinite(figure)] == []
+        assert [name for name, value in metrics.items() if not math.isfinite(value)] == []
         rollouts.proximal_log_probs = current
         settings = CorrectionSettings(reject={"seq_max_k2": 0.1}, veto=1e-3, second_moment=0.1, normalize=True)
-        assert all(math.isfinite(figure) for figure in correct_batch(rollouts, settings).values())
+        assert all(math.isfinite(value) for value in correct_batch(rollouts, settings).values())
