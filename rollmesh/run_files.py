@@ -1,4 +1,4 @@
-"""The configurations in a run folder, that of the run and that of its last launch; and whether it is in use."""
+"""Files of a run folder: its configurations, those of its last launch, and the lock that says whether it is in use."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ RUN = "run"
 """The command `rollmesh run`."""
 LAUNCH = Path("services", CONFIG)
 """Configuration of a launch; it becomes the run's own once the learner has taken the run over."""
+SNAPSHOTS = "mesh.jsonl"
+"""The launcher's snapshots of the mesh."""
+SUMMARY = "summary.json"
 LOCK = "run.lock"
 """File that the command which works in a folder holds locked."""
 

@@ -48,6 +48,7 @@ from rollmesh.learner.distributed.rank_group import wait_keeping_alive
 from rollmesh.learner.evaluation.evaluator import Evaluator
 from rollmesh.learner.metrics import MetricsWriter, open_trackers
 from rollmesh.learner.metrics.batch_traces import BatchTraces
+from rollmesh.learner.metrics.files import SAMPLES
 from rollmesh.learner.metrics.run_totals import write_learner_json
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.model_files.checks import check_context
@@ -243,7 +244,7 @@ class Coordinator:
         traces = BatchTraces(session.tracer, progress.incarnation)
         recorder = StepRecorder(
             writer,
-            SampleLog(config.run.folder / "samples.jsonl", self._tokenizer, config.logging),
+            SampleLog(config.run.folder / SAMPLES, self._tokenizer, config.logging),
             progress,
             runtime.status,
             callbacks,

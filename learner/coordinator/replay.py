@@ -33,6 +33,7 @@ from rollmesh.learner.distributed.train_plan import PlannedMember
 from rollmesh.learner.distributed.trajectories import InlineTrajectories, TrajectoryOrError, TrajectorySource
 from rollmesh.learner.engines.interface import ACTOR, STATE_NAME
 from rollmesh.learner.metrics import MetricsWriter, open_trackers
+from rollmesh.learner.metrics.files import SAMPLES
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.placement.turns import OwnDevices
@@ -168,7 +169,7 @@ def _train(
     writer = MetricsWriter(open_trackers(config))
     recorder = StepRecorder(
         writer,
-        SampleLog(out / "samples.jsonl", load_tokenizer(Path(config.model.path)), config.logging),
+        SampleLog(out / SAMPLES, load_tokenizer(Path(config.model.path)), config.logging),
         progress,
         runtime.status,
         NO_CALLBACKS,

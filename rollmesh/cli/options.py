@@ -167,19 +167,19 @@ def security_of(**given: Any) -> SecuritySection:
 def ended_run(run: Path | None, mesh: str | None, join: str | None = None) -> Path | None:
     """The folder of the named run where it has ended and left a summary; else None. Trainings on data are left out."""
     from rollmesh.launcher import folder
-    from rollmesh.run_files import trained_by
+    from rollmesh.run_files import SUMMARY, trained_by
 
     if (mesh or join) and (run is None or not by_variables_alone(mesh, join)):
         return None
     if run is None:
         if any(Path("runs").glob(f"*/{folder.MESH}")):
             return None
-        found = (path for path in Path("runs").glob(f"*/{folder.SUMMARY}") if trained_by(path.parent) is None)
+        found = (path for path in Path("runs").glob(f"*/{SUMMARY}") if trained_by(path.parent) is None)
         ended = sorted(found, key=lambda path: path.stat().st_mtime)
         return ended[-1].parent if ended else None
     if trained_by(run) is not None:
         return None
-    return run if (run / folder.SUMMARY).exists() and not (run / folder.MESH).exists() else None
+    return run if (run / SUMMARY).exists() and not (run / folder.MESH).exists() else None
 
 
 def target(run: Path | None, mesh: str | None, *, join: str | None = None, **given: Path | None) -> Target:

@@ -67,10 +67,11 @@ def _replay(
 
 def _compare(run: Path, out: Path, tolerance: float) -> bool:
     """Prints both runs step by step; whether they agree."""
+    from rollmesh.learner.metrics.files import METRICS
     from rollmesh.learner.recording.compare import compare
 
     equal = True
-    for step in compare(run / "metrics.jsonl", out / "metrics.jsonl", tolerance=tolerance):
+    for step in compare(run / METRICS, out / METRICS, tolerance=tolerance):
         typer.echo(_line(step))
         for difference in step.differences[:_DIFFERENCES]:
             typer.echo(f"  {difference.name}: {_number(difference.recorded)} -> {_number(difference.replayed)}")

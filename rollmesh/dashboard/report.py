@@ -9,10 +9,10 @@ from rollmesh.dashboard.access import content_policy, source_of
 from rollmesh.dashboard.page_data import PageData
 from rollmesh.dashboard.page_files import MAIN, STYLE, embedded_plotly, fill_page, import_map, static_files
 from rollmesh.dashboard.readers import open_reader
-from rollmesh.dashboard.run_reader import SUMMARY
 from rollmesh.dashboard.run_view import RunView
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.files import write_atomically
+from rollmesh.run_files import SUMMARY
 
 FILE = "report.html"
 

@@ -9,15 +9,14 @@ from pathlib import Path
 
 from rollmesh.dashboard.curves.lineage import Lineage
 from rollmesh.dashboard.run_view import RunView
+from rollmesh.learner.metrics.files import METRICS
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import DataError
 from rollmesh.report.metrics import MetricsTail
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary
-from rollmesh.run_files import RUN, is_in_use, read_any_config, trained_by
+from rollmesh.run_files import RUN, SNAPSHOTS, SUMMARY, is_in_use, read_any_config, trained_by
 from rollmesh.training.state import training_state
 from rollmesh.training.summary import TrainingSummary
-
-METRICS, SNAPSHOTS, SUMMARY = "metrics.jsonl", "mesh.jsonl", "summary.json"
 
 
 class RunReader:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rollmesh.learner.recovery.run_identity import CONFIG, LEARNER_JSON
+from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import save_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError, RunBusyError
@@ -27,10 +27,6 @@ from rollmesh.mesh.private_files import is_open_to_others, private_folder
 from rollmesh.run_files import LAUNCH, LOCK, is_in_use, is_run, trained_by
 
 MESH = "mesh.json"
-METRICS = "metrics.jsonl"
-SAMPLES = "samples.jsonl"
-SUMMARY = "summary.json"
-LEARNER = LEARNER_JSON
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.launcher.trials.opening import opening
 from rollmesh.launcher.trials.session import RunPlacement
 from rollmesh.learner.checkpoint.names import version_of
+from rollmesh.learner.metrics.files import METRICS, SAMPLES
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, RollmeshError
@@ -46,6 +47,7 @@ from rollmesh.mesh.weights.shared_files import SHARED_MEMORY, sweep
 from rollmesh.protos import buffer_pb2
 from rollmesh.report.metrics import MetricsTail, Record, is_training
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary, write_summary
+from rollmesh.run_files import SUMMARY
 
 _LOOK_EVERY_S = 1.0
 
@@ -289,7 +291,7 @@ class LocalRun:
         Args:
             begun: a learner has taken the run over; otherwise the former summary stays.
         """
-        if not begun and (self._folder / folders.SUMMARY).exists():
+        if not begun and (self._folder / SUMMARY).exists():
             summary = build_summary(self._folder, self._config, self._final)
             self._events.record(f"ended: {summary.ended}; the run is as it was before")
             return summary
@@ -340,8 +342,8 @@ class LocalRun:
 
     async def _watch(self) -> None:
         """Feeds the view and `mesh.jsonl` until cancelled."""
-        metrics = MetricsTail(self._folder / folders.METRICS, from_end=True)
-        samples = MetricsTail(self._folder / folders.SAMPLES, from_end=True)
+        metrics = MetricsTail(self._folder / METRICS, from_end=True)
+        samples = MetricsTail(self._folder / SAMPLES, from_end=True)
         log = MeshLog(self._folder, self._events.record)
         await self._announced.wait()
         # Ends of groups by reason before this launch; not known until the mesh answers.

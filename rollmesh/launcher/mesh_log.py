@@ -14,8 +14,8 @@ from typing import Any
 
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.report.metrics import read_metrics
+from rollmesh.run_files import SNAPSHOTS
 
-FILE = "mesh.jsonl"
 _TOTAL = "generated_tokens"
 _GAUGE = "tokens_generated"
 
@@ -29,7 +29,7 @@ class MeshLog:
     """
 
     def __init__(self, folder: Path, notify: Callable[[str], None]) -> None:
-        self._path = folder / FILE
+        self._path = folder / SNAPSHOTS
         self._notify = notify
         self._trouble = ""
         earlier = read_metrics(self._path)
@@ -63,9 +63,9 @@ class MeshLog:
         except OSError as error:
             self._trouble = error.strerror or str(error)
         if self._trouble and not before:
-            self._notify(f"{FILE} is not written: {self._trouble}; every second it is tried again")
+            self._notify(f"{SNAPSHOTS} is not written: {self._trouble}; every second it is tried again")
         elif before and not self._trouble:
-            self._notify(f"{FILE} is written again")
+            self._notify(f"{SNAPSHOTS} is written again")
 
     @property
     def _total_generated(self) -> float:

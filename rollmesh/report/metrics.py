@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rollmesh.learner.metrics.files import METRICS
+
 Record = Mapping[str, Any]
 REWARD = "critic/score/mean"
 """Mean reward of a training step, which distinguishes its record from others."""
@@ -79,7 +81,7 @@ def surviving_records(records: Sequence[Record]) -> list[Record]:
 
 def run_records(folder: Path) -> list[Record]:
     """The surviving records of a run folder."""
-    return surviving_records(read_metrics(folder / "metrics.jsonl"))
+    return surviving_records(read_metrics(folder / METRICS))
 
 
 def _parse(line: bytes) -> Record | None:

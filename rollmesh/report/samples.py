@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rollmesh.learner.metrics.files import SAMPLES
 from rollmesh.mesh.errors import DataError
 
-_FILE = "samples.jsonl"
 _CHUNK = 1 << 18
 _UNKNOWN = object()
 
@@ -22,7 +22,7 @@ def read_samples(folder: Path, *, worst: bool, number: int) -> list[Mapping[str,
     Raises:
         DataError: the folder holds no samples.
     """
-    path = folder / _FILE
+    path = folder / SAMPLES
     try:
         if not worst:
             return _latest(path, number)
@@ -44,7 +44,7 @@ def read_spread(folder: Path, places: int) -> list[Mapping[str, Any]]:
     Raises:
         DataError: the folder holds no samples.
     """
-    path = folder / _FILE
+    path = folder / SAMPLES
     try:
         with path.open("rb") as file:
             size = file.seek(0, io.SEEK_END)

@@ -23,9 +23,10 @@ from rollmesh.report.metrics import Record, is_evaluation, is_training, metric_v
 from rollmesh.report.restarts import read_restarts
 from rollmesh.report.speed import speed_of
 from rollmesh.report.stalls import read_stalls
-from rollmesh.report.summary_file import FILE, SummaryValues, keep_summary, kept_summary
+from rollmesh.report.summary_file import SummaryValues, keep_summary, kept_summary
 from rollmesh.report.turns import read_phases, share_lines, swap_lines, swap_times, time_shares, turns_ended
 from rollmesh.report.unscored import UnscoredMembers
+from rollmesh.run_files import SNAPSHOTS, SUMMARY
 
 if TYPE_CHECKING:
     from rollmesh.protos import buffer_pb2
@@ -168,7 +169,7 @@ class Summary(SummaryValues):
             yield f"checkpoint: {self.checkpoint}; `rollmesh export {self.folder} OUT` makes a model of it"
             if self.best_checkpoint not in (None, self.checkpoint):
                 yield f"best checkpoint: {self.best_checkpoint}; add --checkpoint best"
-        yield f"summary: {Path(self.folder) / FILE}"
+        yield f"summary: {Path(self.folder) / SUMMARY}"
 
     def _held_out_at(self) -> str:
         """The step of the last held-out reward, where that is not the last step."""
@@ -228,7 +229,7 @@ def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
         wall_s=round(final.wall_s, 3),
         tokens_per_s_generated=_generated_per_s(
             records,
-            read_metrics(folder / "mesh.jsonl"),
+            read_metrics(folder / SNAPSHOTS),
             trained=(_last(steps, "total/tokens") or 0.0) / config.buffer.max_reuse,
         ),
         tokens_per_s_trained=_rate(_last(steps, "total/tokens"), training_s),

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.files import write_atomically
+from rollmesh.run_files import SUMMARY
 
-FILE = "summary.json"
 _Kept = TypeVar("_Kept", bound="SummaryValues")
 
 
@@ -37,7 +37,7 @@ def keep_summary(folder: Path, summary: SummaryValues) -> None:
     Raises:
         OSError: the disk refuses.
     """
-    write_atomically(folder / FILE, json.dumps(summary.to_dict(), indent=2) + "\n")
+    write_atomically(folder / SUMMARY, json.dumps(summary.to_dict(), indent=2) + "\n")
 
 
 def kept_summary(kind: type[_Kept], folder: Path) -> _Kept:
@@ -50,7 +50,7 @@ def kept_summary(kind: type[_Kept], folder: Path) -> _Kept:
     Raises:
         DataError: no summary, or one of another kind or program.
     """
-    path = folder / FILE
+    path = folder / SUMMARY
     try:
         return kind(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError as error:

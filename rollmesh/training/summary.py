@@ -13,6 +13,7 @@ from typing import Any
 
 from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
+from rollmesh.learner.metrics.files import METRICS
 from rollmesh.report.metrics import Record, metric_value, read_metrics
 from rollmesh.report.speed import speed_of
 from rollmesh.report.summary import checkpoint_folders
@@ -98,7 +99,7 @@ class TrainingSummary(SummaryValues):
 def training_records(folder: Path) -> list[Record]:
     """The records of a training's steps, without those that a restart has undone."""
     kept: list[Record] = []
-    for record in read_metrics(folder / "metrics.jsonl"):
+    for record in read_metrics(folder / METRICS):
         while kept and int(kept[-1]["step"]) >= int(record["step"]):
             kept.pop()
         kept.append(record)

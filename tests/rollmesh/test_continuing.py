@@ -18,7 +18,7 @@ from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.run_secrets import with_own_secrets
 from rollmesh.launcher.services import ServiceCatalogue
 from rollmesh.learner.evaluation.measurement_identity import measured_by
-from rollmesh.learner.recovery.run_identity import RunRecord
+from rollmesh.learner.recovery.run_identity import LEARNER_JSON, RunRecord
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError, DataError, RollmeshError, RunBusyError
 from rollmesh.mesh.rpc.held_ports import HeldPorts
@@ -213,7 +213,7 @@ def finish(config: Config, version: int, reason: str = "steps", evaluated: int |
     train(config, version, f"i0001-v{version:08d}")
     eval_last = None if evaluated is None else {"version": evaluated, "measured_by": measured_by(config)}
     said = {"incarnation": 1, "version": version, "stop_reason": reason, "eval_last": eval_last}
-    (config.run.folder / folder.LEARNER).write_text(json.dumps(said))
+    (config.run.folder / LEARNER_JSON).write_text(json.dumps(said))
     write_summary(config.run.folder, config, FinalState(ended="finished"))
 
 
@@ -252,7 +252,7 @@ def test_a_run_has_finished_where_its_files_leave_no_doubt(
 def test_a_run_of_which_there_is_a_doubt_has_not_finished(tmp_path: Path, doubt: str) -> None:
     config = make(tmp_path, "learner.steps=5", *HELD_OUT)
     finish(config, 5, evaluated=4 if doubt == "evaluation" else 5)
-    last = config.run.folder / folder.LEARNER
+    last = config.run.folder / LEARNER_JSON
     if doubt == "takeover":
         at = folder.takeover_stamp(config.run.folder) - 1
         os.utime(last, ns=(at, at))

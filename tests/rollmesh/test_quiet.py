@@ -7,8 +7,9 @@ from pathlib import Path
 
 from rollmesh.launcher.console.quiet_notice import NoStepNotice, no_step_text
 from rollmesh.launcher.mesh_client import Snapshot
-from rollmesh.launcher.mesh_log import FILE, MeshLog
+from rollmesh.launcher.mesh_log import MeshLog
 from rollmesh.protos import buffer_pb2, membership_pb2
+from rollmesh.run_files import SNAPSHOTS
 
 
 def told(quiet: NoStepNotice, first: int, last: int) -> list[int]:
@@ -79,7 +80,7 @@ def test_a_learner_that_has_just_come_up_is_named() -> None:
 def test_a_full_disk_is_told_once_and_tried_again(tmp_path: Path) -> None:
     said: list[str] = []
     log = MeshLog(tmp_path, said.append)
-    path = tmp_path / FILE
+    path = tmp_path / SNAPSHOTS
     generator = membership_pb2.Member(
         member_id="one", role=membership_pb2.ROLE_GENERATOR, gauges={"tokens_generated": 7}
     )
@@ -91,6 +92,6 @@ def test_a_full_disk_is_told_once_and_tried_again(tmp_path: Path) -> None:
     log.add(snapshot, 4.0)
     assert [json.loads(line)["time"] for line in path.read_text().splitlines() if line] == [3.0, 4.0]
     assert said == [
-        f"{FILE} is not written: No space left on device; every second it is tried again",
-        f"{FILE} is written again",
+        f"{SNAPSHOTS} is not written: No space left on device; every second it is tried again",
+        f"{SNAPSHOTS} is written again",
     ]

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
+from rollmesh.learner.metrics.files import METRICS
 from rollmesh.learner.metrics.trackers.background import OPEN_S, BackgroundTracker
 from rollmesh.learner.metrics.trackers.interface import Tracker
 from rollmesh.learner.metrics.trackers.local import ConsoleTracker, JsonlTracker
@@ -49,7 +50,7 @@ def open_trackers(config: Config | TrainerConfig) -> list[Tracker]:
     until = time.monotonic() + OPEN_S
     for tracker in background:
         tracker.wait_open(max(0.0, until - time.monotonic()))
-    return [JsonlTracker(folder / "metrics.jsonl"), ConsoleTracker(config.logging.console_every_steps), *background]
+    return [JsonlTracker(folder / METRICS), ConsoleTracker(config.logging.console_every_steps), *background]
 
 
 def _services(config: Config | TrainerConfig) -> dict[str, Callable[[], Tracker]]:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from rollmesh.launcher.folder import MESH, SUMMARY
-from rollmesh.launcher.mesh_log import FILE as MESH_LOG
+from rollmesh.launcher.folder import MESH
 from rollmesh.mesh.config.models import Config
 from rollmesh.report.memory import MemorySample, read_memory
 from rollmesh.report.metrics import Record, is_evaluation, is_training, metric_value, read_metrics, run_records
@@ -17,7 +16,7 @@ from rollmesh.report.stalls import Stall, read_stalls
 from rollmesh.report.summary import Summary, read_summary
 from rollmesh.report.turns import swap_times
 from rollmesh.report.unscored import UnscoredMembers
-from rollmesh.run_files import is_in_use, read_config
+from rollmesh.run_files import SNAPSHOTS, SUMMARY, is_in_use, read_config
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class RunRecords:
         return cls(
             config=read_config(folder),
             records=run_records(folder),
-            snapshots=read_metrics(folder / MESH_LOG),
+            snapshots=read_metrics(folder / SNAPSHOTS),
             summary=read_summary(folder) if (folder / SUMMARY).exists() else None,
             cut_short=(folder / MESH).exists() and not is_in_use(folder),
             restarts=read_restarts(folder),

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from rollmesh.launcher import folder as folders
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, newest_version
 from rollmesh.learner.evaluation.measurement_identity import measured_by
+from rollmesh.learner.recovery.run_identity import LEARNER_JSON
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.run_files import SUMMARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,9 @@ def why_finished(config: Config, changes: Sequence[str]) -> str:
 def _natural_end(config: Config) -> _NaturalEnd | None:
     """The last learner's natural end; None where it ended otherwise, and where the run has continued since."""
     folder = config.run.folder
-    last = folder / folders.LEARNER
+    last = folder / LEARNER_JSON
     try:
-        ended = json.loads((folder / folders.SUMMARY).read_text(encoding="utf-8"))["ended"]
+        ended = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["ended"]
         recorded = json.loads(last.read_text(encoding="utf-8"))
         policy = PolicyVersion(int(recorded["incarnation"]), int(recorded["version"]))
         value = recorded["eval_last"]

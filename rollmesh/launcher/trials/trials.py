@@ -21,6 +21,7 @@ from rollmesh.launcher.trials.disturbances import MeshState, Watch
 from rollmesh.launcher.trials.estimates import Bounds, Division, Measurement, estimate
 from rollmesh.launcher.trials.measuring import MeasuringRules, Meter, evaluation_span, least_batches
 from rollmesh.launcher.trials.record import Estimated, Measured, PlacementRecord, finite
+from rollmesh.learner.metrics.files import METRICS
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.report.metrics import MetricsTail, Record, is_evaluation, is_training
@@ -80,7 +81,7 @@ class Trials:
         self._seen = _Seen()
         self._estimates: list[Estimated] = []
         self._untried: list[str] = []
-        self._tail = MetricsTail(self._folder / "metrics.jsonl", from_end=True)
+        self._tail = MetricsTail(self._folder / METRICS, from_end=True)
         self._phases, self._restarts = PhasesTail(self._folder), RestartsTail(self._folder)
         self._mesh = MeshState()
         self._step = 0
