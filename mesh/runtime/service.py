@@ -1,7 +1,6 @@
 """The frame of every service process: event loop, signals, health, reflection, ready file, exit code.
 
-Invariants: SIGTERM and SIGINT ask for a graceful end (`Shutdown.requested`), a second one ends at once. A first one
-after another request (a notice, an RPC) changes nothing: platforms send one to all that they end. An expected failure
+Invariants: SIGTERM and SIGINT ask for a graceful end (`Shutdown.requested`), see `EndSignals`. An expected failure
 ends the process with one log line and the error's exit code, never with a traceback as the message.
 """
 
@@ -25,13 +24,11 @@ from grpc_reflection.v1alpha import reflection
 from rollmesh.mesh.addresses import host_of, is_unspecified, join_address, with_port
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.files import write_atomically
+from rollmesh.mesh.runtime.end_signals import NUMBERS, EndSignals
 from rollmesh.mesh.runtime.hosts import is_loopback, own_address_to
 from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 
 log = logging.getLogger(__name__)
-# Seconds within which a second signal is the first one again. Some platforms send one to all processes of a service,
-# and the process that has started the others passes it on.
-SAME_REQUEST_S = 1.0
 
 
 class Shutdown:
@@ -77,19 +74,13 @@ def run_service(name: str, main: Callable[[Shutdown], Awaitable[int]], *, settin
     async def supervised() -> int:
         shutdown = Shutdown()
         loop = asyncio.get_running_loop()
-        asked_at: float | None = None
+        signals = EndSignals()
 
         def on_signal(number: signal.Signals) -> None:
-            nonlocal asked_at
-            if asked_at is not None:
-                if loop.time() - asked_at > SAME_REQUEST_S:
-                    os._exit(128 + number)
-                return
-            asked_at = loop.time()
-            log.info("asked to end by %s", number.name)
-            shutdown.request(number.name)
+            if signals.is_first(number):
+                shutdown.request(number.name)
 
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in NUMBERS:
             loop.add_signal_handler(number, on_signal, number)
         return await main(shutdown)
 

@@ -16,7 +16,7 @@ import typer
 
 from rollmesh.cli import certificates, config, data, evaluation, init, plan, replay, run, services, token, trainers
 from rollmesh.cli.command_list import CommandList
-from rollmesh.cli.observe import dashboard, doctor, inspect, ledger, results, turns, weights
+from rollmesh.cli.observe import dashboard, doctor, ledger, results, status, turns, weights
 from rollmesh.cli.override_forms import accept_overrides
 from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.errors import ServiceExitError
@@ -45,7 +45,7 @@ init.register(app)
 run.register(app)
 trainers.register(app)
 services.register(app)
-inspect.register(app)
+status.register(app)
 dashboard.register(app)
 doctor.register(app)
 turns.register(app)
