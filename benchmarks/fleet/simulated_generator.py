@@ -39,6 +39,8 @@ from rollmesh.protos import trajectory_pb2 as trajectory
 TIMEOUT_S = 30.0
 RETRY_S = 120.0
 _REPORT_S = 2.0
+# Seconds between two questions for reward services, as of a generator whose rewards come.
+_DISCOVERY_S = 5.0
 _DRAFT_TOKENS: int = RolloutSection.model_fields["draft_every_tokens"].default
 
 
@@ -176,7 +178,7 @@ class SimulatedGenerator:
 
     async def run(self) -> None:
         """Works until cancelled."""
-        await run_together(self._admission.run(), self._drafts.run(), self._report())
+        await run_together(self._admission.run(), self._drafts.run(), self._report(), self._discover_rewards())
 
     def set_speed(self, speed: float) -> None:
         """Tokens/s of each response from now on; 0: responses are complete at once."""
@@ -202,6 +204,12 @@ class SimulatedGenerator:
         if self._agent.policy is not None and self._agent.policy != self._source.serving:
             self._source.serving = self._agent.policy
             self._admission.set_serving(self._agent.policy)
+
+    async def _discover_rewards(self) -> None:
+        """Asks for the reward services of the mesh as often as a real generator does; there are none."""
+        while True:
+            await self._agent.members(membership_pb2.ROLE_REWARD)
+            await asyncio.sleep(_DISCOVERY_S)
 
     async def _report(self) -> None:
         """Keeps the status that heartbeats carry as large as that of a real generator."""
