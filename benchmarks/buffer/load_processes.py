@@ -7,7 +7,6 @@ Each answers its parent over a pipe: `up` when it has joined, then its results o
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from array import array
 from collections import deque
@@ -19,6 +18,7 @@ import uvloop
 
 from benchmarks.buffer.arrays import DISTINCT, make_arrays
 from benchmarks.buffer.plan import Plan
+from benchmarks.fleet.pipes import receive
 from rollmesh.buffer.client.client import BufferClient, Lease, PendingWrite, ReceivedGroup, WriteStream
 from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.config.network import SecuritySection
@@ -49,19 +49,6 @@ async def _join(
     agent = MembershipAgent(channel, role, member_id=name, address="127.0.0.1:1", host_id="benchmark")
     await agent.start()
     return BufferClient(channel, timeout_s=_TIMEOUT_S, retry_s=30.0), agent
-
-
-async def _receive(conn: Connection) -> Any:
-    """The parent's next message."""
-    loop, heard = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(conn.fileno(), heard.set)
-    try:
-        await heard.wait()
-    finally:
-        loop.remove_reader(conn.fileno())
-        # The loop made it non-blocking; what is sent over it may be large.
-        os.set_blocking(conn.fileno(), True)
-    return conn.recv()
 
 
 def trajectories(tokens: int, incarnation: int) -> list[Trajectory]:
@@ -156,9 +143,9 @@ def writer(conn: Connection, address: str, security: SecuritySection, plan: Plan
         client, agent = await _join(address, security, membership_pb2.ROLE_GENERATOR, f"generator-{number}")
         freeze_heap()
         conn.send("up")
-        producer = _Producer(plan, client, agent, await _receive(conn))
+        producer = _Producer(plan, client, agent, await receive(conn))
         work = asyncio.create_task(producer.run())
-        message = asyncio.create_task(_receive(conn))
+        message = asyncio.create_task(receive(conn))
         await asyncio.wait({work, message}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             work.result()
@@ -280,9 +267,9 @@ def learner(conn: Connection, address: str, security: SecuritySection, plan: Pla
         consumer = _Consumer(plan, client, resumed.incarnation, claims)
         if plan.fill:
             conn.send(await consumer.fill())
-            await _receive(conn)
+            await receive(conn)
         work = asyncio.create_task(consumer.run())
-        message = asyncio.create_task(_receive(conn))
+        message = asyncio.create_task(receive(conn))
         await asyncio.wait({work, message}, return_when=asyncio.FIRST_COMPLETED)
         # To the end of the round, so that what was claimed can be compared with the ledger.
         consumer.ending = True

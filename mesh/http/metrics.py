@@ -18,13 +18,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from rollmesh.mesh.access.tls import server_context
-from rollmesh.mesh.addresses import join_address
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PortInUseError
 from rollmesh.mesh.http.connections import Connections
 from rollmesh.mesh.http.process_metrics import process_metrics
-from rollmesh.mesh.http.server import http_key, is_bearer
-from rollmesh.mesh.http.server import log as http_log
+from rollmesh.mesh.http.server import http_key, is_bearer, serving
 
 log = logging.getLogger(__name__)
 PATH = "/metrics"
@@ -32,8 +30,6 @@ PATH = "/metrics"
 REQUEST_S = 10.0
 MOST_CONNECTIONS = 32
 _METHODS = ("GET", "HEAD")
-# Seconds that running answers get at the end.
-_CLOSE_S = 1.0
 
 
 @asynccontextmanager
@@ -62,28 +58,18 @@ async def metrics_server(
     async with AsyncExitStack() as closers:
         await closers.enter_async_context(process_metrics(registry))
         thread = closers.enter_context(ThreadPoolExecutor(1, "metrics"))
-        server = web.Server(
-            _Page(registry, key, thread, connections).answer,
-            handler_cancellation=True,
-            logger=http_log,
-            access_log=None,
-            keepalive_timeout=REQUEST_S,
-            lingering_time=0.0,
-        )
+        answer = _Page(registry, key, thread, connections).answer
         try:
-            bound = await connections.listen(server, host, port, tls)
+            address = await closers.enter_async_context(
+                serving(answer, connections, host, port, tls, request_s=REQUEST_S)
+            )
         except OSError as error:
             raise PortInUseError(
                 f"cannot bind {host}, port {port}, for metrics: {error.strerror}",
                 hint="set network.metrics_host, and network.metrics_port: 0 where several services share a host",
             ) from error
-        try:
-            url = f"{'https' if tls else 'http'}://{join_address(host, bound)}{PATH}"
-            log.info("metrics at %s", url)
-            yield url
-        finally:
-            await connections.close()
-            await server.shutdown(_CLOSE_S)
+        log.info("metrics at %s%s", address, PATH)
+        yield f"{address}{PATH}"
 
 
 class _Page:

@@ -1,4 +1,4 @@
-"""Parts that all HTTP servers of the mesh share: keys, and a log that strangers cannot fill.
+"""Parts that all HTTP servers of the mesh share: their start and end, keys, a log that strangers cannot fill.
 
 Invariant: a key is a bearer token, which opens nothing else of the mesh.
 """
@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import hmac
 import logging
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Literal
 
+from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from rollmesh.mesh.access.secret_files import read_key
+from rollmesh.mesh.addresses import join_address
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.http.connections import Connections
 from rollmesh.mesh.runtime.hosts import is_loopback
 
 
@@ -25,6 +31,46 @@ def _is_ours(record: logging.LogRecord) -> bool:
 # For servers of aiohttp.
 log = logging.getLogger(__name__)
 log.addFilter(_is_ours)
+# Seconds that running answers get at the end.
+_CLOSE_S = 1.0
+
+
+@asynccontextmanager
+async def serving(
+    answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+    connections: Connections,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None,
+    *,
+    request_s: float,
+) -> AsyncIterator[str]:
+    """Answers requests while the context lasts; yields `http://HOST:PORT`, or the same of https.
+
+    Args:
+        answer: to one request.
+        connections: of this server.
+        host, port: to bind; port 0: a free one.
+        tls: None: without.
+        request_s: seconds that a connection has for its request, and may be idle.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+    server = web.Server(
+        answer,
+        handler_cancellation=True,
+        logger=log,
+        access_log=None,
+        keepalive_timeout=request_s,
+        lingering_time=0.0,
+    )
+    bound = await connections.listen(server, host, port, tls)
+    try:
+        yield f"{'https' if tls else 'http'}://{join_address(host, bound)}"
+    finally:
+        await connections.close()
+        await server.shutdown(_CLOSE_S)
 
 
 def http_key(

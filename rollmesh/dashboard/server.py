@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol, TypeVar
 
 from aiohttp import web
@@ -24,7 +24,7 @@ from rollmesh.mesh.access.tls import server_context
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PortInUseError, RollmeshError
 from rollmesh.mesh.http.connections import Connections
-from rollmesh.mesh.http.server import log as http_log
+from rollmesh.mesh.http.server import serving
 
 Result = TypeVar("Result")
 MOST_CONNECTIONS = 64
@@ -32,7 +32,6 @@ MOST_CONNECTIONS = 64
 REQUEST_S = 30.0
 # Seconds for which what was read is new enough for every page.
 _FRESH_S = 1.0
-_CLOSE_S = 1.0
 # Names of runs are data too: the page sets its title once it has them.
 _TITLE = "Rollmesh"
 _TYPES = {"js": "text/javascript", "css": "text/css"}
@@ -73,28 +72,19 @@ async def page_server(
     key = key or secrets.token_urlsafe(18)
     tls = server_context(security) if security is not None else None
     connections = Connections(MOST_CONNECTIONS)
-    with ThreadPoolExecutor(1, "page") as thread:
+    async with AsyncExitStack() as closers:
+        thread = closers.enter_context(ThreadPoolExecutor(1, "page"))
+        closers.push_async_callback(source.close)
         page = _Page(source, Access(key, host), thread, connections)
-        server = web.Server(
-            page.answer,
-            handler_cancellation=True,
-            logger=http_log,
-            access_log=None,
-            keepalive_timeout=REQUEST_S,
-            lingering_time=0.0,
-        )
         try:
-            bound = await connections.listen(server, host, port, tls)
+            address = await closers.enter_async_context(
+                serving(page.answer, connections, host, port, tls, request_s=REQUEST_S)
+            )
         except OSError as error:
             raise PortInUseError(
                 f"cannot bind {host}, port {port}, for the page: {error.strerror}", hint="choose another --port"
             ) from error
-        try:
-            yield f"{'https' if tls else 'http'}://{host}:{bound}/#key={key}"
-        finally:
-            await connections.close()
-            await source.close()
-            await server.shutdown(_CLOSE_S)
+        yield f"{address}/#key={key}"
 
 
 class _Page:

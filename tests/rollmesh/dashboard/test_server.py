@@ -127,6 +127,11 @@ async def test_a_panel_is_sent_once(tmp_path: Path) -> None:
                 assert answer.status == 304
 
 
+async def test_its_url_has_brackets_around_an_ipv6_address() -> None:
+    async with page_server(StaticRuns([]), host="::1", port=0) as url:
+        assert url.startswith("http://[::1]:")
+
+
 async def test_a_taken_port_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
