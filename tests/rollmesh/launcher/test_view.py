@@ -185,7 +185,7 @@ def test_pushes_to_many_generators_are_summed_but_for_those_that_fail() -> None:
     assert rows[-1][7] == "2 / 9"
     assert len(live_rows(pushes)) == 1001
     [line] = transport_choices(pushes)
-    assert line.endswith("generator-103 and 992 others: full versions come over grpc: another host")
+    assert line.endswith("generator-104 and 992 others: full versions come over grpc: another host")
 
 
 @pytest.mark.parametrize("columns", [80, 100])
