@@ -10,6 +10,7 @@ from rollmesh.buffer.monitoring.bounded_answers import within_deadline
 from rollmesh.buffer.protocol.limits import MAX_RUN_MEMBERS
 from rollmesh.buffer.server.front_context import FrontContext
 from rollmesh.buffer.server.request_validation import check_policy, check_status, checked_number
+from rollmesh.buffer.server.told_address import told_address
 from rollmesh.mesh.access.credentials import Credentials
 from rollmesh.mesh.access.proof import check_challenge, with_proof
 from rollmesh.mesh.errors import ConfigError, PayloadError, StoreError
@@ -70,7 +71,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
         self._members = front.store.members
         self._credentials = credentials
 
-    async def Join(self, request: pb.JoinRequest, _context: Any) -> pb.JoinResponse:
+    async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
         """See membership.proto."""
         if request.protocol != PROTOCOL:
             raise ConfigError(
@@ -87,7 +88,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
         member = pb.Member(
             member_id=request.member_id,
             role=request.role,
-            address=request.address,
+            address=told_address(request, context.peer()),
             host_id=request.host_id,
             pid=request.pid,
             joined_unix_ms=int(time.time() * 1000),
