@@ -10,13 +10,13 @@ from rollmesh.buffer.monitoring.bounded_answers import within_deadline
 from rollmesh.buffer.protocol.limits import MAX_RUN_MEMBERS
 from rollmesh.buffer.server.front_context import FrontContext
 from rollmesh.buffer.server.request_validation import check_policy, check_status, checked_number
-from rollmesh.buffer.server.told_address import told_address
 from rollmesh.mesh.access.credentials import Credentials
 from rollmesh.mesh.access.proof import check_challenge, with_proof
 from rollmesh.mesh.errors import ConfigError, PayloadError, StoreError
 from rollmesh.mesh.membership import PROTOCOL
 from rollmesh.mesh.request_fields import check_id, check_text
 from rollmesh.mesh.tables import TABLES
+from rollmesh.mesh.told_address import told_address
 from rollmesh.mesh.trajectory.versions import checked_version
 from rollmesh.protos import membership_pb2 as pb
 from rollmesh.protos import membership_pb2_grpc

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollmesh.buffer.server.told_address import told_address
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.told_address import told_address
 from rollmesh.protos import membership_pb2 as pb
 
 LOOPBACK = "127.0.0.1:40603"
