@@ -160,7 +160,7 @@ class GeneratorComponents:
             on_report=on_report,
             suspended=asleep,
         )
-        self.probes = Probes(self.engine, self.receiver.announced)
+        self.probes = Probes(self.engine, self.receiver.announced, metrics.record_verification)
         self.manual = ManualRequests(self.engine, text)
         loaded.events.connect(self._route_results, self.endpoint.accept_tokens if self.endpoint is not None else None)
 

@@ -72,11 +72,18 @@ class Probes:
     Args:
         engine: to be probed.
         announced: gives the announced weights of a version in service.
+        record: hears of each comparison: agrees, differs or not_comparable.
     """
 
-    def __init__(self, engine: InferenceEngine, announced: Callable[[PolicyVersion], AnnouncedWeights | None]) -> None:
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        announced: Callable[[PolicyVersion], AnnouncedWeights | None],
+        record: Callable[[str], None],
+    ) -> None:
         self._engine = engine
         self._announced = announced
+        self._record = record
 
     async def probe(self, token_ids: Sequence[int]) -> generator_pb2.ProbeResponse:
         """Log-probs of the tokens, and the digest of the tensors that gave them.
@@ -93,11 +100,14 @@ class Probes:
         )
         announced = self._announced(probe.version)
         if announced is None:
+            self._record("not_comparable")
             response.not_comparable = "the version changed during the probe"
             return response
         inspection = await asyncio.to_thread(inspect, announced, probe.tensors)
         response.found_digest, response.not_comparable = inspection.digest, inspection.not_comparable
         response.differing.extend(inspection.differing[:_DIFFERING])
+        same = inspection.digest == probe.digest
+        self._record("not_comparable" if not inspection.digest else "agrees" if same else "differs")
         return response
 
 

@@ -82,16 +82,22 @@ _WEIGHTS = _GENERATOR.histogram(
 )
 _WEIGHTS_BYTES = _counter("weights_bytes", "Bytes of weights received", "transport", "encoding")
 _WEIGHTS_FAILURES = _counter("weights_failures", "Versions refused or not received")
+_VERIFICATIONS = _counter(
+    "weights_verifications",
+    "Comparisons of the engine's weights with the announced ones, for `rollmesh weights verify`",
+    "outcome",
+)
 _WEIGHTS_KEPT = _gauge("weights_kept_bytes", "Host copy that deltas are applied to")
 METRICS = (
     *_OF_SNAPSHOT.values(),
     *(_MEMBERS, _TURN),
-    *(_WEIGHTS, _WEIGHTS_BYTES, _WEIGHTS_FAILURES, _WEIGHTS_KEPT),
+    *(_WEIGHTS, _WEIGHTS_BYTES, _WEIGHTS_FAILURES, _VERIFICATIONS, _WEIGHTS_KEPT),
     DAMAGED_BUCKETS,
     *ENDPOINT_METRICS,
 )
 # Seconds: a pause lasts microseconds, a full transfer over a slow link minutes.
 _BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+_VERIFIED = ("agrees", "differs", "not_comparable")
 _STAGES = ("first_byte", "last_byte", "pause", "total")
 
 
@@ -107,6 +113,10 @@ class GeneratorMetrics:
         self._weights = _WEIGHTS.as_histogram(_BUCKETS, self.registry)
         self._weights_bytes = _WEIGHTS_BYTES.as_counter(self.registry)
         self._weights_failures = _WEIGHTS_FAILURES.as_counter(self.registry)
+        self._verifications = _VERIFICATIONS.as_counter(self.registry)
+        # An alert sees the first one only where there was a zero before.
+        for outcome in _VERIFIED:
+            self._verifications.labels(outcome)
         self._weights_kept = _WEIGHTS_KEPT.as_gauge(self.registry)
         self.registry.register(DAMAGED)
         self._process = psutil.Process()
@@ -125,6 +135,10 @@ class GeneratorMetrics:
         if report.bytes:
             self._weights_bytes.labels(report.transport, report.encoding).inc(report.bytes)
         self._weights_kept.set(report.kept_bytes)
+
+    def record_verification(self, outcome: str) -> None:
+        """Records a comparison of the weights in service: agrees, differs or not_comparable."""
+        self._verifications.labels(outcome).inc()
 
     def update(
         self,

@@ -4,16 +4,17 @@
 -- member that is not scored has the place '', and its reason instead of response tokens. The place of a payload is the
 -- digest of its bytes; one in pieces has ':' and their number as well. The place of a draft (of a member that is not
 -- finished) is '-' and the digest.
--- Answer: a character per member, then the values to be removed. The characters: 0 stored, and its group is sealed by
--- it; 1 stored, 2 duplicate, 3 superseded, 4 no such member. A value is a position among the members (from 0), and the
--- name of a draft or '' for the member's payload.
+-- Answer: a character per member, then the values to be removed, then the groups that failed at their seal. The
+-- characters: 0 stored, and its group is sealed by it; 1 stored, 2 duplicate, 3 superseded, 4 no such member. A value is
+-- a position among the members (from 0), and the name of a draft or '' for the member's payload. A failed group is the
+-- position of the member that sealed it, the group's members, and ms since its admission.
 --
 -- Only values that no script can name any more are removed, judged here by the record. Bytes of a refused write may be
 -- those that another one has stored, or is about to. The sweep finds the rest.
 load_table(ARGV[1])
 load_run()
 local now = now_ms()
-local groups, results, metas, useless = {}, {}, {}, {}
+local groups, results, metas, useless, failed = {}, {}, {}, {}, {}
 local MAX_CAUSES = 8
 -- Characters of a digest.
 local DIGEST = 16
@@ -34,6 +35,8 @@ local function seal(gid, g)
   g.sealed_ms = now
   if scored(g) < counters.min_members then
     groups[gid], metas[gid] = false, nil
+    -- The member that seals it is the next in the answer.
+    failed[#failed + 1] = {#results, g.n, now - g.admitted_ms}
     finish(gid, g, 'failed', 'too_few_scored', false)
     return
   end
@@ -168,4 +171,4 @@ for gid, g in pairs(groups) do
     in_bulk('HSET', group_key(gid), fields)
   end
 end
-return {'ok', snapshot(), table.concat(results), useless}
+return {'ok', snapshot(), table.concat(results), useless, failed}

@@ -1,4 +1,4 @@
-"""The buffer's part of the traces: admission, storage, the wait for the learner, and eviction.
+"""The buffer's part of the traces: admission, storage, the wait for the learner, and groups that end here.
 
 Nothing here is called where there are no traces.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from rollmesh.buffer.store.records import EvictedGroup, GroupGrant, Leased, Write, WriteOutcome
+from rollmesh.buffer.store.records import EndedGroup, GroupGrant, Leased, Write, WriteOutcome
 from rollmesh.mesh.telemetry.span import Value
 from rollmesh.mesh.telemetry.trace_ids import ROOT
 from rollmesh.mesh.telemetry.tracing import Tracer
@@ -32,8 +32,13 @@ def record_admissions(tracer: Tracer, table: str, generator: str, grants: Iterab
                 trace.record("admit", since_ns, now_ns, {**attributes, "member": member}, number=grant.attempt)
 
 
-def record_writes(tracer: Tracer, writes: Sequence[Write], outcomes: Sequence[WriteOutcome], since_ns: int) -> None:
-    """`store`: a member's outcome is stored, or refused; it lies in the generator's `write`."""
+def record_writes(
+    tracer: Tracer, table: str, writes: Sequence[Write], outcomes: Sequence[WriteOutcome], since_ns: int
+) -> None:
+    """`store`: a member's outcome is stored, or refused; it lies in the generator's `write`.
+
+    Where the write has sealed a group that failed thereby, its trajectories end.
+    """
     now_ns = time.time_ns()
     for write, outcome in zip(writes, outcomes, strict=True):
         if write.draft or (trace := tracer.trajectory(write.group_id, write.member)) is None:
@@ -43,6 +48,7 @@ def record_writes(tracer: Tracer, writes: Sequence[Write], outcomes: Sequence[Wr
         trace.record(
             "store", since_ns, now_ns, attributes, number=write.attempt, inside=("write", write.attempt),
         )  # fmt: skip
+    record_ends(tracer, table, "failed", [outcome.failed for outcome in outcomes if outcome.failed is not None])
 
 
 def record_leases(tracer: Tracer, leased: Iterable[Leased]) -> None:
@@ -56,12 +62,13 @@ def record_leases(tracer: Tracer, leased: Iterable[Leased]) -> None:
                 trace.record("queue", sealed_ns, now_ns, attributes, number=group.use)
 
 
-def record_evictions(tracer: Tracer, table: str, groups: Iterable[EvictedGroup]) -> None:
-    """The whole trajectory, which ends untrained."""
+def record_ends(tracer: Tracer, table: str, fate: str, groups: Iterable[EndedGroup]) -> None:
+    """The whole trajectory, which ends untrained: `fate` is evicted_stale or failed."""
     now_ns = time.time_ns()
     for group in groups:
         admitted_ns = now_ns - group.age_ms * 1_000_000
-        attributes = {"table": table, "group": group.group_id, "fate": "evicted_stale", "reason": group.reason}
+        attributes = {"table": table, "group": group.group_id, "fate": fate, "reason": group.reason}
         for member in range(group.members):
             if (trace := tracer.trajectory(group.group_id, member)) is not None:
-                trace.record(ROOT, admitted_ns, now_ns, {**attributes, "member": member})
+                failure = group.reason if fate == "failed" else ""
+                trace.record(ROOT, admitted_ns, now_ns, {**attributes, "member": member}, failure=failure)

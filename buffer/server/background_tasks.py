@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from functools import partial
 
 from rollmesh.buffer.monitoring.generator_fleet import fleet_of
-from rollmesh.buffer.monitoring.trajectory_spans import record_evictions
+from rollmesh.buffer.monitoring.trajectory_spans import record_ends
 from rollmesh.buffer.monitoring.wait_clocks import INSERTS, SAMPLES
 from rollmesh.buffer.server.change_notifier import wait_for
 from rollmesh.buffer.server.front_context import FrontContext
@@ -111,7 +111,7 @@ async def evict(front: FrontContext, table: str) -> None:
                     evicted = await front.store.evict(table)
                     log.info("evicted %d groups over the bound", len(evicted), extra={"table": table})
                     if front.tracer.is_on:
-                        record_evictions(front.tracer, table, evicted)
+                        record_ends(front.tracer, table, "evicted_stale", evicted)
                 front.outage.job_passed(f"evicting in {table}")
             except StoreError as error:
                 front.outage.job_failed(f"evicting in {table}", error)

@@ -16,6 +16,7 @@ from rollmesh.mesh.errors import ConfigError, PayloadError, StoreError
 from rollmesh.mesh.membership import PROTOCOL
 from rollmesh.mesh.request_fields import check_id, check_text
 from rollmesh.mesh.tables import TABLES
+from rollmesh.mesh.told_address import told_address
 from rollmesh.mesh.trajectory.versions import checked_version
 from rollmesh.protos import membership_pb2 as pb
 from rollmesh.protos import membership_pb2_grpc
@@ -75,7 +76,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
         self._members = front.store.members
         self._credentials = credentials
 
-    async def Join(self, request: pb.JoinRequest, _context: Any) -> pb.JoinResponse:
+    async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
         """See membership.proto."""
         if request.protocol != PROTOCOL:
             raise ConfigError(
@@ -92,7 +93,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
         member = pb.Member(
             member_id=request.member_id,
             role=request.role,
-            address=request.address,
+            address=told_address(request, context.peer()),
             host_id=request.host_id,
             pid=request.pid,
             joined_unix_ms=int(time.time() * 1000),

@@ -147,7 +147,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             began_ns = time.time_ns()
             outcomes = await self._front.store.write(table, good)
             if self._front.tracer.is_on:
-                record_writes(self._front.tracer, good, outcomes, began_ns)
+                record_writes(self._front.tracer, table, good, outcomes, began_ns)
             for position, written in zip(positions, outcomes, strict=True):
                 statuses[position] = written.status
                 if written.sealed:

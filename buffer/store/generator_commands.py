@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from rollmesh.buffer.store.drafts import DraftRef
 from rollmesh.buffer.store.errors import checked_answer
 from rollmesh.buffer.store.payloads import SetValue, set_value
 from rollmesh.buffer.store.records import (
+    EndedGroup,
     GroupGrant,
     MemberState,
     Write,
@@ -31,6 +33,8 @@ from rollmesh.protos import buffer_pb2 as pb
 
 # Fields that the writes of one lease share.
 _LEASE = attrgetter("group_id", "lease_id", "attempt", "ranges")
+# Why a group fails at its seal, as the ledger has it.
+_TOO_FEW_SCORED = "too_few_scored"
 # By the character with which the script answers.
 _OUTCOMES = {
     ord("0"): WriteOutcome(pb.WRITE_STATUS_STORED, sealed=True),
@@ -135,6 +139,9 @@ class GeneratorCommands(CommandRunner):
         answer = replies.pop()
         self._update_snapshot(table, answer[1])
         results = [_OUTCOMES[status] for status in answer[2]]
+        for position, members, age_ms in answer[4]:
+            failed = EndedGroup(writes[position].group_id, members, age_ms, _TOO_FEW_SCORED)
+            results[position] = replace(results[position], failed=failed)
         sealed = [w.group_id for w, result in zip(writes, results, strict=True) if result.sealed]
         self.handoff.record_sealed(table, answer[1][0], sealed)
         if stream is not None and sampled is not None:

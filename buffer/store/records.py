@@ -72,10 +72,17 @@ class MemberState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class WriteOutcome:
-    """Outcome of a write. It is rejected if the group does not have the member."""
+    """Outcome of a write. It is rejected if the group does not have the member.
+
+    Attributes:
+        status: of the member.
+        sealed: its group, by this write.
+        failed: the group, where too few of its members were scored when it was sealed.
+    """
 
     status: pb.WriteStatus
     sealed: bool
+    failed: EndedGroup | None = None
 
     @property
     def stored(self) -> bool:
@@ -83,8 +90,8 @@ class WriteOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class EvictedGroup:
-    """A group that ended over the staleness bound, `age_ms` after its admission."""
+class EndedGroup:
+    """A group that ended untrained in the buffer, `age_ms` after its admission."""
 
     group_id: str
     members: int

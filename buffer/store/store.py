@@ -17,7 +17,7 @@ from rollmesh.buffer.store.errors import different_rules_error
 from rollmesh.buffer.store.generator_commands import GeneratorCommands
 from rollmesh.buffer.store.learner_commands import LearnerCommands
 from rollmesh.buffer.store.payloads import PayloadRef, parse_payload_refs
-from rollmesh.buffer.store.records import EvictedGroup
+from rollmesh.buffer.store.records import EndedGroup
 from rollmesh.buffer.store.unowned_values import sweep_unowned_values
 from rollmesh.mesh.tables import TABLES
 
@@ -69,13 +69,13 @@ class Store(GeneratorCommands, LearnerCommands):
         answer = await self._run("payload_refs", table, *group_ids)
         return {group_id: parse_payload_refs(text) for group_id, text in zip(group_ids, answer[2], strict=True)}
 
-    async def evict(self, table: str) -> list[EvictedGroup]:
+    async def evict(self, table: str) -> list[EndedGroup]:
         """Ends all groups that cannot train within the bound any more; returns them."""
-        evicted: list[EvictedGroup] = []
+        evicted: list[EndedGroup] = []
         left = 1
         while left:
             answer = await self._run("evict", table, MAX_GROUPS_PER_CALL)
-            evicted += [EvictedGroup(gid.decode(), n, age, why.decode()) for gid, n, age, why in answer[2]]
+            evicted += [EndedGroup(gid.decode(), n, age, why.decode()) for gid, n, age, why in answer[2]]
             left = answer[3]
         return evicted
 

@@ -193,15 +193,15 @@ class BatchClaimer:
 
     async def _claim_and_log(self, candidate: CandidateBatch) -> buffer_pb2.ClaimResponse:
         """Claims and logs groups once; the claim is on disk when this returns."""
-        leases = [group.lease for group in candidate.groups]
+        rules, leases = self._rules, [group.lease for group in candidate.groups]
         began_ns = time.time_ns()
-        response = await self._table.client.claim(TRAIN, self._rules.incarnation, candidate.version, leases)
+        response = await self._table.client.claim(TRAIN, rules.incarnation, candidate.version, leases)
         if response.claimed:
             groups = [
                 UsedGroup(g.group_id, [m.meta.member for m in g.scored_members], g.leased.task.ordinal, g.leased.use)
                 for g in candidate.groups
             ]
-            use = StepUse(self._rules.incarnation, candidate.version, self._rules.resumed_at, groups)
+            use = StepUse(rules.incarnation, candidate.version, rules.resumed_at, began_ns, groups)
             await asyncio.to_thread(self._consumption.append, use)
             self._traces.claimed(candidate.version, candidate.groups, began_ns)
         return response

@@ -20,6 +20,7 @@ from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, version_of
 from rollmesh.learner.checkpoint.store import DamagedCheckpointError
 from rollmesh.learner.coordinator.mesh_session import MeshSession
 from rollmesh.learner.coordinator.run_progress import RunProgress
+from rollmesh.learner.metrics.batch_traces import record_inherited
 from rollmesh.learner.recovery.redis_recovery import RunHistory, read_history
 from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.mesh.config import Config
@@ -102,6 +103,9 @@ class RunTakeover:
                 # it with the whole history.
                 with contextlib.suppress(LostStateError):
                     self._commit(known, version, folder)
+                    if self._history is not None:
+                        since = described.committed_version
+                        record_inherited(self._session.tracer, self._history.uses, since, version)
             try:
                 incarnation, seeded = self._bridge.call(
                     self._session.take_over(version, takeover=takeover, force=force), self._patience_s

@@ -108,9 +108,9 @@ class RolloutBatch:
     def rollouts(self) -> Rollouts:
         return self._rollouts
 
-    @property
-    def tokens(self) -> BatchTokens:
-        """The values of the batch's tokens, as they were trained."""
+    def gather_tokens(self) -> BatchTokens:
+        """The values of the batch's tokens, as they were trained; collective, once the updates are done."""
+        self._policy_log_probs.gather(self._actor.world)
         return BatchTokens(self._plan, self._rollouts, self._policy_log_probs.values)
 
     @property

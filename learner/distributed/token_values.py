@@ -1,8 +1,8 @@
 """Values of a trained batch's tokens, for the few responses that are kept for people.
 
-Every rank holds the rollouts of the whole batch, so nothing is communicated for them. The policy's log-probs come from
-the batch stage where it computes them, else from the first update's forward pass. In the latter case a rank knows those
-of the tokens that it computes itself.
+Every rank holds the rollouts of the whole batch. The policy's log-probs come from the batch stage where it computes
+them, else from the first update's forward pass. In the latter case a process knows those of the tokens that it computes
+itself, and after the updates each one gets what the others know.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, Rollouts, TokenBatch
 from rollmesh.learner.distributed.rank_batch import OptimizerStep
 from rollmesh.learner.distributed.train_plan import TrainPlan
+from rollmesh.learner.engines.world import World
 
 TokenValues = dict[str, NDArray[np.float32]]
 """Name -> float32, one value per trained token of a response; NaN where it is not known."""
@@ -33,7 +34,7 @@ class PolicyLogProbs:
         device: of the model.
 
     Attributes:
-        values: float32 [R], nats; NaN where this rank has not computed them. None: it has computed none.
+        values: float32 [R], nats; NaN where this process has not computed them. None: no update has begun.
     """
 
     def __init__(self, num_tokens: int, device: torch.device) -> None:
@@ -66,6 +67,18 @@ class PolicyLogProbs:
 
         return watched
 
+    def gather(self, world: World) -> None:
+        """Adds what other processes have computed; collective. It sends 4 bytes per token.
+
+        Args:
+            world: the processes.
+        """
+        if self.values is None or self._complete:
+            return
+        # Some processes compute the same tokens, as do those that divide matrices, and some none, as early stages do.
+        known = world.max(self.values.masked_fill(self.values.isnan(), -torch.inf))
+        self.values, self._complete = known.masked_fill(known.isneginf(), torch.nan), True
+
 
 @dataclass(frozen=True, eq=False)
 class BatchTokens:
@@ -74,7 +87,7 @@ class BatchTokens:
     Attributes:
         plan: of the batch.
         rollouts: after the batch stage.
-        policy_log_probs: see `PolicyLogProbs.values`.
+        policy_log_probs: see `PolicyLogProbs.values`; of all processes.
     """
 
     plan: TrainPlan

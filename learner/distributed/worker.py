@@ -67,7 +67,7 @@ class TrainResult:
         all_skipped: by role that had something to train, whether all its steps were such.
         mismatch: of generators and policy at the version that was trained; None where the policy was not computed.
         speed: time, arithmetic and memory by role, see `StepMeter`; the times are this process's.
-        tokens: values of the batch's tokens; the policy's log-probs may be those of this process's tokens alone.
+        tokens: values of the batch's tokens.
     """
 
     metrics: dict[str, float]
@@ -248,7 +248,7 @@ class Worker:
             all_skipped,
             batch.mismatch,
             speed=batch.meter.metrics(),
-            tokens=batch.tokens,
+            tokens=batch.gather_tokens(),
         )
 
     def log_probs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:

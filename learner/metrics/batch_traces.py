@@ -6,10 +6,12 @@ All methods but `trained` belong to the event loop's thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from rollmesh.learner.recovery.consumption_log import StepUse
 from rollmesh.learner.rollouts.group import SampledGroup, SampledMember
 from rollmesh.mesh.tables import TRAIN
+from rollmesh.mesh.telemetry.span import Value
 from rollmesh.mesh.telemetry.trace_ids import ROOT, STEP
 from rollmesh.mesh.telemetry.tracing import Trace, Tracer
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -106,6 +108,34 @@ class BatchTraces:
             for member in group.scored_members:
                 if (trace := self._tracer.trajectory(group.group_id, member.meta.member)) is not None:
                     yield group, member, trace
+
+
+def record_inherited(tracer: Tracer, uses: Iterable[StepUse], committed: int, version: int) -> None:
+    """Reports `commit` of steps of an earlier learner that this one commits, and the end of their trajectories.
+
+    Args:
+        tracer: of this learner.
+        uses: of the surviving lineage.
+        committed: every step below it was durable before.
+        version: every step below it is durable now.
+    """
+    now_ns = time.time_ns()
+    for use in uses:
+        if not committed <= use.train_version < version:
+            continue
+        attributes = {
+            "incarnation": use.incarnation,
+            "train_version": use.train_version,
+            "committed_version": version,
+        }
+        for group in use.groups:
+            for member in group.members:
+                if (trace := tracer.trajectory(group.group_id, member)) is None:
+                    continue
+                trace.record("commit", use.claimed_ns, now_ns, attributes, number=group.use)
+                if group.use == 1:
+                    facts: dict[str, Value] = {"table": TRAIN, "group": group.group_id, "member": member}
+                    trace.record(ROOT, use.claimed_ns, now_ns, {**facts, "fate": "trained"})
 
 
 def _facts(group: SampledGroup, member: SampledMember) -> dict[str, str | int | float]:

@@ -55,7 +55,7 @@ def describe_tokens(
         whole = np.full(len(trajectory), np.nan, np.float32)
         whole[mask] = trained
         entries = to_entries(map(_rounded, whole[:most].tolist()))
-        # A rank that has computed none of the response's log-probs knows nothing of them.
+        # A response without an advantage may need no forward pass.
         if any(value is not None for _, value in _runs(entries)):
             record[name] = entries
     return record

@@ -45,12 +45,14 @@ class StepUse:
         incarnation: learner that used the groups.
         train_version: version that was trained; the step made `train_version + 1`.
         resumed_at: version at which this incarnation began.
+        claimed_ns: Unix time of the claim.
         groups: in the order of the batch.
     """
 
     incarnation: int
     train_version: int
     resumed_at: int
+    claimed_ns: int
     groups: Sequence[UsedGroup]
 
 
@@ -74,6 +76,7 @@ class ConsumptionLog:
             "incarnation": use.incarnation,
             "train_version": use.train_version,
             "resumed_at": use.resumed_at,
+            "claimed_ns": use.claimed_ns,
             "groups": [[g.group_id, list(g.members), g.ordinal, g.use] for g in use.groups],
         }
         try:
@@ -106,7 +109,13 @@ def read_log(path: Path) -> Iterator[StepUse]:
                     UsedGroup(str(group_id), [int(m) for m in members], int(ordinal), int(use))
                     for group_id, members, ordinal, use in entry["groups"]
                 ]
-                yield StepUse(int(entry["incarnation"]), int(entry["train_version"]), int(entry["resumed_at"]), groups)
+                yield StepUse(
+                    int(entry["incarnation"]),
+                    int(entry["train_version"]),
+                    int(entry["resumed_at"]),
+                    int(entry["claimed_ns"]),
+                    groups,
+                )
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{path}, line {number} is damaged: {error}") from error
 

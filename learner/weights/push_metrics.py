@@ -14,12 +14,13 @@ _SECONDS = _LEARNER.gauge(
 _DONE = _LEARNER.counter("pushes", "Versions put into service", "receiver")
 _FAILED = _LEARNER.counter("push_failures", "Versions refused or not received", "receiver")
 _BYTES = _LEARNER.counter("push_bytes", "Bytes received", "receiver")
-METRICS = (_SECONDS, _DONE, _FAILED, _BYTES)
+_PENDING = _LEARNER.gauge("pushes_pending", "Receivers that have not put the newest version into service")
+METRICS = (_SECONDS, _DONE, _FAILED, _BYTES, _PENDING)
 _QUANTILES = ("0.5", "0.99")
 
 
 def push_collector(pushes: PushStatistics) -> SpecCollector:
-    """`rollmesh_learner_push_*`, by receiver.
+    """`rollmesh_learner_push*`, by receiver.
 
     Args:
         pushes: of the publisher.
@@ -37,6 +38,7 @@ def push_collector(pushes: PushStatistics) -> SpecCollector:
             _DONE.name: {(receiver,): summary.count for receiver, summary in summaries.items()},
             _FAILED.name: {(receiver,): summary.errors for receiver, summary in summaries.items()},
             _BYTES.name: {(receiver,): summary.bytes for receiver, summary in summaries.items()},
+            _PENDING.name: {(): pushes.pending()},
         }
 
     return SpecCollector(METRICS, read)

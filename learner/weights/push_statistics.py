@@ -67,11 +67,17 @@ class _Receiver:
     errors: int = 0
     bytes: int = 0
     watching_since_ns: int = 0
+    streams: int = 0
     reported_ns: int = 0
     last: weights_pb2.SwapReport | None = None
     last_ack_us: int = 0
     failed: weights_pb2.SwapReport | None = None
     failed_ns: int = 0
+
+    @property
+    def last_policy(self) -> PolicyVersion | None:
+        """The version that it has put into service last."""
+        return PolicyVersion.from_proto(self.last.policy) if self.last is not None else None
 
     def add_success(self, report: weights_pb2.SwapReport, ack_us: int) -> None:
         self.count += 1
@@ -100,10 +106,24 @@ class PushStatistics:
                 del self._announced[next(iter(self._announced))]
 
     def record_watch(self, member_id: str) -> None:
-        """Records that a receiver watches from now on."""
+        """Records that a receiver watches from now on, until as many ends are recorded."""
         if member_id:
             with self._lock:
-                self._receiver(member_id).watching_since_ns = time.time_ns()
+                receiver = self._receiver(member_id)
+                receiver.watching_since_ns = time.time_ns()
+                receiver.streams += 1
+
+    def record_watch_end(self, member_id: str) -> None:
+        """Records the end of a receiver's stream."""
+        with self._lock:
+            if receiver := self._receivers.get(member_id):
+                receiver.streams -= 1
+
+    def pending(self) -> int:
+        """The number of receivers that watch, and have not put the newest version into service."""
+        with self._lock:
+            newest = next(reversed(self._announced), None)
+            return sum(receiver.streams > 0 and receiver.last_policy != newest for receiver in self._receivers.values())
 
     def add(self, report: weights_pb2.SwapReport) -> None:
         """Adds a report."""

@@ -68,6 +68,7 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
                     await asyncio.wait_for(news.wait(), wait_s)
         finally:
             unsubscribe()
+            self._publisher.pushes.record_watch_end(request.member_id)
 
     async def FetchBucket(self, request: weights_pb2.FetchBucketRequest, _context: Any) -> AsyncIterator[bytes]:
         """The rest of a bucket from `offset` on, as serialized BucketChunks."""

@@ -22,6 +22,8 @@ _STAGES = {
     "total": "in service",
     "ack": "acknowledged",
 }
+# Receivers named in a line.
+_NAMED = 8
 _CHOICE = "full versions come over"
 _HEAD = ["receiver", "versions", "failed", "last", *(f"{title}, ms" for title in _STAGES.values()), "last failure"]
 
@@ -59,10 +61,19 @@ def push_rows(summary: Summary, receivers: Mapping[str, Any]) -> list[list[str]]
     return rows
 
 
-def live_rows(pushes: weights_pb2.PushesResponse) -> list[list[str]]:
-    """Rows for a run in progress, from the learner's reports; without the row of totals."""
-    rows = [_HEAD]
-    for entry in pushes.receivers:
+def live_rows(pushes: weights_pb2.PushesResponse, most: int | None = None) -> list[list[str]]:
+    """Rows for a run in progress, from the learner's reports; without the row of totals.
+
+    Args:
+        pushes: of the learner.
+        most: rows of receivers, those with failures first; the last one sums up the rest. None: one for each.
+    """
+    rows, receivers = [_HEAD], list(pushes.receivers)
+    others: list[weights_pb2.ReceiverPushes] = []
+    if most is not None and len(receivers) > most:
+        receivers.sort(key=lambda entry: -entry.errors)
+        receivers, others = receivers[: most - 1], receivers[most - 1 :]
+    for entry in receivers:
         reported = entry.HasField("last")
         last = {
             "version": str(PolicyVersion.from_proto(entry.last.policy)),
@@ -82,6 +93,12 @@ def live_rows(pushes: weights_pb2.PushesResponse) -> list[list[str]]:
             failure = f"{PolicyVersion.from_proto(entry.last_error_policy)}: {entry.last_error}"
         what = _describe(last) if reported else "-"
         rows.append([entry.member_id, str(entry.count), str(entry.errors), what, *cells, failure])
+    if others:
+        every = [[getattr(entry, f"{stage}_us") for entry in others] for stage in _STAGES]
+        largest = [(max(of.p50 for of in stage) / 1e3, max(of.p99 for of in stage) / 1e3) for stage in every]
+        counts = (sum(entry.count for entry in others), sum(entry.errors for entry in others))
+        cells = [_cell(None, *quantiles) for quantiles in largest]
+        rows.append([f"{len(others)} others, the slowest", *map(str, counts), "-", *cells, ""])
     return rows
 
 
@@ -91,7 +108,12 @@ def transport_choices(pushes: weights_pb2.PushesResponse) -> list[str]:
     for entry in pushes.receivers:
         if entry.last.choice:
             found.setdefault(entry.last.choice, []).append(entry.member_id)
-    return [f"{', '.join(sorted(names))}: {_CHOICE} {choice}" for choice, names in found.items()]
+    return [f"{_named(sorted(names))}: {_CHOICE} {choice}" for choice, names in found.items()]
+
+
+def _named(names: Sequence[str]) -> str:
+    others = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + others
 
 
 def _describe(last: Mapping[str, Any]) -> str:

@@ -106,7 +106,8 @@ async def _contexts(generators: Sequence[membership_pb2.Member], security: Secur
         finally:
             await channel.close()
 
-    return [context for context in await asyncio.gather(*map(ask, generators)) if context]
+    called = [member for member in generators if member.address]
+    return [context for context in await asyncio.gather(*map(ask, called)) if context]
 
 
 @dataclass(slots=True)
@@ -221,6 +222,8 @@ class _GeneratorComparison:
             return Verdict(member.member_id, "not compared", error.message)
 
     async def _ask(self, member: membership_pb2.Member, timeout_s: float) -> GeneratorAnswer:
+        if not member.address:
+            raise UnreachableError(f"generator {member.member_id} has no address that others can call: give it --host")
         channel = open_channel(member.address, self._security)
         try:
             control = generator_pb2_grpc.GeneratorControlStub(channel)

@@ -24,6 +24,7 @@ from tests.buffer.mesh_fixture import (
 )
 from tests.buffer.packed import read_counter, set_counter
 from tests.buffer.redis_cluster import single_and_cluster
+from tests.traced import KeptSpans
 
 V0 = PolicyVersion(1, 0)
 V1 = PolicyVersion(1, 1)
@@ -142,7 +143,12 @@ async def test_the_gate_holds_the_bound_and_opens_with_the_version(mesh: Mesh) -
 
 
 @single_and_cluster
-async def test_on_policy_never_hangs_when_groups_fail_or_are_filtered(mesh: Mesh) -> None:
+async def test_on_policy_never_hangs_when_groups_fail_or_are_filtered(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = KeptSpans()
+    monkeypatch.setattr("rollmesh.buffer.server.process.open_tracer", lambda *_, **__: kept.tracer)
+    monkeypatch.setattr(kept.tracer, "close", lambda: None)
     front = await mesh.front(buffer={"max_staleness": 0, "redis": mesh.redis_url})
     learner, generator = await mesh.learner(front), await mesh.generator(front)
     await learner.seed(1, 12)
@@ -166,6 +172,9 @@ async def test_on_policy_never_hangs_when_groups_fail_or_are_filtered(mesh: Mesh
     assert dict(counts.reasons) == {"failed/too_few_scored": 2, "filtered/zero_variance": 2}
     failed = (await learner.client.ledger("train", 5)).failed
     assert {(f.reason, f.attempts) for f in failed} == {("too_few_scored", 1)}
+    ends = [span for span in kept.spans if span.name == "trajectory"]
+    told = [(span.attributes["group"], span.attributes["member"], span.failure) for span in ends]
+    assert told == [(f.group_id, member, "too_few_scored") for f in reversed(failed) for member in range(2)]
 
 
 async def test_in_order_waits_for_the_straggler_whose_bound_is_near(mesh: Mesh) -> None:

@@ -18,7 +18,9 @@ LIVE = Live(
 
 
 def use(incarnation: int, version: int, *groups: str, resumed_at: int = 0) -> StepUse:
-    return StepUse(incarnation, version, resumed_at, [UsedGroup(group, [0, 1], int(group[6:]), 1) for group in groups])
+    return StepUse(
+        incarnation, version, resumed_at, 0, [UsedGroup(group, [0, 1], int(group[6:]), 1) for group in groups]
+    )
 
 
 STORED = [Stored(f"train-{g}", m, 1, scored=True) for g in (1, 2, 3, 4, 5) for m in (0, 1)]
@@ -92,13 +94,13 @@ def test_a_trained_group_that_waits_again_is_found(look: Callable[..., Audit]) -
 
 
 def test_a_group_may_be_used_as_often_as_allowed_and_wait_for_its_next_use(look: Callable[..., Audit]) -> None:
-    again = StepUse(2, 3, 1, [UsedGroup("train-1", [0, 1], 1, 2)])
+    again = StepUse(2, 3, 1, 0, [UsedGroup("train-1", [0, 1], 1, 2)])
     assert look([*USES, again], max_reuse=2).problems == []
     assert any("more than 1 times" in line for line in look([*USES, again]).problems)
     live = Live(LIVE.states | {"train-1": "ready"}, LIVE.members | {"train-1": {0, 1}}, 6)
     assert look(live=live, max_reuse=2, admitted=6, trained=1).problems == []
     assert any("to be trained again" in line for line in look([*USES, again], live=live, max_reuse=2).problems)
-    third = StepUse(2, 3, 1, [UsedGroup("train-1", [0, 1], 1, 3)])
+    third = StepUse(2, 3, 1, 0, [UsedGroup("train-1", [0, 1], 1, 3)])
     assert any("do not follow" in line for line in look([*USES, third], max_reuse=3).problems)
 
 
@@ -126,7 +128,7 @@ def test_a_member_is_stored_a_second_time_only_where_the_first_was_lost(look: Ca
 
 
 def test_what_redis_lost_is_trained_twice_under_no_name(look: Callable[..., Audit]) -> None:
-    again = StepUse(2, 3, 1, [UsedGroup("train-6", [0, 1], 1, 1)])
+    again = StepUse(2, 3, 1, 0, [UsedGroup("train-6", [0, 1], 1, 1)])
     live = Live(LIVE.states | {"train-6": "consumed"}, LIVE.members, 6)
     found = look([*USES, again], live=live)
     assert found.duplicated == 1

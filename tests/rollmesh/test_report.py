@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from rollmesh.dashboard.report import write_report
+from rollmesh.launcher.console.members_table import members_table
 from rollmesh.launcher.console.plain import PlainView
 from rollmesh.launcher.console.speed_meter import SpeedMeter
-from rollmesh.launcher.console.tables import members_table, status_table
+from rollmesh.launcher.console.tables import status_table
 from rollmesh.launcher.folder import locked
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.launcher.mesh_log import MeshLog

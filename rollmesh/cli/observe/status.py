@@ -32,6 +32,9 @@ def _status(
     run: OptionalRunFolder = None,
     mesh: Mesh = None,
     join: Join = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="A row for each member, also where many in one state would be summed up.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as one JSON object.")] = False,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
@@ -55,8 +58,9 @@ def _status(
     from rich.console import Console
 
     from rollmesh.launcher.console.lines import run_line
+    from rollmesh.launcher.console.members_table import MOST, members_table
     from rollmesh.launcher.console.progress import Progress
-    from rollmesh.launcher.console.tables import members_table, pushes_table, status_table
+    from rollmesh.launcher.console.tables import pushes_table, status_table
     from rollmesh.launcher.folder import learner_starts
     from rollmesh.launcher.mesh_client import MeshClient, Snapshot
     from rollmesh.launcher.trials.record import read_record
@@ -74,7 +78,7 @@ def _status(
             snapshot.placement = record.text if record is not None else ""
             try:
                 reported = await mesh.pushes(snapshot.members)
-                return snapshot, live_rows(reported), transport_choices(reported)
+                return snapshot, live_rows(reported, None if every else MOST), transport_choices(reported)
             except RollmeshError as error:
                 why = error.message if snapshot.learners() else snapshot.absent_learner()
                 return snapshot, [], [f"the state of weights is not known: {why}"]
@@ -92,7 +96,7 @@ def _status(
         snapshot.turn_time = shares_text(time_shares(read_phases(where.folder), end))
     # Piped output is for programs and for grep: no line is cut to the 80 columns that rich would assume.
     console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
-    shown = [status_table(snapshot), members_table(snapshot.members, console.width)]
+    shown = [status_table(snapshot), members_table(snapshot.members, console.width, every=every)]
     if rows:
         shown.append(pushes_table(rows, console.width))
     with console.capture() as capture:

@@ -11,16 +11,13 @@ from rollmesh.dashboard.live import LiveMesh
 from rollmesh.dashboard.run_view import RunView
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2
+from rollmesh.report.member_states import STATES, member_state
 from rollmesh.report.table_lines import format_bytes, format_ms, table_lines
 
 # Members of a role that are shown one by one; of more only those that wait or are outdated, and all as cells.
 _MOST_CARDS = 8
-# Without a heartbeat for longer, a member is likely to be gone or frozen.
-_SILENT_MS = 5_000
 # Heartbeats of a generator and of the learner may be so far apart, and as many versions are published meanwhile.
 _APART_S = 2.0
-STATES = ("working", "waits", "outdated", "starts", "asleep", "silent")
-"""States of a member, by which cells are coloured and counted."""
 
 
 def mesh_document(view: RunView) -> dict[str, Any] | None:
@@ -90,15 +87,6 @@ def generator_state(
         if other or published.version - member.serving.version > allowed_lag:
             return "outdated"
     return state
-
-
-def member_state(member: membership_pb2.Member) -> str:
-    """One of `STATES`, of a member of any role."""
-    if member.heartbeat_age_ms > _SILENT_MS:
-        return "silent"
-    if member.gauges.get("asleep"):
-        return "asleep"
-    return "waits" if member.waiting_reason else "working"
 
 
 def _rewards(mesh: LiveMesh) -> dict[str, Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.table import Table
 from rich.text import Text
 
-from rollmesh.launcher.console.tables import serving_text
+from rollmesh.launcher.console.members_table import serving_text, version_range
 from rollmesh.launcher.console.text import shortened
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.protos import membership_pb2
@@ -39,17 +37,10 @@ def generators_table(snapshot: Snapshot, columns: int) -> Table:
     if others := generators[_MOST:]:
         waiting = sum(bool(member.waiting_reason) for member in others)
         speed = sum(member.gauges.get("tokens_per_second", 0.0) for member in others)
-        table.add_row(f"{len(others)} others", _versions(others), f"{speed:.0f}", f"{waiting} of them wait")
+        table.add_row(f"{len(others)} others", version_range(others), f"{speed:.0f}", f"{waiting} of them wait")
     return table
 
 
 def _reason(member: membership_pb2.Member, snapshot: Snapshot) -> str:
     loading = member.waiting_reason == _WITHOUT_LEARNER and snapshot.learner_starts
     return _LEARNER_LOADS if loading else member.waiting_reason
-
-
-def _versions(members: Sequence[membership_pb2.Member]) -> str:
-    found = [member.serving.version for member in members if member.serving.incarnation]
-    if not found:
-        return "-"
-    return f"v{min(found)}" if min(found) == max(found) else f"v{min(found)}-{max(found)}"

@@ -8,21 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rollmesh.launcher.console.lines import ledger_line, number
+from rollmesh.launcher.console.members_table import WIDE
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.launcher.placement.turns import sleep_text, turns_text
-from rollmesh.protos import membership_pb2
 from rollmesh.report.metrics import REWARD
 from rollmesh.report.table_lines import table_lines
-
-_ROLES = {
-    membership_pb2.ROLE_LEARNER: "learner",
-    membership_pb2.ROLE_GENERATOR: "generator",
-    membership_pb2.ROLE_REWARD: "reward",
-    membership_pb2.ROLE_BUFFER: "buffer",
-    membership_pb2.ROLE_MODEL: "model",
-}
-# Columns of a terminal from which all of a member is shown.
-WIDE = 140
 
 
 def status_table(snapshot: Snapshot) -> Table:
@@ -59,41 +49,6 @@ def status_table(snapshot: Snapshot) -> Table:
         for title, text in table_lines(described):
             table.add_row(title, text)
     return table
-
-
-def members_table(everyone: Sequence[membership_pb2.Member], columns: int = WIDE) -> Table:
-    """The members of the mesh as a table.
-
-    Args:
-        everyone: the members.
-        columns: of the terminal; in a narrow one the member's id stands for its role, and versions are short.
-    """
-    wide = columns >= WIDE
-    table = Table(box=None, padding=(0, 2) if wide else (0, 1))
-    endpoints = any(member.endpoint for member in everyone)
-    titles = ["member", "role", "address", "serves", "tokens/s", "heartbeat", "waits for"]
-    for title in titles if wide else [title for title in titles if title != "role"]:
-        table.add_column(title, overflow="fold")
-    if endpoints:
-        table.add_column("endpoint", overflow="fold")
-    for member in sorted(everyone, key=lambda item: (item.role, item.member_id)):
-        speed = member.gauges.get("tokens_per_second")
-        table.add_row(
-            *(member.member_id, *([_ROLES.get(member.role, "?")] if wide else []), member.address or "-"),
-            serving_text(member, wide=wide),
-            *("-" if speed is None else f"{speed:.0f}", f"{member.heartbeat_age_ms / 1000:.1f} s"),
-            member.waiting_reason or "-",
-            *([f"{member.endpoint}/v1" if member.endpoint else "-"] if endpoints else []),
-        )
-    return table
-
-
-def serving_text(member: membership_pb2.Member, *, wide: bool) -> str:
-    """The version that a member serves, in words or in short."""
-    policy = member.serving
-    if not policy.incarnation:
-        return "-"
-    return f"version {policy.version} (incarnation {policy.incarnation})" if wide else f"v{policy.version}"
 
 
 def pushes_table(rows: Sequence[Sequence[str]], columns: int = WIDE) -> Table:

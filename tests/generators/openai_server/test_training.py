@@ -12,7 +12,7 @@ import numpy as np
 from openai import AsyncOpenAI
 from rich.console import Console
 
-from rollmesh.launcher.console.tables import members_table
+from rollmesh.launcher.console.members_table import members_table
 from rollmesh.learner.data.prompts import AgentPrompts, PromptEncoder, TaskShape
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.trajectory.payload_codec import decode

@@ -28,7 +28,7 @@ from rollmesh.testing.worlds import Harness
 from tests.learner.dataflow import OPTIMIZER, VERSION, make_groups, make_plan, make_worker, weights
 
 Outcome = tuple[dict[str, float], dict[str, dict[str, torch.Tensor]]]
-"""Metrics of a batch, and afterwards the weights of each trained role (in the leading process)."""
+"""Metrics of a batch, and of the policy's log-probs; afterwards the weights of each trained role (in the leader)."""
 _TOKEN_BUDGET = 48
 _PLAN = UpdatePlan(minibatches=2, max_staleness=VERSION, max_response_tokens=9, group_size=3, steps=10)
 _SETTINGS: dict[str, dict[str, Any]] = {"vapo": {"critic_warmup": 0}}
@@ -147,5 +147,10 @@ def _train_batch(
     worker = make_worker(algorithm, engines, groups, folder, token_budget=_TOKEN_BUDGET)
     plan = make_plan(groups, token_budget=_TOKEN_BUDGET, minibatches=2, dp_sizes=worker.dp_sizes)
     assert not worker.prepare(plan)
-    metrics = worker.train(lambda: None).metrics
+    result = worker.train(lambda: None)
+    assert result.tokens is not None
+    known = result.tokens.policy_log_probs
+    assert known is not None
+    unknown = float(known.isnan().sum())
+    metrics = result.metrics | {"policy_log_probs/sum": float(known.nansum()), "policy_log_probs/unknown": unknown}
     return metrics, {role: weights(engine) for role, engine in engines.items() if engine.trained}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
 from rollmesh.learner.algorithms.interface import Batch
+from rollmesh.learner.distributed.token_values import PolicyLogProbs
 from rollmesh.learner.engines.interface import ACTOR
+from rollmesh.learner.engines.world import World
 from tests.learner.dataflow import Plain, make_engines, make_groups, make_plan, make_worker
 from tests.learner.engines.models import make_model
 
@@ -54,3 +58,17 @@ def test_the_values_of_a_response(model: Path, tmp_path: Path, minibatches: int)
             if minibatches == 1:
                 np.testing.assert_allclose(values["policy_log_probs"], same["policy_log_probs"], rtol=1e-4)
     assert of_loss.of("another", 0) == {}
+
+
+def test_each_process_gets_what_the_others_know() -> None:
+    """Two know a token, one knows others, and one token has had no forward pass."""
+    known = PolicyLogProbs(4, torch.device("cpu"))
+    known.values = torch.tensor([-1.0, -2.0, torch.nan, torch.nan])
+    theirs = torch.tensor([-1.0, -torch.inf, -3.0, -torch.inf])
+    world = SimpleNamespace(max=lambda own: torch.maximum(own, theirs))
+    for _ in range(2):
+        known.gather(cast(World, world))
+        torch.testing.assert_close(known.values, torch.tensor([-1.0, -2.0, -3.0, torch.nan]), equal_nan=True)
+    nothing = PolicyLogProbs(4, torch.device("cpu"))
+    nothing.gather(cast(World, world))
+    assert nothing.values is None

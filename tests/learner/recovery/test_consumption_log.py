@@ -11,7 +11,7 @@ from rollmesh.mesh.errors import DataError
 
 
 def use(incarnation: int, version: int, resumed_at: int, group: str) -> StepUse:
-    return StepUse(incarnation, version, resumed_at, [UsedGroup(group, [0, 1], 7, 1)])
+    return StepUse(incarnation, version, resumed_at, 8, [UsedGroup(group, [0, 1], 7, 1)])
 
 
 def test_lines_survive_and_a_torn_one_is_cut_off(tmp_path: Path) -> None:

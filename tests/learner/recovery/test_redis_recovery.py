@@ -34,7 +34,7 @@ def write_log(folder: Path, uses: list[tuple[int, int, int, list[str]]]) -> None
     log = ConsumptionLog(folder / "consumption.jsonl")
     for incarnation, version, resumed_at, groups in uses:
         entries = [UsedGroup(gid, [0, 1], int(gid.rpartition("-")[2]), 1) for gid in groups]
-        log.append(StepUse(incarnation, version, resumed_at, entries))
+        log.append(StepUse(incarnation, version, resumed_at, 0, entries))
     log.close()
 
 

@@ -102,6 +102,30 @@ def test_prometheus_sees_every_receiver() -> None:
     assert registry.get_sample_value("rollmesh_learner_push_bytes_total", {"receiver": "a"}) == 200
 
 
+def test_a_push_is_pending_while_its_receiver_watches_and_serves_another_version() -> None:
+    pushes, registry = PushStatistics(), CollectorRegistry()
+    registry.register(push_collector(pushes))
+
+    def pending() -> float | None:
+        return registry.get_sample_value("rollmesh_learner_pushes_pending")
+
+    assert pending() == 0
+    pushes.record_announcement(PolicyVersion(1, 1), time.time_ns())
+    for name in ("a", "b"):
+        pushes.record_watch(name)
+    assert pending() == 2
+    pushes.add(report("a", 1))
+    pushes.add(report("b", 1, error="no"))
+    assert pending() == 1
+    pushes.record_watch("b")
+    pushes.record_watch_end("b")
+    assert pending() == 1, "another stream of it is open"
+    pushes.record_watch_end("b")
+    assert pending() == 0
+    pushes.record_announcement(PolicyVersion(1, 2), time.time_ns())
+    assert pending() == 1
+
+
 async def test_a_report_that_cannot_be_summed_up_is_refused(tmp_path: Path) -> None:
     publisher = WeightPublisher("run", {}, directory=tmp_path)
     service = WeightsService(publisher)

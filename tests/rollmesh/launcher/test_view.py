@@ -11,14 +11,16 @@ from rich.console import Console, RenderableType
 from rollmesh.launcher.console.bottleneck import Bottleneck, WaitShares
 from rollmesh.launcher.console.generators_table import generators_table
 from rollmesh.launcher.console.live import LiveView, run_page
+from rollmesh.launcher.console.members_table import members_table
 from rollmesh.launcher.console.plain import PlainView
 from rollmesh.launcher.console.progress import Progress
-from rollmesh.launcher.console.tables import members_table, pushes_table, status_table
+from rollmesh.launcher.console.tables import pushes_table, status_table
 from rollmesh.launcher.console.text import duration, fitted
 from rollmesh.launcher.console.view import open_view
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.mesh.config import load_config
-from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2
+from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2, weights_pb2
+from rollmesh.report.pushes import live_rows, transport_choices
 
 CONFIG = load_config(
     {
@@ -143,6 +145,47 @@ def test_a_thousand_generators_fit_and_those_that_wait_come_first(columns: int) 
     assert lines[-1].split()[:4] == ["992", "others", "v9", "99200"]
     assert "492 of them wait" in lines[-1]
     assert max(map(len, lines)) <= columns
+
+
+def test_status_sums_many_generators_and_shows_those_in_trouble() -> None:
+    members = [generator(number, waits=GATE if number % 2 else "") for number in range(1000)]
+    members[7].heartbeat_age_ms = 60_000
+    members[8].serving.version = 3
+    lines = [" ".join(line.split()) for line in drawn(320, members_table(members))][1:]
+    assert lines[0].startswith("generator-7-f5098efb generator 10.0.0.7:40603 version 9")
+    assert lines[0].endswith(f"60.0 s {GATE}")
+    assert lines[1].startswith(f"499 waits generator - v9 49900 0.0 s {GATE}")
+    assert lines[2].startswith("generator-8-f5098efb generator 10.0.0.8:40603 version 3")
+    assert lines[3:] == ["499 working generator - v9 49900 0.0 s -"]
+    assert len(drawn(320, members_table(members, every=True))) == 1001
+    for member in members:
+        member.heartbeat_age_ms = 60_000
+    lines = drawn(320, members_table(members))
+    assert len(lines) == 17
+    assert " ".join(lines[-1].split()).startswith("985 silent generator - v3-9 98500 60.0 s 2 reasons")
+
+
+def test_pushes_to_many_generators_are_summed_but_for_those_that_fail() -> None:
+    times = weights_pb2.Percentiles(p50=2000.0, p99=9000.0)
+    receivers = [
+        weights_pb2.ReceiverPushes(
+            member_id=f"generator-{number}",
+            count=2,
+            errors=int(number == 500),
+            total_us=times,
+            last=weights_pb2.SwapReport(choice="grpc: another host"),
+        )
+        for number in range(1000)
+    ]
+    pushes = weights_pb2.PushesResponse(receivers=receivers)
+    rows = live_rows(pushes, 16)
+    assert len(rows) == 17
+    assert rows[1][:3] == ["generator-500", "2", "1"]
+    assert rows[-1][:3] == ["985 others, the slowest", "1970", "0"]
+    assert rows[-1][7] == "2 / 9"
+    assert len(live_rows(pushes)) == 1001
+    [line] = transport_choices(pushes)
+    assert line.endswith("generator-104 and 992 others: full versions come over grpc: another host")
 
 
 @pytest.mark.parametrize("columns", [80, 100])
