@@ -141,7 +141,7 @@ class FailoverChannel(grpc.aio.Channel):
         self._disconnect_unused()
 
     def set_lease(self, lease_s: float) -> None:
-        """Asks for signs of life as the lease term allows; where that is rarer than before, connections are replaced."""
+        """Asks for signs of life as the lease term allows; connections that ask otherwise are replaced."""
         if not self._follows_lease or self.keepalive_s == keepalive_of(lease_s):
             return
         self.keepalive_s = keepalive_of(lease_s)
