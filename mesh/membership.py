@@ -16,7 +16,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -77,10 +77,9 @@ class MembershipAgent:
         retry_s: float = 60.0,
     ) -> None:
         self._stub: Any = membership_pb2_grpc.MembershipStub(channel)
-        self._set_fronts = channel.set_fronts if isinstance(channel, FailoverChannel) else _keep_fronts
-        self._mesh = (
-            f"the mesh at {','.join(channel.addresses)}" if isinstance(channel, FailoverChannel) else "the mesh"
-        )
+        # A channel to one front stays with it.
+        self._fronts = channel if isinstance(channel, FailoverChannel) else None
+        self._mesh = f"the mesh at {','.join(self._fronts.addresses)}" if self._fronts else "the mesh"
         self._credentials = _credentials_of(channel)
         self._expiry = Expiry(self._credentials)
         self._join_request = membership_pb2.JoinRequest(
@@ -182,7 +181,8 @@ class MembershipAgent:
             await self._join(self._retry_s)
             self._notify()
             return
-        self._set_fronts(response.fronts)
+        if self._fronts is not None:
+            self._fronts.set_fronts(response.fronts)
         learner = response.learner if response.learner.member_id else None
         policy = PolicyVersion.from_proto(response.policy) if response.HasField("policy") else None
         changed = policy != self.policy or _identity(learner) != _identity(self.learner)
@@ -240,7 +240,9 @@ class MembershipAgent:
         # A front that hangs may cost a heartbeat, but not the membership; one that is merely slow gets its time.
         patience_s = max(_LEAST_PATIENCE_S, response.member_ttl_ms / 1000 / _LOST_HEARTBEATS)
         self._heartbeat_timeout_s = min(self._timeout_s, patience_s)
-        self._set_fronts(response.fronts)
+        if self._fronts is not None:
+            self._fronts.set_lease(response.member_ttl_ms / 1000)
+            self._fronts.set_fronts(response.fronts)
         log.info("joined run %s as %s (generation %d)", self.run_name, self.member_id, self.generation)
 
     async def _try_to_join(self) -> membership_pb2.JoinResponse:
@@ -308,7 +310,3 @@ def _credentials_of(channel: grpc.aio.Channel) -> Credentials | None:
     """The credentials with which the calls of a channel are made."""
     found = channel.credentials if isinstance(channel, (FailoverChannel, AuthenticatedChannel)) else None
     return found if isinstance(found, Credentials) else None
-
-
-def _keep_fronts(_fronts: Iterable[str]) -> None:
-    """A channel to one front stays with it."""

@@ -1,4 +1,7 @@
-"""One cell: a fleet joins, works at a pace, loses a tenth at once, gets others, works as fast as it can, is audited."""
+"""One cell: a fleet joins, works at a pace, loses a tenth at once, gets others, works as fast as it can, is audited.
+
+A tenth may hang in addition, until its groups are in other hands; then it wakes, and works with the others.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 from benchmarks.buffer.mesh import quantile
 from benchmarks.fleet import generator_process, learner_process, recovery
 from benchmarks.fleet.pipes import answer_of
+from benchmarks.fleet.results import Phase, Recovery, Result
 from benchmarks.fleet.scenario import Scenario
 from benchmarks.fleet.servers import Servers, Usage
 from rollmesh.mesh.config.network import SecuritySection
@@ -33,65 +36,6 @@ _LOOK_S = 1.0
 _FLOW_S = 3.0
 # Streams that are opened per second, at least.
 _OPENED_PER_S = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """Measurements over some seconds.
-
-    Attributes:
-        seconds: measured time.
-        trajectories_s, groups_s: that came to the learner, per second.
-        admission_ms: from a credit to its grant: p50, p99.
-        queued_ms: from a group's last member in the buffer to its lease: p50, p99.
-        arrival_ms: from the end of a group's last response to the learner's hand: p50, p99.
-        cpu_ms: CPU milliseconds per 1,000 trajectories, by process kind; fronts together.
-        cores: CPU seconds per second, by process kind.
-        load: of the machine, over one minute, at the end.
-    """
-
-    seconds: float
-    trajectories_s: float
-    groups_s: float
-    admission_ms: tuple[float, float]
-    queued_ms: tuple[float, float]
-    arrival_ms: tuple[float, float]
-    cpu_ms: dict[str, float]
-    cores: dict[str, float]
-    load: float
-
-
-@dataclass(slots=True)
-class Result:
-    """Everything about one cell.
-
-    Attributes:
-        scenario: what ran.
-        joined_s: seconds until all generators had joined.
-        idle_cores: CPU seconds per second while all ask for work and there is none, by process kind.
-        settled_s: from their first admissions until trajectories came at the rate.
-        paced, saturated: the phases.
-        recovery_s: from the kill until all groups of the victims were in other hands.
-        recovered_groups: how many those were.
-        late_join_s: seconds in which the late joiners had joined.
-        rss_mb, files: by process kind, the largest process of it, at the end of the paced phase.
-        generator_mb: resident memory of the simulator, per generator.
-        wrong: what the ledgers do not account for; empty where they are exact.
-    """
-
-    scenario: Scenario
-    joined_s: float = 0.0
-    idle_cores: dict[str, float] = field(default_factory=dict)
-    settled_s: float = 0.0
-    paced: Phase | None = None
-    saturated: Phase | None = None
-    recovery_s: float = 0.0
-    recovered_groups: int = 0
-    late_join_s: float = 0.0
-    rss_mb: dict[str, float] = field(default_factory=dict)
-    files: dict[str, int] = field(default_factory=dict)
-    generator_mb: float = 0.0
-    wrong: list[str] = field(default_factory=list)
 
 
 class Fleet:
@@ -200,20 +144,32 @@ class Fleet:
         found["simulator"] = [Usage.of(process.pid) for _, process in self._generators if process.pid]
         return found
 
-    def kill_victims(self) -> tuple[float, int]:
-        """Kills the first process; returns the seconds until others had its groups, and how many those were."""
+    def kill_victims(self) -> Recovery:
+        """Kills the first process (kill -9); waits until others have its groups."""
         conn, process = self._generators.pop(0)
-        members = [f"generator-{number}" for number in self._scenario.shares()[0]]
+        recovered = self._lose(process, self._scenario.shares()[0], process.kill)
+        conn.close()
+        return recovered
+
+    def freeze(self) -> Recovery:
+        """Stops the first process that is left (SIGSTOP) until others have its groups; then it works again."""
+        process = self._generators[0][1]
+        recovered = self._lose(process, self._scenario.shares()[1], lambda: None)
+        os.kill(process.pid or 0, signal.SIGCONT)
+        return recovered
+
+    def _lose(self, process: SpawnProcess, numbers: range, end: Callable[[], None]) -> Recovery:
+        members = [f"generator-{number}" for number in numbers]
         # Stopped first, so that what it holds is known.
         os.kill(process.pid or 0, signal.SIGSTOP)
         groups = recovery.held_by(self._servers.client, members)
-        process.kill()
-        conn.close()
-        return recovery.wait_until_elsewhere(self._servers.client, members, groups, _RECOVERY_S), len(groups)
+        end()
+        seconds = recovery.wait_until_elsewhere(self._servers.client, members, groups, _RECOVERY_S)
+        return Recovery(len(groups), seconds)
 
     def join_late(self) -> float:
         """Others join while the fleet works; returns the seconds that took."""
-        conn = self._generators[0][0]
+        conn = self._generators[-1][0]
         first = self._scenario.generators
         conn.send(("join", range(first, first + self._scenario.joiner_count)))
         return float(answer_of(conn, "join", _JOIN_S))
@@ -233,7 +189,7 @@ def run_cell(
         profile: a folder for the fronts' profiles, if wanted.
         progress: called with a line after each phase.
     """
-    result = Result(scenario)
+    began, result = time.monotonic(), Result(scenario)
     with Servers(scenario, folder, profile) as servers, Fleet(scenario, servers) as fleet:
         result.joined_s = fleet.join()
         progress(f"{scenario.name}: joined in {result.joined_s:.1f} s")
@@ -247,14 +203,20 @@ def run_cell(
         result.rss_mb = {role: max(u.rss_mb for u in found) for role, found in usage.items()}
         result.files = {role: max(u.files for u in found) for role, found in usage.items()}
         result.generator_mb = sum(u.rss_mb for u in usage["simulator"]) / scenario.generators
-        result.recovery_s, result.recovered_groups = fleet.kill_victims()
-        progress(f"{scenario.name}: {result.recovered_groups} groups elsewhere after {result.recovery_s:.1f} s")
+        result.killed = fleet.kill_victims()
+        progress(f"{scenario.name}: killed {result.killed}")
         result.late_join_s = fleet.join_late()
+        if scenario.frozen_count:
+            result.frozen = fleet.freeze()
+            progress(f"{scenario.name}: frozen {result.frozen}")
         fleet.tell("speed", 0.0)
         time.sleep(_FLOW_S)
         result.saturated = fleet.measure(scenario.seconds)
+        result.total_mb = sum(used.rss_mb for found in fleet.usage().values() for used in found)
         progress(f"{scenario.name}: saturated {result.saturated}")
         result.wrong = fleet.audit()
+        result.took_s = time.monotonic() - began
+        progress(f"{scenario.name}: ledger {'; '.join(result.wrong) or 'exact'}, {result.took_s:.0f} s")
     return result
 
 

@@ -48,9 +48,10 @@ class Scenario:
         lengths: of responses.
         slow: share of the generators that sample ten times slower.
         victims: share that is killed at once (kill -9 of their process).
+        frozen: share that hangs for a while (SIGSTOP of their process).
         joiners: share that joins while the others work, after the kill.
         seconds: of each measured phase.
-        processes: that the simulated generators share, apart from the victims'.
+        processes: that the simulated generators share, apart from those that are killed or hang.
         lease_s: `buffer.lease_s`. Heartbeats and inventories come as often as this demands.
         draft_every_s: `rollout.draft_every_s`.
         seed: of lengths and of who is slow.
@@ -66,6 +67,7 @@ class Scenario:
     lengths: Lengths = Lengths()
     slow: float = 0.05
     victims: float = 0.1
+    frozen: float = 0.0
     joiners: float = 0.05
     seconds: float = 10.0
     processes: int = 2
@@ -84,6 +86,11 @@ class Scenario:
         return max(1, round(self.generators * self.victims))
 
     @property
+    def frozen_count(self) -> int:
+        """Generators that hang; at least one if any."""
+        return max(1, round(self.generators * self.frozen)) if self.frozen else 0
+
+    @property
     def joiner_count(self) -> int:
         """Generators that join late; at least one."""
         return max(1, round(self.generators * self.joiners))
@@ -95,9 +102,11 @@ class Scenario:
         return self.rate * self.lengths.mean / (self.generators * self.slots * share)
 
     def shares(self) -> list[range]:
-        """Numbers of the generators of each process: the victims' process first, then the others."""
+        """Numbers of the generators of each process: the one to be killed first, then the one that hangs, if any."""
         starts = [0, self.victim_count]
-        left = self.generators - self.victim_count
+        if self.frozen_count:
+            starts.append(starts[-1] + self.frozen_count)
+        left = self.generators - starts[-1]
         for index in range(self.processes):
             starts.append(starts[-1] + left // self.processes + (index < left % self.processes))
         return [range(*pair) for pair in pairwise(starts)]

@@ -42,7 +42,7 @@ _RESPONSE_BYTES = 512 << 10
 # A waiter looks at its state again after this many seconds even if nothing wakes it. If the reason of its wait has
 # changed, it sends it. With many streams each looks more rarely: this often per second at most, all together.
 _RECHECK_S = 1.0
-_RECHECKS_PER_S = 500
+_RECHECKS_PER_S = 100
 # A stream ends if its grants stay unanswered for the reconnect grace, and for at least this many seconds.
 _LEAST_PATIENCE_S = 1.0
 # Fronts do not know one another's streams. If there are several, a full generator asks this many seconds later than
@@ -91,7 +91,8 @@ class AdmitSession:
         store, who = self._front.store, self._member_id
         async with StreamOwnership(self._front, self._table, who, self._on_end) as stream:
             self._token = stream.token
-            held = await store.attach_generator(self._table, who, self._generation, stream.token)
+            async with self._front.turns.turn():
+                held = await store.attach_generator(self._table, who, self._generation, stream.token)
             async for response in self._responses(held):
                 yield response
             event = self._demand.woken
@@ -190,12 +191,22 @@ class AdmitSession:
 
     async def _request_grants(self) -> tuple[list[GroupGrant], str]:
         """Grants, or the reason for their absence; no reason if no credits are open."""
+        demand = self._demand
         try:
-            reason = self._refusal_here()
-            wanted = min(self._demand.share, self._demand.credits)
-            return ([], reason) if reason or not wanted else await self._ask(wanted)
+            if self._may_ask:
+                if len(self._front.fronts) > 1 and demand.outstanding:
+                    await asyncio.sleep(_COURTESY_S * demand.outstanding / (demand.outstanding + demand.credits))
+                async with self._front.turns.turn():
+                    # Others have asked meanwhile, and the version may be another one.
+                    if self._may_ask:
+                        return await self._ask(min(demand.share, demand.credits))
+            return [], self._refusal_here()
         finally:
-            self._dealer.settle(self._demand)
+            self._dealer.settle(demand)
+
+    @property
+    def _may_ask(self) -> bool:
+        return not self._refusal_here() and min(self._demand.share, self._demand.credits) > 0
 
     def _refusal_here(self) -> str:
         """The reason why Redis is not even asked; empty where it is, or where no credits are open."""
@@ -221,10 +232,8 @@ class AdmitSession:
 
     async def _ask(self, wanted: int) -> tuple[list[GroupGrant], str]:
         """Grants of the groups that the stream was dealt, or the reason why Redis has none."""
-        store, demand, rules = self._front.store, self._demand, self._rules
-        if len(self._front.fronts) > 1 and demand.outstanding:
-            await asyncio.sleep(_COURTESY_S * demand.outstanding / max(1, demand.outstanding + demand.credits))
-        serving, snapshot = demand.serving, store.snapshots[self._table]
+        store, rules, serving = self._front.store, self._rules, self._demand.serving
+        snapshot = store.snapshots[self._table]
         limit = gate.live_limit(snapshot.u, serving.version, rules.groups_per_step, rules.max_staleness)
         began_ns = time.time_ns()
         answer = await store.admit(

@@ -28,8 +28,9 @@ SWEEP_S = 0.25
 # The members are read this often, or more rarely where there are thousands.
 _MEMBERS_S = 1.0
 _RECONNECT_S = 0.5
-# Seconds between two readings of a table that other fronts change all the time.
-_HINTS_S = 0.02
+# Seconds between two readings of a table that other fronts change all the time: longer than a change may be left
+# without a hint (`HINT_MS` in lua/lib/common.lua).
+_HINTS_S = 0.03
 # Without any news a table is read again after this many seconds.
 _RECHECK_S = 1.0
 # A stored value is removed once it has had no owner for this long; also the time between two walks over the keys.
@@ -185,7 +186,8 @@ async def _pass_on(hints: AsyncIterator[tuple[str, int]], followers: Mapping[str
 class _HintFollower:
     """Reads a table as soon as another front has changed it, and no more often than `_HINTS_S` says.
 
-    Else each front would pay for all changes of all others, and more fronts would take no work off one another.
+    Else each front would pay for all changes of all others, and more fronts would take no work off one another. Changes
+    shortly after a hint send none, so the table is read once more after the last hint.
     """
 
     def __init__(self, front: FrontContext, table: str) -> None:
@@ -210,4 +212,6 @@ class _HintFollower:
             self._noted.clear()
             if self._rev > self._store.snapshots[self._table].rev:
                 await self._store.refresh(self._table)
-                await asyncio.sleep(_HINTS_S)
+            await asyncio.sleep(_HINTS_S)
+            if not self._noted.is_set():
+                await self._store.refresh(self._table)

@@ -16,6 +16,7 @@ from rollmesh.buffer.monitoring.queue_latency import QueueLatency
 from rollmesh.buffer.monitoring.redis_outage import RedisOutage
 from rollmesh.buffer.monitoring.wait_clocks import WaitClocks
 from rollmesh.buffer.policy.rules import TableRules
+from rollmesh.buffer.policy.turns import GeneratorTurns
 from rollmesh.buffer.server.admission_dealer import AdmissionDealer
 from rollmesh.buffer.server.change_notifier import ChangeNotifier, OpenStreams
 from rollmesh.buffer.server.custom_score import Score
@@ -72,6 +73,7 @@ class FrontContext:
         fronts: addresses of the fronts that are alive, as of the last sweep.
         admit_streams: by table, those that are open here.
         dealers: by table, of what may be admitted through these.
+        turns: of work for generators.
         outage: reports Redis' failures.
         tracer: of trajectories.
     """
@@ -88,6 +90,7 @@ class FrontContext:
     fronts: list[str] = field(default_factory=list)
     admit_streams: dict[str, OpenStreams] = field(default_factory=lambda: {table: OpenStreams() for table in TABLES})
     dealers: dict[str, AdmissionDealer] = field(init=False)
+    turns: GeneratorTurns = field(default_factory=GeneratorTurns)
     outage: RedisOutage = field(default_factory=RedisOutage)
     tracer: Tracer = field(default_factory=no_traces)
     _tasks: BackgroundTasks = field(init=False)

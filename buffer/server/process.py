@@ -35,7 +35,7 @@ from rollmesh.mesh.diagnosis import SERVICE_NAME as DIAGNOSIS_SERVICE
 from rollmesh.mesh.diagnosis import DiagnosisServicer
 from rollmesh.mesh.errors import RollmeshError, StoreError, ended_by
 from rollmesh.mesh.http.metrics import metrics_server
-from rollmesh.mesh.rpc.connection_options import KEEPALIVE_S
+from rollmesh.mesh.rpc.connection_options import keepalive_of
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.log_format import LogSettings
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap, keep_freed_memory
@@ -121,7 +121,7 @@ class BufferFront:
             config.security,
             identity,
             max_message_mb=config.network.max_message_mb,
-            keepalive_s=keepalive_s(config.buffer.lease_s),
+            keepalive_s=keepalive_of(config.buffer.lease_s),
             decoders=DECODERS,
         )
         buffer_pb2_grpc.add_BufferServicer_to_server(BufferServicer(front), server)
@@ -275,14 +275,6 @@ class BufferFront:
     async def stop(self) -> None:
         """Drains the front and ends Redis, in this order."""
         await self._exit.aclose()
-
-
-def keepalive_s(lease_s: float) -> float:
-    """Seconds of silence after which a front asks a client for a sign of life: a third of a lease term.
-
-    Long terms are for many generators. They save these signs too, and a client that is slow keeps its connection.
-    """
-    return max(KEEPALIVE_S, lease_s / 3)
 
 
 def without_secrets(config: Config) -> Config:

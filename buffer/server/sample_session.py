@@ -188,6 +188,12 @@ class SampleSession:
         snapshot = await self._wait_for_writes(request, snapshot, event)
         if not snapshot.ready:
             return [], self._waiting_reason(snapshot)
+        with self._front.turns.serving_learner():
+            return await self._lease_chosen(request, snapshot)
+
+    async def _lease_chosen(self, request: _GroupRequest, snapshot: TableSnapshot) -> tuple[list[Leased], str]:
+        """Leases the groups that the policy chooses of those that are ready; returns as `_lease_next`."""
+        store = self._front.store
         leased = await self._lease_last_sealed(request, snapshot)
         if leased:
             return self._deduct_credits(request, leased), ""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from rollmesh.buffer.monitoring.bounded_answers import within_deadline
 from rollmesh.buffer.monitoring.trajectory_spans import record_writes
@@ -42,12 +42,10 @@ from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import buffer_pb2_grpc
 
 log = logging.getLogger(__name__)
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 # Messages of one Write stream under way: the next is checked while Redis stores the one before. More would only fill
 # the caches with payloads: with three, those of 131 KB took a fifth more CPU.
 _STORED_AT_ONCE = 2
-# Messages of all Write streams that are worked on at once; others wait in the order in which they came. So each turn of
-# the event loop stays short, and the learner's few calls do not wait behind those of thousands of generators.
-_WRITTEN_AT_ONCE = 32
 _DISPOSITIONS = {
     pb.NACK_DISPOSITION_RELEASE: "release",
     pb.NACK_DISPOSITION_FILTER: "filter",
@@ -69,6 +67,17 @@ def _stored(request: pb.WriteRequest, response: pb.WriteResponse) -> dict[str, o
     return {"table": request.table, "member_id": request.member_id, "stored": stored}
 
 
+def _for_learner(handler: Handler) -> Handler:
+    """A handler of the learner's calls: work for generators makes room for it."""
+
+    @wraps(handler)
+    async def handle(servicer: BufferServicer, request: Any, context: Any) -> Any:
+        with servicer._front.turns.serving_learner():
+            return await handler(servicer, request, context)
+
+    return cast(Handler, handle)
+
+
 def _checked_leases(refs: Sequence[pb.LeaseRef]) -> list[Lease]:
     leases = leases_of(refs)
     for index, lease in enumerate(leases):
@@ -86,8 +95,8 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
     def __init__(self, front: FrontContext) -> None:
         self._front = front
         self._uploads = UploadHandler(front)
-        self._writing = asyncio.Semaphore(_WRITTEN_AT_ONCE)
 
+    @_for_learner
     async def Seed(self, request: pb.SeedRequest, _context: Any) -> pb.SeedResponse:
         """See buffer.proto."""
         table = self._front.checked_table(request.table)
@@ -120,7 +129,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
 
     async def _write(self, parts: ParsedMessage[pb.WriteRequest]) -> pb.WriteResponse:
         """Answers a message of writes when it is its turn."""
-        async with self._writing:
+        async with self._front.turns.turn():
             return await self._store_members(parts)
 
     async def _store_members(self, parts: ParsedMessage[pb.WriteRequest]) -> pb.WriteResponse:
@@ -184,6 +193,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         async for response in fetch_stream(self._front, request):
             yield response
 
+    @_for_learner
     async def Claim(self, request: pb.ClaimRequest, _context: Any) -> pb.ClaimResponse:
         """See buffer.proto."""
         if not request.leases:
@@ -195,6 +205,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         refusals = [pb.Refusal(group_id=group_id, reason=why, lease_id=lease) for (group_id, lease), why in refused]
         return pb.ClaimResponse(claimed=claimed, refused=refusals, checkpoint_wanted=wanted)
 
+    @_for_learner
     async def Commit(self, request: pb.CommitRequest, _context: Any) -> pb.CommitResponse:
         """See buffer.proto."""
         trained = await self._front.store.commit(
@@ -203,6 +214,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         )  # fmt: skip
         return pb.CommitResponse(trained=trained)
 
+    @_for_learner
     async def Resume(self, request: pb.ResumeRequest, _context: Any) -> pb.ResumeResponse:
         """See buffer.proto."""
         table = self._front.checked_table(request.table)
@@ -241,6 +253,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             incarnation=incarnation, trained=trained, returned=returned, evicted_stale=evicted, seeded=seeded
         )
 
+    @_for_learner
     async def Reassert(self, request: pb.ReassertRequest, _context: Any) -> pb.ReassertResponse:
         """See buffer.proto."""
         table, store = self._front.checked_table(request.table), self._front.store
@@ -265,6 +278,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             await store.refresh(EVAL)
         return pb.ReassertResponse(corrected=corrected, unknown=unknown, doubt=doubt)
 
+    @_for_learner
     async def Nack(self, request: pb.NackRequest, _context: Any) -> pb.NackResponse:
         """See buffer.proto."""
         if request.disposition not in _DISPOSITIONS:
@@ -285,6 +299,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         )
         return pb.ReleaseResponse(released=released)
 
+    @_for_learner
     async def SetPriorities(self, request: pb.SetPrioritiesRequest, _context: Any) -> pb.SetPrioritiesResponse:
         """See buffer.proto."""
         front = self._front
@@ -301,6 +316,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             changed=await front.store.set_priorities(table, request.incarnation, call, weighted) if weighted else 0
         )
 
+    @_for_learner
     async def SetPolicyVersion(self, request: pb.SetPolicyVersionRequest, _context: Any) -> pb.SetPolicyVersionResponse:
         """See buffer.proto."""
         if request.incarnation == 0:

@@ -7,6 +7,14 @@ from __future__ import annotations
 KEEPALIVE_S = 5.0
 
 
+def keepalive_of(lease_s: float) -> float:
+    """The same between members and fronts: a third of a lease term.
+
+    Long terms are for many generators. They save these signs too, and a side that is slow keeps its connection.
+    """
+    return max(KEEPALIVE_S, lease_s / 3)
+
+
 def connection_options(max_message_mb: int, keepalive_s: float = KEEPALIVE_S) -> list[tuple[str, int]]:
     return [
         ("grpc.max_send_message_length", max_message_mb << 20),

@@ -28,7 +28,7 @@ from rollmesh.mesh.access.token_file import credentials_of
 from rollmesh.mesh.addresses import addresses_of, host_of
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.rpc.channel import open_channel
-from rollmesh.mesh.rpc.connection_options import KEEPALIVE_S
+from rollmesh.mesh.rpc.connection_options import KEEPALIVE_S, keepalive_of
 from rollmesh.mesh.rpc.errors import is_transient_code
 from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
 from rollmesh.mesh.runtime.hosts import is_loopback
@@ -36,6 +36,8 @@ from rollmesh.mesh.runtime.hosts import is_loopback
 log = logging.getLogger(__name__)
 # Seconds for which a front that failed a call is passed over.
 _SUSPECT_S = 5.0
+# Seconds for which a connection that is replaced is kept for its calls.
+_LAST_CALLS_S = 10.0
 # Fronts to which a client is connected: when one fails, another answers at once.
 _CONNECTED = 2
 _STATE = grpc.ChannelConnectivity
@@ -56,23 +58,22 @@ def open_mesh(
     identity: Identity | None = None,
     *,
     max_message_mb: int = 64,
-    keepalive_s: float = KEEPALIVE_S,
+    keepalive_s: float | None = None,
 ) -> FailoverChannel:
     """A channel to the fronts of a mesh.
 
     Args:
         mesh: `host:port` of one front or more, with commas between them.
         identity: the caller of all calls; none: the identity that the token file gives.
-        keepalive_s: seconds of silence after which a connection is asked for a sign of life.
+        keepalive_s: seconds of silence after which a connection is asked for a sign of life; none: as the lease term
+            asks for.
     """
     credentials = credentials_of(security, identity)
-    return FailoverChannel(
-        addresses_of(mesh),
-        lambda address: open_channel(
-            address, security, credentials, max_message_mb=max_message_mb, keepalive_s=keepalive_s
-        ),
-        credentials,
-    )
+
+    def open_front(address: str, keepalive_s: float) -> grpc.aio.Channel:
+        return open_channel(address, security, credentials, max_message_mb=max_message_mb, keepalive_s=keepalive_s)
+
+    return FailoverChannel(addresses_of(mesh), open_front, credentials, keepalive_s)
 
 
 class _Front:
@@ -92,23 +93,29 @@ class FailoverChannel(grpc.aio.Channel):
 
     Args:
         addresses: fronts known from the start; never forgotten.
-        open_front: opens the connection to one of them.
+        open_front: opens the connection to one of them, with a given keepalive.
+        keepalive_s: seconds of silence after which a connection is asked for a sign of life; none: as the lease term
+            asks for.
 
     Attributes:
         credentials: of the caller; None where the mesh has no token.
+        keepalive_s: of the connections.
     """
 
     def __init__(
         self,
         addresses: Sequence[str],
-        open_front: Callable[[str], grpc.aio.Channel],
+        open_front: Callable[[str, float], grpc.aio.Channel],
         credentials: Credentials | None,
+        keepalive_s: float | None = None,
     ) -> None:
         self._open_front = open_front
         self.credentials = credentials
+        self._follows_lease = keepalive_s is None
+        self.keepalive_s = KEEPALIVE_S if keepalive_s is None else keepalive_s
         self._given = tuple(addresses)
         self._listed = self._given
-        self._fronts = {address: _Front(address, open_front(address)) for address in addresses}
+        self._fronts = {address: _Front(address, open_front(address, self.keepalive_s)) for address in addresses}
         # Not all clients begin with the same front.
         self._turn = itertools.count(random.randrange(1 << 16))  # noqa: S311  no secret
         self._background = BackgroundTasks(log_errors(log))
@@ -126,12 +133,21 @@ class FailoverChannel(grpc.aio.Channel):
         self._listed = listed
         for address in listed:
             if address not in self._fronts:
-                self._fronts[address] = _Front(address, self._open_front(address))
+                self._fronts[address] = _Front(address, self._open_front(address, self.keepalive_s))
         for front in list(self._fronts.values()):
             if front.address not in self.addresses and not front.calls:
                 del self._fronts[front.address]
                 self._background.spawn(front.channel.close(), "closing the connection to a former front")
         self._disconnect_unused()
+
+    def set_lease(self, lease_s: float) -> None:
+        """Asks for signs of life as the lease term allows; connections that ask otherwise are replaced."""
+        if not self._follows_lease or self.keepalive_s == keepalive_of(lease_s):
+            return
+        self.keepalive_s = keepalive_of(lease_s)
+        for front in self._fronts.values():
+            self._background.spawn(front.channel.close(_LAST_CALLS_S), "closing a connection with another keepalive")
+            front.channel = self._open_front(front.address, self.keepalive_s)
 
     def _disconnect_unused(self) -> None:
         """Closes connections that carry no call, to fronts that are not this client's choice any more."""
@@ -141,7 +157,7 @@ class FailoverChannel(grpc.aio.Channel):
         for front in self._fronts.values():
             if front not in chosen and not front.calls and front.channel.get_state() is _STATE.READY:
                 self._background.spawn(front.channel.close(), "closing a connection that is not used")
-                front.channel = self._open_front(front.address)
+                front.channel = self._open_front(front.address, self.keepalive_s)
 
     def _chosen(self, now: float) -> list[_Front]:
         """The fronts to be connected to: of those that seem to answer the first by rank, listed ones before others."""

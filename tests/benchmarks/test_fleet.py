@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.fleet.__main__ import _HEADER, row
 from benchmarks.fleet.cell import run_cell
+from benchmarks.fleet.results import HEADER, ResultFile, row
 from benchmarks.fleet.scenario import Lengths, Scenario
 from benchmarks.fleet.scripted_source import ScriptedSource, TokenBank
 from rollmesh.generators.engines.types import GenerationResult, SamplingParams
@@ -53,6 +54,8 @@ def test_every_generator_belongs_to_one_process_and_the_victims_to_their_own() -
     assert len(victims) == scenario.victim_count == 100
     assert [number for share in (victims, *others) for number in share] == list(range(1003))
     assert max(map(len, others)) - min(map(len, others)) <= 1
+    _, frozen, *rest = replace(scenario, frozen=0.2).shares()
+    assert (len(frozen), len(rest), rest[-1][-1]) == (201, 3, 1002)
 
 
 def test_the_fleet_samples_at_its_rate_however_large_it_is() -> None:
@@ -94,14 +97,26 @@ async def test_responses_beyond_the_slots_wait() -> None:
 
 def test_a_cell_runs_the_whole_way_and_its_ledgers_are_exact(tmp_path: Path) -> None:
     said: list[str] = []
-    scenario = Scenario(6, rate=60.0, groups_per_step=4, seconds=1.0, processes=1, lease_s=15.0)
+    scenario = Scenario(6, rate=60.0, groups_per_step=4, seconds=1.0, processes=1, frozen=0.2, lease_s=15.0)
     result = run_cell(scenario, tmp_path, progress=said.append)
     assert result.wrong == []
     assert result.paced is not None
     assert result.saturated is not None
     assert result.saturated.trajectories_s > 0
     assert 0 < result.saturated.admission_ms[0] <= result.saturated.admission_ms[1]
-    assert result.recovery_s > 0
+    assert result.killed is not None
+    assert result.frozen is not None
+    assert result.killed.seconds > 0
+    assert result.frozen.seconds > 0
     assert result.files["front"] > scenario.generators
-    assert len(row(result)) == len(_HEADER)
-    assert len(said) == 5
+    assert len(row(result)) == len(HEADER)
+    assert len(said) == 7
+    path = tmp_path / "results.json"
+    assert not ResultFile(path).has(scenario)
+    ResultFile(path).add(replace(result, scenario=replace(scenario, fronts=2)), {})
+    ResultFile(path).add(result, {})
+    results = ResultFile(path)
+    assert results.has(scenario)
+    assert not results.has(replace(scenario, seconds=2.0)), "another scenario of the same name"
+    assert results.rows([scenario.name, "other"]) == [row(result)]
+    assert len(results.rows(["N6/f1", "N6/f2"])) == 2, "earlier cells stay"

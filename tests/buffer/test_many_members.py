@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from rollmesh.buffer.server import servicer
-from rollmesh.buffer.server.process import keepalive_s
+from rollmesh.buffer.policy.turns import GeneratorTurns
 from rollmesh.buffer.server.servicer import BufferServicer
 from rollmesh.buffer.store import member_registry
 from rollmesh.buffer.store.keys import Keys
-from rollmesh.protos import membership_pb2
-from tests.buffer.mesh_fixture import Mesh
+from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.rpc.connection_options import keepalive_of
+from rollmesh.mesh.rpc.failover_channel import open_mesh
+from rollmesh.protos import buffer_pb2, membership_pb2
+from tests.buffer.mesh_fixture import Mesh, make_config
 
 _MANY = 40
 
@@ -30,8 +33,16 @@ async def _joined(mesh: Mesh) -> Any:
     return store
 
 
-def test_connections_are_asked_for_signs_of_life_as_often_as_the_lease_needs() -> None:
-    assert [keepalive_s(lease_s) for lease_s in (1.0, 15.0, 60.0)] == [5.0, 5.0, 20.0]
+async def test_members_ask_for_signs_of_life_as_rarely_as_fronts_do(mesh: Mesh) -> None:
+    front = await mesh.front(make_config(mesh.folder, mesh.redis_url, buffer={"lease_s": 60.0}))
+    channel = open_mesh(front.address, SecuritySection())
+    agent = MembershipAgent(channel, membership_pb2.ROLE_GENERATOR, member_id="member", address="a:1", host_id="host")
+    await agent.start()
+    try:
+        assert channel.keepalive_s == keepalive_of(60.0) == 20.0
+    finally:
+        await agent.leave()
+        await channel.close()
 
 
 async def test_one_sweep_ends_the_leases_of_all_whose_term_is_over(mesh: Mesh) -> None:
@@ -96,9 +107,9 @@ async def test_members_are_parsed_again_where_they_say_something_new(
 
 
 async def test_writes_of_many_generators_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few at once, so that the learner's calls do not wait for those of all generators."""
-    front: Any = SimpleNamespace()
-    writes = BufferServicer(front)
+    """Few at once, and fewer during the learner's calls, which do not wait for those of all generators."""
+    front: Any = SimpleNamespace(turns=GeneratorTurns(at_once=4, beside_learner=2))
+    handlers = BufferServicer(front)
     at_work, most = 0, 0
 
     async def store(_self: BufferServicer, parts: Any) -> Any:
@@ -109,7 +120,15 @@ async def test_writes_of_many_generators_take_turns(monkeypatch: pytest.MonkeyPa
         at_work -= 1
         return parts
 
+    async def commit(*_: object) -> int:
+        await asyncio.gather(*map(handlers._write, messages))
+        return 0
+
     monkeypatch.setattr(BufferServicer, "_store_members", store)
+    front.store, front.checked_table = SimpleNamespace(commit=commit), str
     messages: list[Any] = list(range(1000))
-    assert await asyncio.gather(*map(writes._write, messages)) == messages
-    assert most == servicer._WRITTEN_AT_ONCE
+    assert await asyncio.gather(*map(handlers._write, messages)) == messages
+    assert most == 4
+    most = 0
+    await handlers.Commit(buffer_pb2.CommitRequest(), None)
+    assert most == 2

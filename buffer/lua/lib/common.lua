@@ -14,6 +14,9 @@ local RUN = KEYS[1]
 local NO_BOUND = 10000000000000
 -- Numbers jump ahead by this much after a loss, so that no number of the lost time comes again.
 local ID_GAP_AFTER_LOSS = 1048576
+-- Milliseconds between two hints. What changes in between sends none: a front reads the table once more after a hint
+-- (`server/background_tasks.py`).
+local HINT_MS = 20
 local COUNTERS = [[
   rev seq leases seals u admitted trained evicted_stale filtered failed generating ready leased consumed seeded
   seeded_tasks pending withdrawn first_admissions readmissions superseded_writes duplicate_writes end_of_data bytes
@@ -24,8 +27,8 @@ local RULES = [[
   max_attempts failed_kept
 ]]
 -- `counters`: the table's values, and after them its rules. `flush` writes `ended` (fates by reason) and `trash`. It
--- writes the time as well, where a group has come nearer to its end (`moved`).
-local TABLE, table_key, counters, changed, ended, trash, run, moved
+-- writes the time as well, where a group has come nearer to its end (`moved`). The last hint was sent at `hinted_ms`.
+local TABLE, table_key, counters, changed, ended, trash, run, moved, hinted_ms
 local entering, leaving, sets = {}, {}, {}
 
 -- Packed into one field each: reading and writing them one by one would cost more than most scripts do otherwise. If
@@ -39,8 +42,9 @@ end
 
 local function load_table(name)
   TABLE, table_key, changed, ended, trash, sets, moved = name, RUN .. ':' .. name, false, {}, {}, {}, false
-  local packed = redis.call('HMGET', table_key, 'counters', 'rules')
+  local packed = redis.call('HMGET', table_key, 'counters', 'rules', 'hinted_ms')
   counters = setmetatable(unpacked(packed[1], COUNTERS), {__index = unpacked(packed[2], RULES)})
+  hinted_ms = tonumber(packed[3] or 0)
 end
 
 -- The state of a run that scripts read. Takeovers, which grow with the age of a run, are in keys of their own.
@@ -121,8 +125,19 @@ local function leave(key, gid)
   gids[#gids + 1] = gid
 end
 
--- Writes the counters if they have changed, and sends the other fronts a hint. A front that is alone
--- has the news in the answer, or, where that is lost, in the next one.
+-- Tells the other fronts of a change, unless they heard of one a moment ago. A front that is alone has the news in the
+-- answer, or, where that is lost, in the next one.
+local function send_hint()
+  if run.fronts <= 1 then return end
+  local now = now_ms()
+  -- A time in the future is from before the clock was set back.
+  if hinted_ms <= now and now < hinted_ms + HINT_MS then return end
+  hinted_ms = now
+  redis.call('HSET', table_key, 'hinted_ms', now)
+  redis.call('PUBLISH', RUN .. ':wake', TABLE .. ' ' .. counters.rev)
+end
+
+-- Writes the counters if they have changed, and sends a hint.
 local function flush()
   apply_moves()
   local at = moved and {'moved_ms', now_ms()} or {}
@@ -136,7 +151,7 @@ local function flush()
   for reason, count in pairs(ended) do redis.call('HINCRBY', table_key .. ':reasons', reason, count) end
   in_bulk('SADD', table_key .. ':trash', trash)
   redis.call('HSET', table_key, 'counters', cmsgpack.pack(counters), unpack(at))
-  if run.fronts > 1 then redis.call('PUBLISH', RUN .. ':wake', TABLE .. ' ' .. counters.rev) end
+  send_hint()
   changed, ended, trash = false, {}, {}
 end
 
