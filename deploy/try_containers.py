@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--build", action="store_true", help="build the images first")
     parser.add_argument("--without", action="append", default=[], metavar="SERVICE", help="leave a service out")
     parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--starts", type=int, default=1, help="bring it up this many times, for the time that it takes")
     parser.add_argument(
         "--learns", type=float, metavar="REWARD", help="wait for this held-out reward before anything dies"
     )
@@ -103,7 +104,7 @@ def main() -> None:
         parser.error("needs Docker, and root on its machine")
     compose = Compose({"ROLLMESH_OPTIONS": OPTIONS, "ROLLMESH_TLS": "on" if options.tls else "off"})
     try:
-        Trial(compose, options.without).run(build=options.build, learns=options.learns)
+        Trial(compose, options.without).run(build=options.build, starts=options.starts, learns=options.learns)
     except TrialError as error:
         print(compose("logs", "--tail=40", "--no-color", check=False))
         raise SystemExit(f"FAILED: {error}") from error
@@ -123,8 +124,13 @@ class Trial:
         self._without = without
         self._began = time.monotonic()
 
-    def run(self, *, build: bool, learns: float | None) -> None:
+    def run(self, *, build: bool, starts: int, learns: float | None) -> None:
         """All of it.
+
+        Args:
+            build: build the images first.
+            starts: how often everything is brought up; each start has new volumes.
+            learns: held-out reward that comes before anything is killed; None: any.
 
         Raises:
             TrialError: something failed, or did not come in time.
@@ -138,6 +144,9 @@ class Trial:
             self._compose("build", "setup", "learner", "generator")
             self._say(f"images built in {time.monotonic() - began:.0f} s")
         self._start(services)
+        for _ in range(starts - 1):
+            self._compose("down", "--volumes", "--timeout=60")
+            self._start(services)
         if learns is not None:
             self._until(f"held-out reward {learns}", lambda: (self._held_out() or 0.0) >= learns)
             self._say(f"held-out reward {self._held_out():.3f} at step {self._step()}")
@@ -152,8 +161,12 @@ class Trial:
         self._compose("up", "--detach", "--no-build", *services)
         up = time.monotonic() - began
         self._until("the first step", lambda: self._step() > 0, every_s=0.2)
+        first = time.monotonic() - began
         self._say(f"up: {', '.join(services)}")
-        self._say(f"`up --detach` took {up:.0f} s, the first trained step came after {time.monotonic() - began:.0f} s")
+        self._say(
+            f"`up --detach` took {up:.0f} s, the first trained step came after {first:.0f} s "
+            f"(load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores)"
+        )
         self._until("health of all", lambda: all(item.serves for item in self._serving()))
         self._say(f"all healthy after {time.monotonic() - began:.0f} s; step {self._step()}")
 

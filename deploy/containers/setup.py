@@ -1,8 +1,9 @@
-"""Makes what the services of `compose.yaml` prove themselves with: `python setup.py SECRETS --domain D [--tls on]`.
+"""Makes what the services of `compose.yaml` prove themselves with: `python setup.py SECRETS --domain D`.
 
 `SECRETS` has a folder for each service: a volume that only its container mounts. No service mounts `authority`, with
 the mesh's token and the key of its certificate authority. Each start keeps the secrets that are there, and renews the
-services' certificates. Files of services are open to every user of the container that mounts them, and of no other.
+services' certificates, which a mesh with TLS uses. Files of services are open to every user of the container that
+mounts them, and of no other.
 """
 
 from __future__ import annotations
@@ -41,14 +42,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--domain", required=True, help="of the containers' network: generators are HOST.DOMAIN")
-    parser.add_argument("--tls", choices=("on", "off"), default="off")
+    parser.add_argument("--tls", choices=("on", "off"), default="off", help="how Prometheus asks the services")
     parser.add_argument("--prometheus", type=Path, help="its configuration, as it is without TLS")
     options = parser.parse_args()
     make_secrets(options.folder)
-    if options.tls == "on":
-        make_certificates(options.folder, options.domain)
-    else:
-        remove_certificates(options.folder)
+    make_certificates(options.folder, options.domain)
     if options.prometheus is not None:
         text = scrape_configuration(options.prometheus.read_text(encoding="utf-8"), tls=options.tls == "on")
         (options.folder / "prometheus" / "prometheus.yaml").write_text(text, encoding="utf-8")
@@ -91,13 +89,6 @@ def make_certificates(folder: Path, domain: str) -> None:
         _write(folder / service / "tls.crt", issued.pem(authority.pem).decode())
     for reader in (*MEMBERS, "prometheus"):
         _write(folder / reader / "ca.crt", authority.pem.decode())
-
-
-def remove_certificates(folder: Path) -> None:
-    """Leaves no service with a certificate: each speaks TLS if it has one."""
-    for service in (*MEMBERS, "prometheus"):
-        for name in ("tls.key", "tls.crt", "ca.crt"):
-            (folder / service / name).unlink(missing_ok=True)
 
 
 def scrape_configuration(text: str, *, tls: bool) -> str:

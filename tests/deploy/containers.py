@@ -1,8 +1,7 @@
-"""The container files as Compose reads them, and the command lines that result."""
+"""The container files as Compose reads them, and the command lines and settings that result."""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml
 
 from rollmesh.cli.app import app
 from rollmesh.mesh.config import Config, load_config
+from rollmesh.mesh.config.variables import overrides_from
 from tests.repository import REPOSITORY
 
 DEPLOY = REPOSITORY / "deploy"
@@ -30,30 +30,31 @@ def composed(name: str = "compose.yaml", **changed: str) -> dict[str, Any]:
     """A file of Compose, with the variables of `.env` but for those that are changed."""
     values = settings() | changed
     text = (DEPLOY / name).read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(VARIABLE.sub(lambda match: values[match[1]], text))
+    found: dict[str, Any] = yaml.safe_load(VARIABLE.sub(lambda match: values[match[1]], text).replace("$$", "$"))
+    for key, service in found["services"].items():
+        if base := service.pop("extends", None):
+            found["services"][key] = composed(base["file"], **changed)["services"][base["service"]] | service
     return found
 
 
-def command_line(service: dict[str, Any], folder: Path, secrets: Path) -> list[str]:
-    """Arguments with which `service.sh` starts `rollmesh` in the container of a service.
-
-    Args:
-        folder: for a program that stands in for `rollmesh`.
-        secrets: as they are mounted there.
-    """
-    [script] = service["entrypoint"]
-    folder.mkdir(exist_ok=True)
-    (folder / "rollmesh").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    (folder / "rollmesh").chmod(0o755)
-    environment = {
-        **{name: str(value) for name, value in service["environment"].items()},
-        "PATH": f"{folder}:{os.environ['PATH']}",
-        "MESH_SECRETS": str(secrets),
+def variables(service: dict[str, Any]) -> dict[str, str]:
+    """The environment variables of a service's container."""
+    texts = [(DEPLOY / name).read_text(encoding="utf-8") for name in service.get("env_file", ())]
+    return dict(_ASSIGNMENT.findall("\n".join(texts))) | {
+        name: str(value) for name, value in service["environment"].items()
     }
-    path = DEPLOY / Path(script).relative_to("/app")
-    arguments = service["command"].split()
+
+
+def command_line(service: dict[str, Any]) -> list[str]:
+    """Arguments with which `rollmesh` starts in the container of a service, whose name is `container`."""
+    arguments = (service["command"] or "").split()
+    if "entrypoint" not in service:
+        return arguments
+    environment = variables(service) | {"HOSTNAME": "container"}
+    shell, option, script, *rest = service["entrypoint"]
+    script = script.replace("exec rollmesh", "printf '%s\\n'")
     return subprocess.run(
-        [path, *arguments], env=environment, capture_output=True, text=True, check=True
+        [shell, option, script, *rest, *arguments], env=environment, capture_output=True, text=True, check=True
     ).stdout.split()
 
 
@@ -90,7 +91,9 @@ def overrides_of(arguments: list[str]) -> list[str]:
     return overrides
 
 
-def configuration(arguments: list[str]) -> Config:
-    """The configuration of a service that reads one, from its command line."""
+def configuration(service: dict[str, Any]) -> Config:
+    """The configuration of a service that reads one, from its variables and its command line."""
+    arguments = command_line(service)
     path = next(item for item in arguments if item.endswith(".yaml"))
-    return load_config(REPOSITORY / Path(path).relative_to("/app"), overrides_of(arguments))
+    given = [*overrides_from(variables(service)), *overrides_of(arguments)]
+    return load_config(REPOSITORY / Path(path).relative_to("/app"), given)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +14,7 @@ from rollmesh.cli.app import PERMANENT_CODE_VARIABLE
 from rollmesh.launcher.services import _LEARNER_DRAIN_S
 from rollmesh.learner.checkpoint.deadlines import LAST_S
 from rollmesh.mesh.config.rollout import EngineName
+from rollmesh.mesh.config.variables import check_variables
 from rollmesh.mesh.runtime.hosts import is_loopback
 from tests.deploy.containers import (
     DEPLOY,
@@ -25,82 +25,59 @@ from tests.deploy.containers import (
     configuration,
     overrides_of,
     settings,
+    variables,
 )
 from tests.repository import REPOSITORY
 
 COMPOSE = composed()
 SERVICES: dict[str, Any] = COMPOSE["services"]
+DEVICES = "compose.devices.yaml"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 TLS = ("ca.crt", "tls.crt", "tls.key")
-Line = Callable[..., list[str]]
+SECURITY = "ROLLMESH__SECURITY__"
 
 
-@pytest.fixture
-def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
-    """The command line of a service, with the secrets that `setup` gives it, or TLS' too."""
+@pytest.fixture(autouse=True)
+def repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
-
-    def of(name: str, tls: bool = False, services: dict[str, Any] = SERVICES) -> list[str]:
-        secrets = tmp_path / "secrets"
-        secrets.mkdir(exist_ok=True)
-        for file in TLS if tls else ():
-            (secrets / file).touch()
-        found = command_line(services[name], tmp_path / "bin", secrets)
-        return [item.replace(str(secrets), "/run/secrets") for item in found]
-
-    return of
 
 
 def option(arguments: list[str], name: str) -> str:
     return arguments[arguments.index(name) + 1]
 
 
-@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("tls", ["off", "on"])
 @pytest.mark.parametrize("name", MEMBERS)
-def test_commands_exist_and_their_configuration_is_valid(name: str, tls: bool, line: Line) -> None:
-    arguments = line(name, tls)
+def test_commands_exist_and_their_settings_are_valid(name: str, tls: str) -> None:
+    service = composed(ROLLMESH_TLS=tls)["services"][name]
+    arguments, given = command_line(service), variables(service)
     assert arguments[0] == name
+    overrides_of(arguments)
+    check_variables(given)
+    certificates = [given.get(f"{SECURITY}{key}") for key in ("TLS_CA", "TLS_CERT", "TLS_KEY")]
+    assert certificates == ([f"/run/secrets/{file}" for file in TLS] if tls == "on" else [None] * 3)
+    assert given[f"{SECURITY}TOKEN_FILE"] == "/run/secrets/grant"
+    assert given[f"{SECURITY}METRICS_KEY_FILE"] == "/run/secrets/metrics.key"
     if name == "generator":
-        overrides_of(arguments)
-        given = {
-            "--token-file": "grant",
-            "--metrics-key-file": "metrics.key",
-            "--endpoint-key-file": "endpoint.key",
-        }
-        given |= {"--tls-ca": "ca.crt", "--tls-cert": "tls.crt", "--tls-key": "tls.key"} if tls else {}
-        assert {name: option(arguments, name) for name in given} == {
-            name: f"/run/secrets/{file}" for name, file in given.items()
-        }
-        assert option(arguments, "--advertise").endswith(f".{COMPOSE['networks']['mesh']['name']}")
+        assert given[f"{SECURITY}ENDPOINT_KEY_FILE"] == "/run/secrets/endpoint.key"
+        assert option(arguments, "--advertise") == f"container.{COMPOSE['networks']['mesh']['name']}"
         return
-    config = configuration(arguments)
-    security = config.security
-    assert (str(security.token_file), str(security.metrics_key_file)) == (
-        "/run/secrets/grant",
-        "/run/secrets/metrics.key",
-    )
-    found = [str(path) for path in (security.tls_ca, security.tls_cert, security.tls_key)]
-    assert found == ([f"/run/secrets/{file}" for file in TLS] if tls else ["None"] * 3)
+    config = configuration(service)
     assert config.network.advertise == name, "others reach a container under its service name"
     assert not is_loopback(config.network.host)
-    assert not security.allow_insecure
+    assert not config.security.allow_insecure
 
 
-def test_everyone_uses_the_address_of_the_buffer(line: Line) -> None:
-    port = configuration(line("buffer")).network.port
-    for name in MEMBERS:
-        if name != "buffer":
-            assert option(line(name), "--mesh") == f"buffer:{port}"
+def test_everyone_uses_the_address_of_the_buffer() -> None:
+    port = configuration(SERVICES["buffer"]).network.port
+    for name in (*MEMBERS, "dashboard"):
+        assert variables(SERVICES[name])["ROLLMESH_MESH"] == f"buffer:{port}"
 
 
-@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_the_page_observes_the_mesh_and_asks_for_a_key(tls: bool, line: Line) -> None:
-    arguments = line("dashboard", tls)
+def test_the_page_observes_the_mesh_and_asks_for_a_key() -> None:
+    arguments = command_line(SERVICES["dashboard"])
     overrides_of(arguments)
-    given = {"--mesh": "buffer:7000", "--token-file": "/run/secrets/grant", "--key-file": "/run/secrets/page.key"}
-    given |= {"--tls-cert": "/run/secrets/tls.crt", "--tls-key": "/run/secrets/tls.key"} if tls else {}
-    assert {name: option(arguments, name) for name in given} == given
-    assert ("--tls-ca" in arguments) == tls
+    assert option(arguments, "--key-file") == "/run/secrets/page.key"
     [port] = SERVICES["dashboard"]["ports"]
     assert port.endswith(f":{option(arguments, '--port')}")
 
@@ -119,7 +96,7 @@ def test_each_service_mounts_its_own_secrets_and_none_the_token() -> None:
     assert SERVICES["setup"]["network_mode"] == "none"
 
 
-def test_generators_mount_no_data_and_only_the_buffer_sees_redis(line: Line) -> None:
+def test_generators_mount_no_data_and_only_the_buffer_sees_redis() -> None:
     assert SERVICES["generator"]["volumes"] == ["generator-secrets:/run/secrets:ro"]
     assert [name for name, service in SERVICES.items() if "store" in service.get("networks", [])] == ["redis", "buffer"]
     assert SERVICES["redis"]["networks"] == ["store"]
@@ -128,7 +105,7 @@ def test_generators_mount_no_data_and_only_the_buffer_sees_redis(line: Line) -> 
         "prepare",
         "learner",
     ]
-    buffer = configuration(line("buffer")).buffer
+    buffer = configuration(SERVICES["buffer"]).buffer
     assert buffer.redis == "redis://rollmesh@redis:6379/0"
     assert str(buffer.redis_password_file) == "/run/secrets/redis.password"
 
@@ -181,33 +158,31 @@ def test_each_service_that_stays_has_a_health_check() -> None:
                 assert (DEPLOY / Path(item).relative_to("/app")).is_file()
 
 
-def test_what_is_prepared_is_what_the_learner_reads(line: Line) -> None:
+def test_what_is_prepared_is_what_the_learner_reads() -> None:
     *_, module, option_name, out = SERVICES["prepare"]["command"].split()
     assert find_spec(module) is not None
     assert option_name == "--out"
-    config = configuration(line("learner"))
+    config = configuration(SERVICES["learner"])
     assert str(config.run.folder) == "/data/runs/demo"
     for path in (config.model.path, *(source.path for source in (*config.data.train, *(config.data.eval or ())))):
         assert str(path).startswith(f"{out}/")
 
 
 @pytest.mark.parametrize("engine", get_args(EngineName))
-def test_one_variable_chooses_the_engine(engine: str, line: Line) -> None:
+def test_one_variable_chooses_the_engine(engine: str) -> None:
     services = composed(ROLLMESH_ENGINE=engine)["services"]
     assert services["generator"]["image"].endswith(f"-{engine}-cpu")
     assert services["generator"]["build"]["args"]["ENGINE"] == engine
     assert f" AS engine-{engine}\n" in DOCKERFILE
     for name in ("buffer", "learner"):
-        rollout = configuration(line(name, services=services)).rollout
+        rollout = configuration(services[name]).rollout
         assert rollout.engine == engine
         assert f"python3 -m venv {rollout.sglang.python.parents[1]} " in DOCKERFILE
-        assert option(line("generator"), "--code") == str(rollout.sglang.python)
+        assert variables(services["generator"])["ROLLMESH_CODE"] == str(rollout.sglang.python)
 
 
 def test_variables_and_their_defaults_are_all_in_one_file() -> None:
-    used = {
-        name for file in ("compose.yaml", "compose.gpu.yaml") for name in VARIABLE.findall((DEPLOY / file).read_text())
-    }
+    used = {name for file in ("compose.yaml", DEVICES) for name in VARIABLE.findall((DEPLOY / file).read_text())}
     assert used | {"COMPOSE_PROFILES"} == set(settings())
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert settings()["ROLLMESH_VERSION"] == project["version"]
@@ -225,5 +200,11 @@ def test_images_are_pinned_and_those_of_ours_say_what_they_hold() -> None:
             assert all(f"ARG {name}" in DOCKERFILE for name in arguments)
 
 
-def test_devices_are_given_to_services_that_compute() -> None:
-    assert set(composed("compose.gpu.yaml")["services"]) == {"learner", "generator"}
+def test_one_variable_gives_devices_to_services_that_compute() -> None:
+    services = composed(ROLLMESH_DEVICE="cuda")["services"]
+    given = {name: service["deploy"]["resources"] for name, service in services.items() if "deploy" in service}
+    devices = {name: found["reservations"]["devices"][0]["device_ids"] for name, found in given.items()}
+    assert devices == {"learner": ["0"], "generator": ["1"]}
+    assert all(services[name]["image"].endswith("-cuda") for name in devices)
+    assert services["generator"]["scale"] == 1, "replicas would share its device"
+    assert SERVICES["generator"]["scale"] == 2

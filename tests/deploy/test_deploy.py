@@ -27,7 +27,7 @@ def test_the_page_on_containers_names_only_commands_and_variables_that_exist() -
     assert len(found) == 4
     for line in found:
         overrides_of(line.split())
-    known = {*settings(), "COMPOSE_FILE", "DOCKER_BUILDKIT"}
+    known = {*settings(), "DOCKER_BUILDKIT"}
     assert set(re.findall(r"\b([A-Z]+_[A-Z_]+)=", text)) <= known
 
 
