@@ -10,24 +10,24 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
-import numpy as np
-
+from rollmesh.learner.weights.recent_times import RecentTimes
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2
 
-# Receivers remembered; every start of a generator is a new one.
-_RECEIVERS = 1024
-# Reports kept per receiver, and announcements that may still be acknowledged.
-_KEPT = 1024
+# Receivers remembered, as many as a run may have members; every start of a generator is a new one.
+_RECEIVERS = 6144
+# Reports kept per receiver, and of all receivers together; announcements that may still be acknowledged.
+_KEPT, _KEPT_OF_ALL = 128, 4096
 _ANNOUNCEMENTS = 256
 # Full transfers that show the speed of a receiver's network.
 _RATES = 8
 # In the order in which they happen; the pause is a duration, the others are moments.
 STAGES = ("first_byte", "last_byte", "pause", "total", "ack")
+# Those that the receiver itself reports.
+_REPORTED = STAGES[:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,11 @@ class PushSummary:
 
 @dataclass(slots=True)
 class _Receiver:
-    times: dict[str, deque[int]] = field(default_factory=lambda: {stage: deque(maxlen=_KEPT) for stage in STAGES})
+    """The reports of one receiver, or of all together."""
+
+    kept: InitVar[int] = _KEPT
+    reported: RecentTimes = field(init=False)
+    acknowledged: RecentTimes = field(init=False)
     full_bytes_per_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RATES))
     count: int = 0
     errors: int = 0
@@ -74,6 +78,13 @@ class _Receiver:
     failed: weights_pb2.SwapReport | None = None
     failed_ns: int = 0
 
+    def __post_init__(self, kept: int) -> None:
+        self.reported, self.acknowledged = RecentTimes(len(_REPORTED), kept), RecentTimes(1, kept)
+
+    def add_failure(self, report: weights_pb2.SwapReport, now_ns: int) -> None:
+        self.errors += 1
+        self.failed, self.failed_ns = report, now_ns
+
     @property
     def last_policy(self) -> PolicyVersion | None:
         """The version that it has put into service last."""
@@ -84,10 +95,25 @@ class _Receiver:
         if report.encoding != "delta" and report.transport == "grpc" and report.last_byte_us:
             self.full_bytes_per_s.append(report.bytes / report.last_byte_us * 1e6)
         self.last, self.last_ack_us = report, ack_us
-        for stage in ("first_byte", "last_byte", "pause", "total"):
-            self.times[stage].append(getattr(report, f"{stage}_us"))
+        self.reported.add([getattr(report, f"{stage}_us") for stage in _REPORTED])
         if ack_us:
-            self.times["ack"].append(ack_us)
+            self.acknowledged.add([ack_us])
+
+    def percentiles(self) -> dict[str, tuple[float, float]]:
+        """p50 and p99 by stage, in microseconds."""
+        return dict(zip(STAGES, (*self.reported.percentiles(), *self.acknowledged.percentiles()), strict=True))
+
+    def summary(self) -> PushSummary:
+        """The sum of its reports."""
+        found = self.percentiles()
+        return PushSummary(
+            count=self.count,
+            errors=self.errors,
+            bytes=self.bytes,
+            p50={stage: p50 for stage, (p50, _) in found.items()},
+            p99={stage: p99 for stage, (_, p99) in found.items()},
+            last_error=self.failed.error if self.failed is not None else "",
+        )
 
 
 class PushStatistics:
@@ -96,6 +122,8 @@ class PushStatistics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._receivers: dict[str, _Receiver] = {}
+        # Kept up as reports come: the sum over all receivers costs the same with one and with thousands.
+        self._all = _Receiver(_KEPT_OF_ALL)
         self._announced: dict[PolicyVersion, int] = {}
 
     def record_announcement(self, policy: PolicyVersion, unix_ns: int) -> None:
@@ -131,15 +159,16 @@ class PushStatistics:
         policy = PolicyVersion.from_proto(report.policy)
         with self._lock:
             receiver = self._receiver(report.member_id)
-            receiver.bytes += report.bytes
-            receiver.reported_ns = now
-            if report.error:
-                receiver.errors += 1
-                receiver.failed, receiver.failed_ns = report, now
-                return
             announced = self._announced.get(policy, 0)
             waited_for = announced and receiver.watching_since_ns <= announced
-            receiver.add_success(report, max(1, (now - announced) // 1000) if waited_for else 0)
+            ack_us = max(1, (now - announced) // 1000) if waited_for else 0
+            for each in (receiver, self._all):
+                each.bytes += report.bytes
+                each.reported_ns = now
+                if report.error:
+                    each.add_failure(report, now)
+                else:
+                    each.add_success(report, ack_us)
 
     def _receiver(self, member_id: str) -> _Receiver:
         """The statistics of one receiver; where there are too many, the one silent for longest is forgotten."""
@@ -159,52 +188,38 @@ class PushStatistics:
             return max(receiver.full_bytes_per_s, default=None) if receiver else None
 
     def summary(self) -> PushSummary:
-        """Percentiles over all receivers."""
+        """Percentiles over the latest reports of all receivers; counts are those of all reports."""
         with self._lock:
-            return _summarize(self._receivers.values())
+            return self._all.summary()
 
     def by_receiver(self) -> dict[str, PushSummary]:
         """Percentiles by member id."""
-        with self._lock:
-            return {name: _summarize([receiver]) for name, receiver in self._receivers.items()}
+        return {name: receiver.summary() for name, receiver in self._known()}
 
     def receivers(self) -> dict[str, dict[str, Any]]:
         """Receivers by member id, as JSON: counts, percentiles in milliseconds, the last push and the last failure."""
-        with self._lock:
-            return {
-                name: {**_last_push(receiver), **_summarize([receiver]).metrics(), "errors": receiver.errors}
-                for name, receiver in self._receivers.items()
-                if receiver.reported_ns
-            }
+        return {
+            name: {**_last_push(receiver), **receiver.summary().metrics(), "errors": receiver.errors}
+            for name, receiver in self._known()
+            if receiver.reported_ns
+        }
 
     def to_proto(self) -> weights_pb2.PushesResponse:
         """All statistics; receivers with the latest reports come first."""
+        receivers = sorted(self._known(), key=lambda item: -item[1].reported_ns)
+        return weights_pb2.PushesResponse(receivers=[_entry(name, receiver) for name, receiver in receivers])
+
+    def _known(self) -> list[tuple[str, _Receiver]]:
+        """Receivers by member id. A report that comes while one is read may be in some of its values only."""
         with self._lock:
-            receivers = sorted(self._receivers.items(), key=lambda item: -item[1].reported_ns)
-            return weights_pb2.PushesResponse(receivers=[_entry(name, receiver) for name, receiver in receivers])
-
-
-def _summarize(receivers: Iterable[_Receiver]) -> PushSummary:
-    receivers = list(receivers)
-    found = {
-        stage: _percentiles([value for receiver in receivers for value in receiver.times[stage]]) for stage in STAGES
-    }
-    newest = max((receiver for receiver in receivers if receiver.failed), key=lambda r: r.failed_ns, default=None)
-    return PushSummary(
-        count=sum(receiver.count for receiver in receivers),
-        errors=sum(receiver.errors for receiver in receivers),
-        bytes=sum(receiver.bytes for receiver in receivers),
-        p50={stage: p50 for stage, (p50, _) in found.items()},
-        p99={stage: p99 for stage, (_, p99) in found.items()},
-        last_error=newest.failed.error if newest is not None and newest.failed is not None else "",
-    )
+            return list(self._receivers.items())
 
 
 def _last_push(receiver: _Receiver) -> dict[str, Any]:
     last, failed = receiver.last, receiver.failed
     found: dict[str, Any] = {"count": receiver.count, "bytes": receiver.bytes}
     if last is not None:
-        times = {stage: getattr(last, f"{stage}_us") for stage in ("first_byte", "last_byte", "pause", "total")}
+        times = {stage: getattr(last, f"{stage}_us") for stage in _REPORTED}
         found["last"] = {
             "version": str(PolicyVersion.from_proto(last.policy)),
             "transport": last.transport,
@@ -233,14 +248,7 @@ def _entry(member_id: str, receiver: _Receiver) -> weights_pb2.ReceiverPushes:
         last_error_policy=failed.policy if failed else None,
         last_error_unix_ms=receiver.failed_ns // 10**6,
     )
-    for stage, values in receiver.times.items():
+    for stage, (p50, p99) in receiver.percentiles().items():
         target = getattr(entry, f"{stage}_us")
-        target.p50, target.p99 = _percentiles(list(values))
+        target.p50, target.p99 = p50, p99
     return entry
-
-
-def _percentiles(values: list[int]) -> tuple[float, float]:
-    if not values:
-        return 0.0, 0.0
-    p50, p99 = np.percentile(np.array(values), (50, 99))
-    return float(p50), float(p99)

@@ -114,4 +114,5 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
 
     async def Pushes(self, _request: weights_pb2.PushesRequest, _context: Any) -> weights_pb2.PushesResponse:
         """Returns the reports of receivers so far."""
-        return self._publisher.pushes.to_proto()
+        # Those of a thousand receivers would hold up this loop.
+        return await asyncio.to_thread(self._publisher.pushes.to_proto)

@@ -43,8 +43,8 @@ class LogSettings:
         return cls(config.logging.level, config.logging.format, config.run.name)
 
 
-class JsonFormatter(logging.Formatter):
-    """One JSON object per record.
+class ServiceFormatter(logging.Formatter):
+    """Base of the two forms.
 
     Args:
         service: whose log it is.
@@ -55,6 +55,10 @@ class JsonFormatter(logging.Formatter):
         super().__init__()
         self.settings = settings
         self._service = service
+
+
+class JsonFormatter(ServiceFormatter):
+    """One JSON object per record."""
 
     def format(self, record: logging.LogRecord) -> str:
         run = self.settings.run
@@ -73,18 +77,8 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
-class TextFormatter(logging.Formatter):
-    """Short lines for a person.
-
-    Args:
-        service: whose log it is.
-        settings: of it.
-    """
-
-    def __init__(self, service: str, settings: LogSettings) -> None:
-        super().__init__()
-        self.settings = settings
-        self._service = service
+class TextFormatter(ServiceFormatter):
+    """Short lines for a person."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{k}={v}" for k, v in record.__dict__.items() if k not in _STANDARD)
@@ -112,6 +106,6 @@ class CountingHandler(logging.Handler):
 def present_settings() -> LogSettings:
     """The settings of this process, for its children."""
     for handler in logging.getLogger().handlers:
-        if isinstance(handler.formatter, JsonFormatter | TextFormatter):
+        if isinstance(handler.formatter, ServiceFormatter):
             return handler.formatter.settings
     return LogSettings(logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower())

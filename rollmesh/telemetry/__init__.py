@@ -1,1 +1,1 @@
-"""The metrics of all services together: their reference, and the dashboard that is made of them."""
+"""The metrics of all services together: their reference, and the dashboard of Grafana that is made of them."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rollmesh.telemetry import dashboard
+from rollmesh.telemetry import grafana
 from rollmesh.telemetry.all_metrics import metric_of
 from tests.repository import REPOSITORY
 
@@ -65,7 +65,7 @@ def test_prometheus_evaluates_the_alerts(arguments: tuple[str, ...]) -> None:
 
 
 def test_the_dashboard_is_current() -> None:
-    assert DASHBOARD.read_text(encoding="utf-8") == dashboard.text(), "run `make docs`"
+    assert DASHBOARD.read_text(encoding="utf-8") == grafana.text(), "run `make docs`"
 
 
 def test_the_dashboard_is_one_that_grafana_takes() -> None:

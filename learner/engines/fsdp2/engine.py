@@ -9,7 +9,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -44,14 +43,12 @@ from rollmesh.learner.engines.resting_parts import (
 )
 from rollmesh.learner.engines.tensors.divided_tensor import DividedTensor
 from rollmesh.learner.engines.tensors.export import exported_tensors, full_tensors, own_shards
+from rollmesh.learner.engines.tensors.hf_folder import write_weights
 from rollmesh.learner.engines.tensors.state import StateWriter, load_state
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
-from rollmesh.learner.model_files.adapter_names import is_adapter, is_trained_with_adapters, peft_name
-from rollmesh.learner.model_files.folder_writer import write_folder
-from rollmesh.learner.model_files.location import local_folder
-from rollmesh.learner.model_files.stored_model import StoredModel
-from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.learner.model_files.adapter_names import is_trained_with_adapters, peft_name
+from rollmesh.mesh.errors import ConfigError
 
 MakeRunner = Callable[[EngineSpec, World], ModelRunner]
 
@@ -172,34 +169,7 @@ class Fsdp2Engine(Engine):
         return extra
 
     def export_hf(self, folder: Path) -> None:
-        tensors = self.export_weights(getattr(torch, self._spec.model.dtype))
-        failed: Exception | None = None
-        if self.layout.leads:
-            try:
-                self._write_hf(folder, tensors)
-            except dist.DistError:
-                raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, the others wait for the rest of the tensors
-                failed = error
-        for _ in tensors:
-            assert failed is not None, "full tensors are on the leader alone, which has written all"
-        reason = "" if failed is None else str(failed) or type(failed).__name__
-        reasons = self.world.gather_failures(failed, reason)
-        if failed is not None:
-            raise failed
-        for process, theirs in enumerate(reasons):
-            if theirs:
-                raise DataError(f"rank {process}: {theirs}")
-
-    def _write_hf(self, folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        described = {
-            name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-            for name, tensor in self._runner.named_tensors()
-            if not is_adapter(name)
-        }
-        dtype = getattr(torch, self._spec.model.dtype)
-        with StoredModel(local_folder(self._spec.model), backbone_only=self._runner.backbone_only) as source:
-            write_folder(folder, source, described, tensors, dtype)
+        write_weights(self, self._spec.model, folder, backbone_only=self._runner.backbone_only)
 
     def offload(self, *, params: bool = True, optimizer: bool = True, gradients: bool = True) -> None:
         self._memory.offload(chosen_parts(params=params, optimizer=optimizer, gradients=gradients))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.learner.weights import WeightPublisher, WeightsService, push_statistics
 from rollmesh.learner.weights.push_metrics import push_collector
 from rollmesh.learner.weights.push_statistics import PushStatistics
 from rollmesh.mesh.errors import PayloadError
@@ -79,15 +79,29 @@ def test_failures_are_kept_with_their_cause_and_what_served_before() -> None:
     assert pushes.summary().errors == 1
 
 
-def test_the_receivers_heard_of_last_are_remembered() -> None:
+def test_the_receivers_heard_of_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_statistics, "_RECEIVERS", 100)
     pushes = PushStatistics()
-    for index in range(1500):
+    for index in range(150):
         pushes.add(report(f"generator-{index}", 1))
         pushes.add(report("stays", index))
     remembered = [receiver.member_id for receiver in pushes.to_proto().receivers]
-    assert len(remembered) == 1024
-    assert {"stays", "generator-1499"} <= set(remembered)
+    assert len(remembered) == 100
+    assert {"stays", "generator-149"} <= set(remembered)
     assert "generator-0" not in remembered
+    assert pushes.summary().count == 300, "who is forgotten has been counted"
+
+
+def test_the_latest_reports_count_and_the_sum_over_all_costs_the_same_with_many() -> None:
+    pushes = PushStatistics()
+    for version in range(1, 201):
+        pushes.add(report("near", version, scale=version))
+    assert pushes.by_receiver()["near"].p50["total"] == 40 * (73 + 200) / 2, "the last 128"
+    assert pushes.summary().p50["total"] == 40 * 201 / 2
+    for number in range(5000):
+        pushes.add(report(f"generator-{number}", 1, scale=7))
+    assert pushes.summary().p50["total"] == pushes.summary().p99["total"] == 280
+    assert pushes.summary().count == 5200
 
 
 def test_prometheus_sees_every_receiver() -> None:

@@ -1,4 +1,4 @@
-"""Grafana's dashboard of a mesh: `python -m rollmesh.telemetry.dashboard PATH` writes it.
+"""Grafana's dashboard of a mesh: `python -m rollmesh.telemetry.grafana PATH` writes it.
 
 It is generated so that it stays true: each query names its metric by the declaration.
 """
