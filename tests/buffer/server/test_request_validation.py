@@ -172,6 +172,7 @@ async def test_what_members_say_of_themselves_is_bounded(mesh: Mesh, monkeypatch
 
     for field in ("address", "host_id"):
         assert (await refused(joining(**{field: "x" * 257}))).field == field
+        assert (await refused(joining(**{field: "\x1b[2J"}))).field == field, "a terminal would obey"
     generation = (await joining()).generation
 
     def beating(**changes: Any) -> Any:
@@ -180,12 +181,13 @@ async def test_what_members_say_of_themselves_is_bounded(mesh: Mesh, monkeypatch
 
     assert (await refused(beating(endpoint="x" * 257))).field == "endpoint"
     assert (await refused(beating(waiting_reason="x" * (WAITING_CHARACTERS + 1)))).field == "waiting_reason"
+    assert (await refused(beating(waiting_reason="\x1b]0;title\x07"))).field == "waiting_reason"
     assert (await refused(beating(gauges={f"g{i}": 1.0 for i in range(65)}))).field == "gauges"
     assert (await refused(beating(gauges={"g" * 65: 1.0}))).field == "gauges"
     for gauge in (float("nan"), float("inf"), -float("inf")):
         assert (await refused(beating(gauges={"tokens_generated": gauge}))).field == "gauges.tokens_generated"
     # Members themselves never say so much.
-    generator.agent.set_status(wait=Wait("x" * 100_000), gauges={"loss": 1.0})
+    generator.agent.set_status(wait=Wait("\x1b[31m" + "x" * 100_000), gauges={"loss": 1.0})
     await generator.agent.heartbeat()
     generator.agent.set_status(gauges={"loss": float("nan")})
     await generator.agent.heartbeat()
