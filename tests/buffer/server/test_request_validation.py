@@ -195,14 +195,23 @@ async def test_what_members_say_of_themselves_is_bounded(mesh: Mesh, monkeypatch
     (member,) = [member for member in await generator.agent.members() if member.member_id == me]
     assert "loss" not in member.gauges, "neither what is no number, nor what was before"
 
-    monkeypatch.setattr("rollmesh.buffer.server.membership.MAX_RUN_MEMBERS", 4)
+    monkeypatch.setattr("rollmesh.buffer.server.membership.MAX_RUN_MEMBERS", 5)
+    monkeypatch.setattr("rollmesh.buffer.server.membership.RESERVED_MEMBERS", 1)
     await mesh.generator(front)  # the front, two generators, and "g"
-    with pytest.raises(grpc.aio.AioRpcError, match="has 4 members, and takes no more"):
-        await stub.Join(
-            membership_pb2.JoinRequest(member_id="h", role=membership_pb2.ROLE_GENERATOR, protocol=PROTOCOL),
-            timeout=TIMEOUT_S,
+
+    def another(role: str) -> Any:
+        request = membership_pb2.JoinRequest(
+            member_id=f"another-{role}", role=membership_pb2.Role.Value(role), protocol=PROTOCOL
         )
+        return stub.Join(request, timeout=TIMEOUT_S)
+
+    with pytest.raises(grpc.aio.AioRpcError, match="has 4 members, and takes no more of ROLE_GENERATOR"):
+        await another("ROLE_GENERATOR")
     assert (await joining()).generation > generation, "who is in may come again"
+    await another("ROLE_REWARD")
+    with pytest.raises(grpc.aio.AioRpcError, match="has 5 members, and takes no more of ROLE_MODEL"):
+        await another("ROLE_MODEL")
+    await another("ROLE_LEARNER")
 
 
 async def test_joining_costs_the_same_however_many_have_joined(mesh: Mesh) -> None:
