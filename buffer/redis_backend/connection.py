@@ -9,7 +9,8 @@ A batch is late when it took longer than `timeout_s` and the time that its bytes
 large payload does not run into a deadline that was meant for small commands, and yet nothing waits without one.
 
 Invariants: replies come in the order of the commands. A connection that breaks, or answers late, fails everything that
-waits on it, and the next batch opens a new one. Nothing is ever repeated by itself.
+waits on it, and the next batch opens a new one. So does one at whose end something else answers. Nothing is ever
+repeated by itself.
 """
 
 from __future__ import annotations
@@ -117,9 +118,16 @@ class _Protocol(asyncio.Protocol):
         self.abort()
 
     def data_received(self, data: bytes) -> None:
-        reader, waiting = self._reader, self._waiting
         self._received += len(data)
-        reader.feed(data)
+        self._reader.feed(data)
+        try:
+            self._take_replies()
+        except (hiredis.ProtocolError, LookupError):
+            self._fail(ConnectionError(f"what answers there is no Redis: it sent {data[:40]!r}"))
+            self.abort()
+
+    def _take_replies(self) -> None:
+        reader, waiting = self._reader, self._waiting
         while (reply := reader.gets()) is not self:
             batch = waiting[0]
             batch.replies.append(reply)

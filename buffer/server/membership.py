@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rollmesh.buffer.monitoring.bounded_answers import within_deadline
-from rollmesh.buffer.protocol.limits import MAX_RUN_MEMBERS
+from rollmesh.buffer.protocol.limits import MAX_RUN_MEMBERS, RESERVED_MEMBERS
 from rollmesh.buffer.server.front_context import FrontContext
 from rollmesh.buffer.server.request_validation import check_policy, check_status, checked_number
 from rollmesh.mesh.access.credentials import Credentials
@@ -26,6 +26,16 @@ HEARTBEATS_PER_TERM = 5
 _SILENT_TERMS = 0.5
 # One costs about 50 microseconds of the front.
 _MEMBERS_READ_PER_S = 1000
+
+
+def _most_members(role: pb.Role) -> int:
+    """Members of the run from which on no other one of a role is taken; 0: any number.
+
+    Who may be a generator must not be able to keep others out, least of all a learner that comes back.
+    """
+    if role == pb.ROLE_LEARNER:
+        return 0
+    return MAX_RUN_MEMBERS - RESERVED_MEMBERS if role == pb.ROLE_GENERATOR else MAX_RUN_MEMBERS
 
 
 def silent_reason(age_ms: int, reason: str) -> str:
@@ -98,10 +108,11 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
             pid=request.pid,
             joined_unix_ms=int(time.time() * 1000),
         )
-        joined = await self._members.join(member, call=call, limit=MAX_RUN_MEMBERS)
+        limit = _most_members(request.role)
+        joined = await self._members.join(member, call=call, limit=limit)
         if joined is None:
             raise StoreError(
-                f"the run has {MAX_RUN_MEMBERS} members, and takes no more",
+                f"the run has {limit} members, and takes no more of {pb.Role.Name(request.role)}",
                 hint="silent members are removed within a lease term; does something join again and again?",
             )
         response = pb.JoinResponse(

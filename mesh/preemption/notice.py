@@ -109,7 +109,11 @@ def _fields(answer: str) -> dict[str, object]:
     return said
 
 
+def in_utc(at: datetime) -> datetime:
+    """A time with its zone; one without is in UTC."""
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
 def _left(at: datetime, now: datetime, most_s: float) -> float:
-    """Seconds until a time, at most what was promised; a time without a zone is in UTC."""
-    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-    return min(max((at - now).total_seconds(), 0.0), most_s)
+    """Seconds until a time, at most what was promised."""
+    return min(max((in_utc(at) - now).total_seconds(), 0.0), most_s)

@@ -1,7 +1,8 @@
 """Where notices are found: the metadata service of each cloud, or a file.
 
-Invariants: a question takes at most `_ASK_S`, and is never sent through a proxy. Credentials of the machine, which the
-same services give out, are never asked for.
+Invariants: a question takes at most `_ASK_S`, its answer at most `_MOST_BYTES`, and is never sent through a proxy. An
+answer that is none, once, hides no later notice. Credentials of the machine, which the same services give out, are
+never asked for.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Protocol
 import aiohttp
 
 from rollmesh.mesh.errors import ConfigError, UnreachableError
-from rollmesh.mesh.preemption.notice import Notice, of_aws, of_azure, of_file, of_gcp
+from rollmesh.mesh.preemption.notice import Notice, in_utc, of_aws, of_azure, of_file, of_gcp
 
 _ASK_S = 2.0
+_MOST_BYTES = 1 << 18
 # Longest life of a session of AWS's metadata service; it is opened again when it has ended.
 _SESSION_S = 21600
 # Seconds that a file without a number gives: as the shortest notice of a cloud.
@@ -84,8 +86,8 @@ class _Metadata:
                 session.request(method, self._url + path, headers=sent, allow_redirects=False) as answer,
             ):
                 at = answer.headers.get("Date")
-                now = parsedate_to_datetime(at) if at else datetime.now(UTC)
-                return answer.status, await answer.text(), now
+                now = in_utc(parsedate_to_datetime(at)) if at else datetime.now(UTC)
+                return answer.status, await _body_of(answer), now
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise UnreachableError(
                 f"the metadata service at {self._url} does not answer: {str(error) or type(error).__name__}",
@@ -111,6 +113,15 @@ class _Metadata:
         )
 
 
+async def _body_of(answer: aiohttp.ClientResponse) -> str:
+    body = bytearray()
+    async for part in answer.content.iter_any():
+        body += part
+        if len(body) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES} bytes")
+    return body.decode()
+
+
 class AwsSource:
     """`spot/instance-action` of the instance metadata service, version 2: questions belong to a session."""
 
@@ -120,6 +131,14 @@ class AwsSource:
 
     async def ask(self) -> Notice | None:
         """As `NoticeSource.ask`."""
+        try:
+            return await self._notice()
+        except UnreachableError:
+            # Something else may have given the session out.
+            self._session = ""
+            raise
+
+    async def _notice(self) -> Notice | None:
         path = "/latest/meta-data/spot/instance-action"
         status, body, now = await self._ask_in_session(path)
         if status == HTTPStatus.UNAUTHORIZED:
@@ -161,21 +180,18 @@ class AzureSource:
 
     def __init__(self, url: str) -> None:
         self._metadata = _Metadata(url, {"Metadata": "true"})
-        self._name = ""
 
     async def ask(self) -> Notice | None:
         """As `NoticeSource.ask`."""
-        if not self._name:
-            name, _ = await self._metadata.get("/metadata/instance/compute/name?api-version=2021-02-01&format=text")
-            self._name = name.strip()
+        name, _ = await self._metadata.get("/metadata/instance/compute/name?api-version=2021-02-01&format=text")
         body, now = await self._metadata.get("/metadata/scheduledevents?api-version=2020-07-01")
-        return _understood(lambda: of_azure(body, self._name, now))
+        return _understood(lambda: of_azure(body, name.strip(), now))
 
 
 def _understood(parse: Callable[[], Notice | None]) -> Notice | None:
     try:
         return parse()
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UnreachableError(
             f"the answer of the metadata service is not understood: {error}", hint="does something answer in its place?"
         ) from error

@@ -12,6 +12,7 @@ import grpc
 from rollmesh.mesh import errors
 from rollmesh.mesh.access.tls import unreached_hint
 from rollmesh.mesh.errors import RollmeshError, UnauthenticatedError, UnreachableError
+from rollmesh.mesh.text import showable
 
 _STATUS = {
     "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
@@ -42,7 +43,8 @@ def to_rollmesh_error(error: grpc.RpcError, what: str) -> RollmeshError:
         what: names the call and the address for the reader.
     """
     status = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
-    details = (error.details() if isinstance(error, grpc.aio.AioRpcError) else None) or str(error)
+    # The words of another program.
+    details = showable((error.details() if isinstance(error, grpc.aio.AioRpcError) else None) or str(error))
     trailing = dict(_trailing(error) or ())
     cls = _error_classes().get(str(trailing.get("rollmesh-code", "")))
     hint = str(trailing.get("rollmesh-hint", ""))

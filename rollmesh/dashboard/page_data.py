@@ -1,12 +1,14 @@
 """All data of the page as JSON texts, each with a tag that changes with it.
 
 Invariants: a panel that has not changed is neither sent nor drawn again. Panels that grow with the run are made at most
-every few seconds, however often they are asked for. So they take a small share of the time.
+every few seconds, however often they are asked for. So they take a small share of the time. A panel that cannot be
+made, as of a damaged file, costs no other one: what is wrong stands under what needs attention.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -16,9 +18,11 @@ from typing import Any
 import xxhash
 
 from rollmesh.dashboard.documents.settings import compare_settings
-from rollmesh.dashboard.panels import PANELS
+from rollmesh.dashboard.panels import PANELS, DocumentOf
 from rollmesh.dashboard.run_view import RunView
 
+log = logging.getLogger(__name__)
+_ATTENTION = "attention"
 # Their data grow with the run.
 _SLOW = frozenset({"charts", "metrics", "samples", "evaluations", "settings"})
 _SLOW_S = 5.0
@@ -40,7 +44,9 @@ class Panel:
             text = _to_json(document)
         except ValueError:
             text = _to_json(_finite(document))
-        return cls(text, xxhash.xxh3_64_hexdigest(text.encode()))
+        # Texts of data may have characters that cannot be encoded.
+        encoded = text.encode("utf-8", "replace")
+        return cls(encoded.decode(), xxhash.xxh3_64_hexdigest(encoded))
 
 
 def _to_json(document: Any) -> str:
@@ -63,6 +69,8 @@ class RunPanels:
         self.panels: dict[str, Panel] = {}
         # Monotonic seconds from which a panel is made again.
         self._due: dict[str, float] = {}
+        # Panels that cannot be made, and why.
+        self._failures: dict[str, str] = {}
 
     def update(self, view: RunView) -> None:
         """Makes the panels of a run as it is now."""
@@ -70,12 +78,38 @@ class RunPanels:
             began = time.monotonic()
             if name in _SLOW and view.in_progress and began < self._due.get(name, began):
                 continue
-            document = document_of(view)
+            panel = self._made(name, document_of, view)
             self._due[name] = began + max(_SLOW_S, _REST * (time.monotonic() - began))
-            if document is None:
+            if panel is None:
                 self.panels.pop(name, None)
             else:
-                self.panels[name] = Panel.of(document)
+                self.panels[name] = panel
+        if self._failures:
+            self.panels[_ATTENTION] = self._with_failures()
+
+    def _made(self, name: str, document_of: DocumentOf, view: RunView) -> Panel | None:
+        try:
+            document = document_of(view)
+            panel = None if document is None else Panel.of(document)
+        except Exception as error:
+            # Files of a run may hold anything: a disk was full, or someone has edited them.
+            if name not in self._failures:
+                log.warning("the panel %s of %s cannot be made", name, view.name, exc_info=True)
+            self._failures[name] = f"{type(error).__name__}: {error}"
+            return None
+        self._failures.pop(name, None)
+        return panel
+
+    def _with_failures(self) -> Panel:
+        """What needs attention, after the panels that cannot be made."""
+        known = self.panels.get(_ATTENTION)
+        items = json.loads(known.text)["items"] if known is not None else []
+        remedy = "is a file in the run's folder damaged? The log of this command says where it was read"
+        failed = [
+            {"level": "error", "text": f"{name} cannot be shown: {why}", "remedy": remedy}
+            for name, why in self._failures.items()
+        ]
+        return Panel.of({"items": [*failed, *items]})
 
 
 class PageData:

@@ -13,7 +13,9 @@ from rollmesh.dashboard.run_view import RunView
 
 Document = dict[str, Any]
 """JSON of one panel."""
-PANELS: dict[str, Callable[[RunView], Document | None]] = {
+DocumentOf = Callable[[RunView], Document | None]
+"""From a run to the JSON of a panel."""
+PANELS: dict[str, DocumentOf] = {
     "head": head.head_document,
     "attention": attention.attention_document,
     "mesh": mesh.mesh_document,

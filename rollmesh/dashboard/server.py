@@ -32,6 +32,8 @@ MOST_CONNECTIONS = 64
 REQUEST_S = 30.0
 # Seconds for which what was read is new enough for every page.
 _FRESH_S = 1.0
+# Of the place of a run in a request.
+_PLACE_DIGITS = 4
 # Names of runs are data too: the page sets its title once it has them.
 _TITLE = "Rollmesh"
 _TYPES = {"js": "text/javascript", "css": "text/css"}
@@ -133,7 +135,7 @@ class _Page:
                 # For example, a folder is being replaced: the page shows what it has until it can be read.
                 return web.Response(status=503, text=f"{error.message}\n")
             return _tagged(request, self._data.index)
-        if len(path) == 3 and path[0] == "runs" and path[1].isdecimal():
+        if len(path) == 3 and path[0] == "runs" and path[1].isdecimal() and len(path[1]) <= _PLACE_DIGITS:
             panel = self._data.panel(int(path[1]), path[2])
             if panel is not None:
                 return _tagged(request, panel)

@@ -16,6 +16,7 @@ from rollmesh.learner.metrics.files import METRICS
 Record = Mapping[str, Any]
 REWARD = "critic/score/mean"
 """Mean reward of a training step, which distinguishes its record from others."""
+_MOST_STEPS = 2**53
 
 
 def is_training(record: Record) -> bool:
@@ -26,6 +27,12 @@ def is_training(record: Record) -> bool:
 def is_evaluation(record: Record) -> bool:
     """True for the record of an evaluation round."""
     return "eval/reward" in record
+
+
+def step_of(record: Record) -> int | None:
+    """The step of a record, 0 where it names none; None where it names one that no run reaches."""
+    step = record.get("step", 0)
+    return step if isinstance(step, int) and 0 <= step <= _MOST_STEPS else None
 
 
 def metric_value(record: Record, name: str) -> float | None:
@@ -70,9 +77,10 @@ def surviving_records(records: Sequence[Record]) -> list[Record]:
     kept: list[Record] = []
     last = -1
     for record in records:
-        step = int(record.get("step", 0))
+        if (step := step_of(record)) is None:
+            continue
         if is_training(record) and step <= last:
-            kept = [old for old in kept if int(old.get("step", 0)) < step]
+            kept = [old for old in kept if old.get("step", 0) < step]
         if is_training(record):
             last = step
         kept.append(record)
@@ -87,6 +95,6 @@ def run_records(folder: Path) -> list[Record]:
 def _parse(line: bytes) -> Record | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None

@@ -28,6 +28,8 @@ def read_restarts(folder: Path) -> dict[str, dict[str, int]]:
     """Numbers of restarts by service and reason; services without any are left out."""
     restarts: dict[str, dict[str, int]] = {}
     for record in read_metrics(folder / _FILE):
+        if not {"service", "reason"} <= record.keys():
+            continue
         reasons = restarts.setdefault(str(record["service"]), {})
         reasons[str(record["reason"])] = reasons.get(str(record["reason"]), 0) + 1
     return restarts

@@ -130,7 +130,7 @@ def _parse(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
     for line in lines:
         try:
             sample = json.loads(line)
-        except ValueError:
-            continue  # a line that is not complete yet
+        except (ValueError, RecursionError):
+            continue  # a line that is not complete yet, or no sample of ours
         if isinstance(sample, dict) and "reward" in sample:
             yield sample

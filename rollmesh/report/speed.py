@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from rollmesh.report.metrics import Record, metric_value
 
@@ -48,5 +49,7 @@ def speed_lines(speed: Mapping[str, float]) -> Iterator[str]:
                 yield words.format(match[1], value)
 
 
+# Records of a long run have few different names, each of them many times.
+@lru_cache(maxsize=4096)
 def _is_speed(name: str) -> bool:
     return any(re.fullmatch(pattern, name) for pattern, _ in (*_MEDIANS, *_LARGEST))

@@ -411,6 +411,17 @@ async def test_a_silent_redis_is_a_typed_error_that_counts_the_bytes(redis_url: 
         assert await access.batch([("PING",)]) == [b"PONG"]
 
 
+async def test_what_answers_in_redis_place_is_a_typed_error(open_access: Opener) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        access = open_access(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(StoreError, match=r"is no Redis: it sent b'HTTP/1\.1 400"):
+            await access.batch([("PING",)])
+
+
 async def test_many_bytes_have_more_time_and_so_has_what_waits_behind_them(
     redis_url: str, open_access: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:

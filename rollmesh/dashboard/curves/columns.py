@@ -86,6 +86,10 @@ class RecordColumns:
     def _set(self, name: str, value: object) -> None:
         if not isinstance(value, int | float):
             return
+        try:
+            number = float(value)
+        except OverflowError:
+            return
         column = self._columns.get(name)
         if column is None:
             column = self._columns[name] = array("d")
@@ -93,4 +97,4 @@ class RecordColumns:
         if missing > 0:
             column.extend([math.nan] * missing)
         if missing >= 0:
-            column.append(float(value))
+            column.append(number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollmesh.dashboard.curves.columns import RecordColumns
-from rollmesh.report.metrics import Record, is_evaluation, is_training
+from rollmesh.report.metrics import Record, is_evaluation, is_training, step_of
 from rollmesh.training.summary import HELD_OUT
 
 
@@ -23,8 +23,9 @@ class Lineage:
         self.steps, self.evaluations = RecordColumns(), RecordColumns()
 
     def add(self, record: Record) -> None:
-        """Adds the next record."""
-        step = int(record.get("step", 0))
+        """Adds the next record, unless it is of no step that a run reaches."""
+        if (step := step_of(record)) is None:
+            return
         if self._of_training or is_training(record):
             if step <= self._last_step:
                 _undo(self.steps, step)

@@ -1,6 +1,9 @@
 """The clocks of all services, and who reaches whom: each service is asked, and calls its own peers.
 
 A clock is read in the middle of the fastest of a few calls, so that half a round trip is its error.
+
+Invariants: fronts alone speak for Redis and for the configuration. A service's words are bounded, and none is a command
+for a terminal.
 """
 
 from __future__ import annotations
@@ -15,9 +18,12 @@ import grpc
 from rollmesh.doctor.before.redis_server import judge_clock
 from rollmesh.doctor.findings import Finding, not_checked, ok, problem, warning
 from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.diagnosis import MOST_PEERS
 from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.request_fields import ID_CHARACTERS
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.errors import to_rollmesh_error
+from rollmesh.mesh.text import REPORT_CHARACTERS, bounded
 from rollmesh.protos import diagnosis_pb2, diagnosis_pb2_grpc, membership_pb2
 
 CHECK = "reachability"
@@ -36,7 +42,7 @@ class Examined:
     Attributes:
         member: asked.
         ahead_s: seconds by which its clock is ahead of this machine's.
-        redis_ahead_s: the same of Redis' clock; None: it does not talk to Redis.
+        redis_ahead_s: the same of Redis' clock; None: it is no front.
         peers: that it called.
         config_json: the run's configuration; empty from services other than fronts.
         error: why it did not answer, or not to all; empty where it did.
@@ -62,15 +68,16 @@ async def examine_all(members: Sequence[membership_pb2.Member], security: Securi
         chosen += [member for member in members if member.role == role and member.address][:_MOST_OF_A_ROLE]
     room = asyncio.Semaphore(_AT_ONCE)
 
-    async def bounded(member: membership_pb2.Member) -> Examined:
+    async def in_turn(member: membership_pb2.Member) -> Examined:
         async with room:
             return await _examine(member, security)
 
-    return await asyncio.gather(*map(bounded, chosen))
+    return await asyncio.gather(*map(in_turn, chosen))
 
 
 async def _examine(member: membership_pb2.Member, security: SecuritySection) -> Examined:
     ahead = redis_ahead = None
+    is_front = member.role == membership_pb2.ROLE_BUFFER
     try:
         channel = open_channel(member.address, security)
     except RollmeshError as error:
@@ -85,13 +92,19 @@ async def _examine(member: membership_pb2.Member, security: SecuritySection) -> 
             if took < best:
                 best, middle = took, wall + took / 2
                 ahead = answer.unix_ms / 1000 - middle
-                redis_ahead = answer.redis_unix_ms / 1000 - middle if answer.redis_unix_ms else None
+                redis_ahead = answer.redis_unix_ms / 1000 - middle if is_front and answer.redis_unix_ms else None
         called = await stub.Examine(diagnosis_pb2.ExamineRequest(peers=True), timeout=_PEERS_S)
     except grpc.aio.AioRpcError as error:
         return Examined(member, ahead, redis_ahead, error=str(to_rollmesh_error(error, member.address)))
     finally:
         await channel.close()
-    return Examined(member, ahead, redis_ahead, list(called.peers), called.run_config_json)
+    peers = [_bounded(peer) for peer in called.peers[:MOST_PEERS]]
+    return Examined(member, ahead, redis_ahead, peers, called.run_config_json if is_front else "")
+
+
+def _bounded(peer: diagnosis_pb2.PeerReach) -> diagnosis_pb2.PeerReach:
+    address, error = bounded(peer.address, ID_CHARACTERS), bounded(peer.error, REPORT_CHARACTERS)
+    return diagnosis_pb2.PeerReach(role=peer.role, address=address, milliseconds=peer.milliseconds, error=error)
 
 
 def judge_clocks(examined: Sequence[Examined]) -> Iterator[Finding]:

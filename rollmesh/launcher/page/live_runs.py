@@ -20,7 +20,7 @@ from rollmesh.launcher.placement.turns import turns_text
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import DataError, RollmeshError
 from rollmesh.mesh.tables import FAILED_EXAMINED, TABLES
-from rollmesh.protos import buffer_pb2, weights_pb2
+from rollmesh.protos import buffer_pb2, membership_pb2, weights_pb2
 from rollmesh.run_files import RUN, is_in_use, read_launch, trained_by
 
 # A ledger counts every group, and reports of pushes come from the learner's process.
@@ -181,7 +181,7 @@ class RemoteRun:
 
 def _append_report(steps: RecordColumns, mesh: LiveMesh) -> None:
     """Adds the learner's newest step, as its heartbeat has it, unless it is there."""
-    for member in mesh.members:
+    for member in mesh.of_role(membership_pb2.ROLE_LEARNER):
         step = member.gauges.get("steps")
         if step and "critic/score/mean" in member.gauges and step != steps.last("step"):
             values = {name: value for name, value in member.gauges.items() if not name.startswith("phase/")}

@@ -172,6 +172,7 @@ async def test_what_members_say_of_themselves_is_bounded(mesh: Mesh, monkeypatch
 
     for field in ("address", "host_id"):
         assert (await refused(joining(**{field: "x" * 257}))).field == field
+        assert (await refused(joining(**{field: "\x1b[2J"}))).field == field, "a terminal would obey"
     generation = (await joining()).generation
 
     def beating(**changes: Any) -> Any:
@@ -180,12 +181,13 @@ async def test_what_members_say_of_themselves_is_bounded(mesh: Mesh, monkeypatch
 
     assert (await refused(beating(endpoint="x" * 257))).field == "endpoint"
     assert (await refused(beating(waiting_reason="x" * (WAITING_CHARACTERS + 1)))).field == "waiting_reason"
+    assert (await refused(beating(waiting_reason="\x1b]0;title\x07"))).field == "waiting_reason"
     assert (await refused(beating(gauges={f"g{i}": 1.0 for i in range(65)}))).field == "gauges"
     assert (await refused(beating(gauges={"g" * 65: 1.0}))).field == "gauges"
     for gauge in (float("nan"), float("inf"), -float("inf")):
         assert (await refused(beating(gauges={"tokens_generated": gauge}))).field == "gauges.tokens_generated"
     # Members themselves never say so much.
-    generator.agent.set_status(wait=Wait("x" * 100_000), gauges={"loss": 1.0})
+    generator.agent.set_status(wait=Wait("\x1b[31m" + "x" * 100_000), gauges={"loss": 1.0})
     await generator.agent.heartbeat()
     generator.agent.set_status(gauges={"loss": float("nan")})
     await generator.agent.heartbeat()
@@ -193,14 +195,23 @@ async def test_what_members_say_of_themselves_is_bounded(mesh: Mesh, monkeypatch
     (member,) = [member for member in await generator.agent.members() if member.member_id == me]
     assert "loss" not in member.gauges, "neither what is no number, nor what was before"
 
-    monkeypatch.setattr("rollmesh.buffer.server.membership.MAX_RUN_MEMBERS", 4)
+    monkeypatch.setattr("rollmesh.buffer.server.membership.MAX_RUN_MEMBERS", 5)
+    monkeypatch.setattr("rollmesh.buffer.server.membership.RESERVED_MEMBERS", 1)
     await mesh.generator(front)  # the front, two generators, and "g"
-    with pytest.raises(grpc.aio.AioRpcError, match="has 4 members, and takes no more"):
-        await stub.Join(
-            membership_pb2.JoinRequest(member_id="h", role=membership_pb2.ROLE_GENERATOR, protocol=PROTOCOL),
-            timeout=TIMEOUT_S,
+
+    def another(role: str) -> Any:
+        request = membership_pb2.JoinRequest(
+            member_id=f"another-{role}", role=membership_pb2.Role.Value(role), protocol=PROTOCOL
         )
+        return stub.Join(request, timeout=TIMEOUT_S)
+
+    with pytest.raises(grpc.aio.AioRpcError, match="has 4 members, and takes no more of ROLE_GENERATOR"):
+        await another("ROLE_GENERATOR")
     assert (await joining()).generation > generation, "who is in may come again"
+    await another("ROLE_REWARD")
+    with pytest.raises(grpc.aio.AioRpcError, match="has 5 members, and takes no more of ROLE_MODEL"):
+        await another("ROLE_MODEL")
+    await another("ROLE_LEARNER")
 
 
 async def test_joining_costs_the_same_however_many_have_joined(mesh: Mesh) -> None:

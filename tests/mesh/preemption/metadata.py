@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 
 class MetadataServices:
@@ -18,6 +19,7 @@ class MetadataServices:
         behind_s: seconds by which the clock of the service is behind ours.
         sessions: of AWS's service that are open; without them it refuses.
         opened: sessions ever opened.
+        instead: text that something else answers in their place; empty: nothing does.
     """
 
     def __init__(self) -> None:
@@ -26,10 +28,11 @@ class MetadataServices:
         self.behind_s = 0.0
         self.sessions: set[str] = set()
         self.opened = 0
+        self.instead = ""
 
     def application(self) -> web.Application:
         """To serve."""
-        application = web.Application()
+        application = web.Application(middlewares=[self._intercepted])
         application.add_routes(
             [
                 web.put("/latest/api/token", self._open_session),
@@ -40,6 +43,10 @@ class MetadataServices:
             ]
         )
         return application
+
+    @web.middleware
+    async def _intercepted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        return web.Response(text=self.instead) if self.instead else await handler(request)
 
     @property
     def _now(self) -> datetime:

@@ -36,6 +36,20 @@ async def test_each_cloud_says_when_it_takes_the_machine_away(cloud: str) -> Non
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
+@pytest.mark.parametrize("instead", ["<html>\nlog in\n</html>", "[" * 100_000, "x" * 1_000_000])
+async def test_what_something_else_answers_hides_no_later_notice(cloud: str, instead: str) -> None:
+    services = MetadataServices()
+    services.preempted, services.instead = True, instead
+    async with TestServer(services.application()) as server:
+        source = source_of(f"{cloud}={server.make_url('/')}")
+        for _ in range(2):
+            with pytest.raises(UnreachableError):
+                await source.ask()
+        services.instead = ""
+        assert await source.ask() is not None
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
 async def test_no_metadata_service_is_an_error_that_says_so(cloud: str) -> None:
     async with TestServer(MetadataServices().application()) as server:
         source = source_of(f"{cloud}={server.make_url('/')}")

@@ -257,3 +257,26 @@ def test_a_run_that_diverges_and_one_without_times_are_shown() -> None:
         "a": [None, {"b": None}],
         "c": 1.5,
     }
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "failed"),
+    [
+        ("metrics.jsonl", '{"step": null, "critic/score/mean": 1}\n{"step": 1e400}\n' + "[" * 100_000, ""),
+        ("metrics.jsonl", f'{{"step": 6, "time": 1{"0" * 400}, "critic/score/mean": 0.5}}\n', ""),
+        ("restarts.jsonl", '{"time": 1}\n', ""),
+        ("samples.jsonl", '{"reward": 1, "step": 8, "response": "\\ud800"}\n', ""),
+        ("samples.jsonl", '{"reward": 1, "step": [], "components": "x"}\n', "samples"),
+        ("stalls.jsonl", '{"time": 1}\n', "attention stalls"),
+    ],
+)
+def test_a_damaged_file_costs_its_own_panel_at_most(tmp_path: Path, file: str, text: str, failed: str) -> None:
+    """The other panels are shown, the report is written, and both say what is missing."""
+    folder = write_run(tmp_path / "demo", 6)
+    with (folder / file).open("a", encoding="utf-8") as appended:
+        appended.write(text)
+    panels = read_panels(write_report(folder))
+    said = [item["text"] for item in panels["attention"]["items"] if "cannot be shown" in item["text"]]
+    assert [line.partition(" ")[0] for line in said] == failed.split()
+    assert {"head", "charts", "ledger"} <= panels.keys()
+    assert ("samples" in panels) == (failed != "samples")

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 
+import grpc
 import pytest
 
 from rollmesh.doctor.findings import Finding, Severity
@@ -14,7 +15,7 @@ from rollmesh.doctor.live.members import judge_members
 from rollmesh.doctor.live.reach import examine_all, judge_clocks, judge_reach
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.diagnosis import DiagnosisServicer
+from rollmesh.mesh.diagnosis import DiagnosisServicer, Peer
 from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2
 from tests.mesh.test_diagnosis import peer, serving, these
 from tests.rollmesh.doctor.documented import documented, is_found
@@ -111,3 +112,20 @@ def test_all_documented_faults_are_planted() -> None:
 
     planted: dict[str, Callable[..., object] | object] = {**faults_before.FAULTS, **faults_after.FAULTS, **_MESHES}
     assert documented().keys() == {*planted, "clock-off", "peer-not-reached"}
+
+
+async def test_a_service_speaks_for_itself_alone() -> None:
+    """A generator says what only fronts know, and gives an address that a terminal would obey."""
+
+    async def redis() -> int:
+        return 1
+
+    hostile = Peer(membership_pb2.ROLE_BUFFER, "\x1b[2J:1", lambda: grpc.aio.insecure_channel("127.0.0.1:1"))
+    servicer = DiagnosisServicer(these(*[hostile] * 2), redis_clock=redis, config_json="no JSON")
+    async with serving(servicer) as generator:
+        (answer,) = await examine_all([member("generator", address=generator)], SecuritySection())
+    assert answer.ahead_s is not None
+    assert answer.redis_ahead_s is None
+    assert not answer.config_json
+    assert answer.peers
+    assert not any("\x1b" in finding.what for finding in judge_reach([answer]))
