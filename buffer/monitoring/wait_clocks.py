@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 INSERTS = "inserts"  # the learner waits for groups
-SAMPLES = "samples"  # generators wait at the gate
+SAMPLES = "samples"  # generators wait at the gate, and decode nothing of the table
 
 
 @dataclass(slots=True)

@@ -47,7 +47,11 @@ METRICS = (
     _counter("writes_duplicate", "Repeated writes of a stored member", "table"),
     _counter("orphans_swept", "Stored values that belonged to no live group, removed", "table"),
     _counter("waiting_for_inserts_seconds", "Time the learner waited for groups with credits", "table"),
-    _counter("waiting_for_samples_seconds", "Time generators waited at the gate with credits, summed", "table"),
+    _counter(
+        "waiting_for_samples_seconds",
+        "Time generators waited at the gate, decoding nothing of the table, summed",
+        "table",
+    ),
     _gauge("groups", "Live groups by state", "table", "state"),
     _gauge("uses", "Uses of groups claimed and not undone by a resume", "table"),
     _gauge("leases", "Groups that a generator or the learner holds", "table"),
@@ -66,7 +70,9 @@ METRICS = (
     _gauge("grant_seconds_left", "Time until the first grant of such a member ends, where one has an end", "role"),
     _gauge("redis_used_memory_bytes", "Memory of Redis"),
     _gauge("redis_max_memory_bytes", "Memory above which Redis refuses writes; 0: no limit"),
-    _gauge("generators_waiting", "Generators with credits that wait at the gate of this front", "table"),
+    _gauge(
+        "generators_waiting", "Generators that wait at the gate of this front, and decode nothing of the table", "table"
+    ),
     _gauge("writes_in_progress", "Messages of members that this front has not stored yet"),
     *HISTOGRAMS,
 )

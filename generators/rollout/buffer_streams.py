@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,20 @@ from rollmesh.protos import buffer_pb2, trajectory_pb2
 log = logging.getLogger(__name__)
 
 
+class _Known(NamedTuple):
+    """What the buffer knows of this generator.
+
+    Attributes:
+        credits: left, as far as we know.
+        serving: the version.
+        decodes: responses of the table; its wait at the gate counts only where it decodes none.
+    """
+
+    credits: int
+    serving: PolicyVersion | None
+    decodes: bool
+
+
 class AdmissionLoop:
     """Keeps one Admit stream per table and feeds its grants to the rollout loop."""
 
@@ -39,8 +54,8 @@ class AdmissionLoop:
         self._rollout = rollout
         self._serving: PolicyVersion | None = None
         self._streams: dict[str, AdmitStream] = {}
-        # Per table: the credits that the buffer has left as far as we know, and the version that it knows.
-        self._announced: dict[str, tuple[int, PolicyVersion | None]] = dict.fromkeys(TABLES, (0, None))
+        # What the buffer knows, by table.
+        self._announced = dict.fromkeys(TABLES, _Known(0, None, decodes=False))
         self._update_scheduled = False
 
     def set_serving(self, version: PolicyVersion) -> None:
@@ -83,20 +98,21 @@ class AdmissionLoop:
 
     async def _accept_grants(self, table: str) -> None:
         async for grant in self._streams[table]:
-            credits_left, version = self._announced[table]
-            self._announced[table] = (max(0, credits_left - 1), version)
+            known = self._announced[table]
+            self._announced[table] = _Known(max(0, known.credits - 1), known.serving, decodes=True)
             self._rollout.add(table, grant)
 
     def _send_updates(self) -> None:
         self._update_scheduled = False
         for table, stream in self._streams.items():
-            update = (self._rollout.capacity.credits(table), self._serving)
+            capacity = self._rollout.capacity
+            outstanding = capacity.outstanding(table)
+            update = _Known(capacity.credits(table), self._serving, decodes=outstanding > 0)
             if update != self._announced[table]:
                 self._announced[table] = update
                 # A stream that has ended for good raises here, and again in `_accept_grants`, where it counts.
                 with contextlib.suppress(RollmeshError):
-                    outstanding = self._rollout.capacity.outstanding(table)
-                    stream.update(credits=update[0], serving=update[1], outstanding=outstanding)
+                    stream.update(credits=update.credits, serving=update.serving, outstanding=outstanding)
 
 
 class LeaseReleaser:

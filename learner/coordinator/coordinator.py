@@ -312,6 +312,7 @@ class Coordinator:
         finally:
             checkpoints.close()
             turns.close()
+            announcer.close()
         return loop, reason
 
     def _probe_ids(self) -> Sequence[int]:

@@ -229,6 +229,11 @@ class VersionAnnouncer:
             self._status.committed = durable[0]
             self._traces.committed(durable[0])
 
+    def close(self) -> None:
+        """Gives up a publication that is under way: the run ends, and its channel to the mesh is about to close."""
+        if self._running is not None:
+            self._running[1].cancel()
+
     def _end_run_on_failure(self, announced: Future[None]) -> None:
         """Ends a wait for groups, which do not come without the version."""
         if announced.cancelled() or (error := announced.exception()) is None:

@@ -318,7 +318,7 @@ MESH = [
     Metric("delay/generating_s", "Mean time from admission to the last response of a group.", "s"),
     Metric("delay/queued_s", "Mean time that a complete group waited to be trained.", "s"),
     Metric("clock/waiting_for_inserts_s", "Cumulative: the learner waited, and no group was ready.", "s"),
-    Metric("clock/waiting_for_samples_s", "Cumulative: generators had free slots, and the gate was shut.", "s"),
+    Metric("clock/waiting_for_samples_s", "Cumulative: generators decoded nothing, and the gate was shut.", "s"),
     Metric("clock/stalled_s", "Cumulative, of this learner: it waited, and nothing moved.", "s"),
     Metric("clock/stalls", "Number of such stalls."),
     Metric("callbacks/failed", "Calls of callbacks that have raised or hung, of this learner."),

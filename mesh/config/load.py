@@ -86,8 +86,8 @@ def load_as(
         ConfigError: see `load_config`.
     """
     values = read_values(source, parse_overrides(overrides))
-    if model is Config:
-        _refuse_foreign(values)
+    if model is Config or command:
+        _refuse_foreign(model, values, command)
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -96,23 +96,22 @@ def load_as(
         raise ConfigError(_explain(error, model), hint=listed if about_keys else "") from error
 
 
-def _refuse_foreign(values: Mapping[str, Any]) -> None:
+def _refuse_foreign(model: type[Section], values: Mapping[str, Any], command: str) -> None:
     """Refuses keys of other projects, with ours for all of them, and with the errors of the rest.
 
     Raises:
         ConfigError: there are such keys.
     """
-    found = answers(values, Config.model_fields)
+    found = answers(values, model.model_fields, "trainer" if command else "run")
     if not found:
         return
     lines = [describe(found)]
     try:
-        Config.model_validate(without(values, found))
+        model.model_validate(without(values, found))
     except ValidationError as error:
-        lines.append(_explain(error, Config))
-    raise ConfigError(
-        "\n".join(lines), hint="`rollmesh init --from FILE` writes a configuration out of one of verl or TRL"
-    )
+        lines.append(_explain(error, model))
+    hint = "`rollmesh init --from FILE` writes a configuration out of one of verl or TRL"
+    raise ConfigError("\n".join(lines), hint=f"docs/trainers.md has a whole file for {command}" if command else hint)
 
 
 def read_values(source: Path | Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

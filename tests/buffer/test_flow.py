@@ -431,3 +431,22 @@ async def test_waits_have_reasons_and_clocks(mesh: Mesh) -> None:
                 break
     assert description.learner_waits.startswith("waits for groups")
     assert description.generators_wait == "no prompt tasks are pending"
+
+
+async def test_a_generator_that_decodes_does_not_wait(mesh: Mesh) -> None:
+    """It has free slots, and is told why they stay so; the clock runs once its last response is sampled."""
+    front = await mesh.front()
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 1)
+    admission = generator.admission()
+    admission.update(2, V0)
+    await generator.grants(admission, 1)
+    admission.update(1, V0, outstanding=1)
+    async with asyncio.timeout(TIMEOUT_S):
+        while "no prompt" not in admission.waiting_reason:
+            await asyncio.sleep(0.01)
+        description = await learner.client.describe("train")
+        assert (description.waiting_for_samples_ms, description.generators_wait) == (0, "")
+        admission.update(2, V0, outstanding=0)
+        while not (await learner.client.describe("train")).waiting_for_samples_ms:
+            await asyncio.sleep(0.01)

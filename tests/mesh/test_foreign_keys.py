@@ -9,6 +9,8 @@ import pytest
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.config.foreign.answers import answers, without
 from rollmesh.mesh.config.foreign.tables import tables
+from rollmesh.mesh.config.load import load_as
+from rollmesh.mesh.config.trainers.configs import CONFIGS
 from rollmesh.mesh.errors import ConfigError
 
 MINIMAL: dict[str, Any] = {"model": {"path": "m"}, "data": {"train": "t"}}
@@ -72,8 +74,26 @@ def test_our_own_keys_are_no_answers_and_stay() -> None:
     assert without(values, found) == MINIMAL
 
 
+@pytest.mark.parametrize("command", ["sft", "rm", "dpo"])
+def test_keys_of_trainers_on_data_are_answered_as_those_of_their_commands(command: str) -> None:
+    pasted = ("per_device_train_batch_size=4", "max_length=512", "num_train_epochs=3", "loss_type=ipo", "beta=0.2")
+    with pytest.raises(ConfigError) as refused:
+        load_as(CONFIGS[command], MINIMAL, [*pasted, "num_generations=4", "learner.stps=3"], command=command)
+    lines = refused.value.message.splitlines()
+    assert lines[0] == "there are keys of TRL:"
+    assert lines[1].startswith("  per_device_train_batch_size=4 -> learner.batch.rows: their product times")
+    assert lines[2:6] == [
+        "  max_length=512 -> data.max_tokens=512",
+        "  num_train_epochs=3 -> data.epochs=3",
+        "  loss_type=ipo -> loss.name=ipo",
+        "  beta=0.2 -> loss.beta=0.2",
+    ]
+    assert "unknown key learner.stps, did you mean learner.steps?" in lines[6]
+    assert "unknown key num_generations" in lines[6]
+
+
 def test_a_row_that_takes_values_over_has_a_key_for_each_of_theirs() -> None:
-    rows = [row for table in tables() for row in table.rows]
+    rows = [row for table in (*tables("run"), *tables("trainer")) for row in table.rows]
     assert len(rows) > 150
     assert not [row for row in rows if row.same and None in map(row.part, range(len(row.theirs)))]
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollmesh.mesh.config.foreign.tables import Row, plain, rows_by_key
+from rollmesh.mesh.config.foreign.tables import Kind, Row, RowsByKey, plain, rows_by_key
 from rollmesh.mesh.config.yaml_line import in_line
 
 # Sections of verl's configuration beyond those in the tables, and parts of every Hydra configuration.
@@ -25,6 +25,7 @@ class Answer:
         project: whose key it is.
         row: about this key, and this value; None: nothing is known to stand for it.
         place: of the key in the row.
+        is_listed: the tables know the key, if perhaps not with this value.
     """
 
     key: str
@@ -32,6 +33,7 @@ class Answer:
     project: str
     row: Row | None = None
     place: int = 0
+    is_listed: bool = True
 
     @property
     def setting(self) -> str | None:
@@ -66,21 +68,23 @@ class Answer:
         return part if part is not None and len(self.row.theirs) > 1 else plain(self.row.ours)
 
 
-def answers(values: Mapping[str, Any], sections: Collection[str]) -> list[Answer]:
+def answers(values: Mapping[str, Any], sections: Collection[str], kind: Kind = "run") -> list[Answer]:
     """The keys of other projects in a configuration, in their order.
 
     Args:
         values: the configuration, nested.
         sections: names of our own sections.
+        kind: of the configuration.
     """
-    known = rows_by_key()
+    known = rows_by_key(kind)
     theirs = {key.partition(".")[0] for key in known if "." in key} | {*_VERL_SECTIONS}
     found = []
     for key, value in _flat(values):
-        if (about := _row_about(key, value)) is not None:
+        if (about := _row_about(known, key, value)) is not None:
             found.append(Answer(key, value, about[1].project, about[1], about[0]))
         elif key in known or key.partition(".")[0] in theirs.difference(sections):
-            found.append(Answer(key, value, known[key][0][1].project if key in known else "verl"))
+            project = known[key][0][1].project if key in known else "verl"
+            found.append(Answer(key, value, project, is_listed=key in known))
     return found
 
 
@@ -105,7 +109,7 @@ def without(values: Mapping[str, Any], found: Collection[Answer]) -> dict[str, A
 def describe(found: Collection[Answer]) -> str:
     """The answers for a terminal, a line each; keys for which nothing is known share one."""
     projects = " and ".join(dict.fromkeys(answer.project for answer in found))
-    answered = [answer for answer in found if answer.row is not None or answer.key in rows_by_key()]
+    answered = [answer for answer in found if answer.is_listed]
     lines = [f"there are keys of {projects}:" if answered else f"there are keys of {projects}"]
     lines += [f"  {_shown(answer)} -> {answer.text}" for answer in answered]
     if others := [answer.key for answer in found if answer not in answered]:
@@ -118,16 +122,16 @@ def _shown(answer: Answer) -> str:
     return f"{answer.key}={_text(answer.value)}" if known or _is_harmless(answer.value) else answer.key
 
 
-def _row_about(key: str, value: Any) -> tuple[int, Row] | None:
+def _row_about(known: RowsByKey, key: str, value: Any) -> tuple[int, Row] | None:
     """The row about a key with its value, else about the key, else about a section that holds it; and its place."""
-    rows = rows_by_key().get(key, ())
+    rows = known.get(key, ())
     for place, row in rows:
         if _index(row.theirs[place].values, value) is not None:
             return place, row
     if plainly := [(place, row) for place, row in rows if not row.theirs[place].values]:
         return plainly[0]
     parent = key.rpartition(".")[0]
-    return None if rows or not parent else _row_about(parent, None)
+    return None if rows or not parent else _row_about(known, parent, None)
 
 
 def _index(values: tuple[str, ...], value: Any) -> int | None:

@@ -12,7 +12,7 @@ from rollmesh.mesh.text import with_part
 
 def with_tables(page: str) -> str:
     """A page with each table between its marks."""
-    for table in tables():
+    for table in (*tables("run"), *tables("trainer")):
         begin = f"<!-- {table.title}: written by `make docs` -->"
         if begin not in page:
             raise ValueError(f"the page has no place for the table {table.title!r}: {begin} ... <!-- end -->")

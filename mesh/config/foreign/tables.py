@@ -1,4 +1,4 @@
-"""The tables of verl's and TRL's keys (`verl.yaml`, `trl.yaml`): one source for errors, imports and the documentation.
+"""The tables of verl's and TRL's keys, in YAML files here: one source for errors, imports and the documentation.
 
 A row is about keys, or about keys with one of several values. Its other side is Markdown, in which code spans name our
 keys (`rollout.n`) and settings (`algorithm.kl.where=loss`).
@@ -11,12 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
-PROJECTS = {"verl": "verl.yaml", "TRL": "trl.yaml"}
-"""Name of a project, and the file with its tables."""
+Kind = Literal["run", "trainer"]
+"""A run, or a training on data."""
+_FILES: Mapping[Kind, Mapping[str, str]] = {
+    "run": {"verl": "verl.yaml", "TRL": "trl.yaml"},
+    "trainer": {"TRL": "trl_trainers.yaml"},
+}
 _CODE = re.compile(r"`([^`]+)`")
 _LEADING = re.compile(r"`[^`]+`(?:, `[^`]+`)*")
 _SETTING = re.compile(r"[a-z_]+(\.\w+)*(=|: )\S.*")
@@ -83,11 +87,15 @@ class Table:
     rows: tuple[Row, ...]
 
 
+RowsByKey = Mapping[str, tuple[tuple[int, Row], ...]]
+"""By a key of theirs: the rows about it, each with the key's place in the row."""
+
+
 @cache
-def tables() -> tuple[Table, ...]:
-    """All tables, in the order of the page."""
+def tables(kind: Kind) -> tuple[Table, ...]:
+    """The tables for configurations of a kind, in the order of the page."""
     found = []
-    for project, name in PROJECTS.items():
+    for project, name in _FILES[kind].items():
         for entry in yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8")):
             rows = tuple(_row(project, values) for values in entry["rows"])
             found.append(Table(entry["title"], entry["head"], entry.get("prefix", ""), rows))
@@ -95,10 +103,10 @@ def tables() -> tuple[Table, ...]:
 
 
 @cache
-def rows_by_key() -> Mapping[str, tuple[tuple[int, Row], ...]]:
+def rows_by_key(kind: Kind) -> RowsByKey:
     """By a key of theirs: the rows about it, each with the key's place in the row."""
     found: dict[str, tuple[tuple[int, Row], ...]] = {}
-    for table in tables():
+    for table in tables(kind):
         for row in table.rows:
             for place, key in enumerate(row.theirs):
                 found[key.name] = (*found.get(key.name, ()), (place, row))

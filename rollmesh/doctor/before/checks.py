@@ -40,7 +40,7 @@ class _Entry(NamedTuple):
 _CHECKS = (
     _Entry((start.INTERPRETERS,), start.check_pythons, _LOADING_S),
     _Entry((versions.CHECK,), versions.check_versions, 60.0),
-    _Entry((inputs.MODEL,), inputs.check_models, 60.0),
+    _Entry((inputs.MODEL,), inputs.check_models, _LOADING_S),
     _Entry((inputs.DATA,), inputs.check_data, 60.0),
     _Entry((inputs.HUB,), inputs.check_hub, 10.0),
     _Entry((rewards.CHECK,), rewards.check_rewards, 120.0),
@@ -61,7 +61,7 @@ NAMES = tuple(dict.fromkeys(name for entry in _CHECKS for name in entry.names))
 
 # Two threads that import torch and transformers at the same time may see half of them.
 _IMPORTING = threading.Lock()
-_HEAVY = (space.check_space, start.check_start)
+_HEAVY = (inputs.check_models, space.check_space, start.check_start)
 
 
 def _run(entry: _Entry, config: Config) -> Iterator[Finding]:

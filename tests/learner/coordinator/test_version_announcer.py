@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -153,3 +153,17 @@ def test_a_fault_in_the_background_ends_the_run(scene: Scene) -> None:
     assert woken.wait(60)
     with pytest.raises(RollmeshError, match="the publication of the weights failed: OSError: no such folder"):
         scene.controls.raise_failure()
+
+
+def test_a_run_that_ends_gives_up_its_publication_without_a_word(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its channel closes next, and that would look like a fault of the publication."""
+    scene.announcer.close()
+    scene.announcer.publish(0, changed=True)
+    in_force = scene.bridge.submit(scene.announcer.in_force())
+    scene.announcer.close()
+    with pytest.raises(CancelledError):
+        in_force.result(60)
+    scene.controls.raise_failure()
+    assert (scene.announced, caplog.records) == ([], [])
