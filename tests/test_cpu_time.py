@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from tests.cpu_time import folder_of
+from tests.cpu_time import folder_of, used_s
 
 
 @pytest.mark.parametrize(
@@ -17,3 +20,14 @@ from tests.cpu_time import folder_of
 )
 def test_a_test_counts_for_the_folder_of_its_package(nodeid: str, folder: str) -> None:
     assert folder_of(nodeid) == folder
+
+
+def test_a_process_counts_before_and_after_its_end() -> None:
+    busy = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
+    before = used_s()
+    with subprocess.Popen([sys.executable, "-S", "-c", busy], stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert used_s() - before >= 0.4
+        child.communicate()
+    assert used_s() - before >= 0.4

@@ -35,6 +35,7 @@ _IMPORTS = (
     "rollmesh.generators.engines.hf.engine",
     "rollmesh.generators.service",
     "rollmesh.learner.engines.fsdp2.engine",
+    "rollmesh.learner.role_service.service",
     "rollmesh.learner.service",
     "rollmesh.reward_service.server.service",
     "transformers.models.auto.modeling_auto",
@@ -49,9 +50,9 @@ class Forked:
         self.pid = pid
         self.code: Future[int] = Future()
 
-    def wait(self) -> int:
+    def wait(self, timeout_s: float | None = None) -> int:
         """The exit code; negative: the signal that ended it."""
-        return self.code.result()
+        return self.code.result(timeout_s)
 
     def terminate(self) -> None:
         self._send(signal.SIGTERM)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.runtime.threads import thread_environment
+from tests.faults.fork_server import Forked, ForkServer
 from tests.repository import REPOSITORY
 
 
@@ -19,41 +17,42 @@ class RoleProcess:
     """`rollmesh role NAME`, again and again.
 
     Args:
+        server: forks its processes.
         name: of the role.
         mesh: address of the buffer.
         folder: with `config.json`; for its log.
         arguments: further ones of the command.
-        before: the beginning of the command line, where another command starts it.
+        namespace: network namespace that it enters; empty: none.
         log_name: of its log; none: the role's.
     """
 
     def __init__(
         self,
+        server: ForkServer,
         name: str,
         mesh: str,
         folder: Path,
         *,
         arguments: Sequence[str] = (),
-        before: Sequence[str] = (),
+        namespace: str = "",
         log_name: str | None = None,
     ) -> None:
-        python = (sys.executable, "-m", "rollmesh.cli")
-        self._command = [*before, *python, "role", name, str(folder / "config.json"), "--mesh", mesh, *arguments]
+        self._server = server
+        self._arguments = ["role", name, str(folder / "config.json"), "--mesh", mesh, *arguments]
+        self._namespace = namespace
         self._log = folder / f"{log_name or name}.log"
-        self.process = self.start()
+        self._log.touch()
+        self.process = self._start()
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> Forked:
         """Starts it; it becomes a member once it has loaded."""
         environment = {**os.environ, **thread_environment(1), "PYTHONPATH": str(REPOSITORY)}
-        with self._log.open("a") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
-        return self.process
+        return self._server.start(self._arguments, environment, self._log, self._namespace)
 
     def kill_and_start(self) -> None:
         """Kills it without a word, and starts its successor."""
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        self.start()
+        self.end()
+        self.process = self._start()
 
     def log(self) -> str:
         """All that its processes have said."""

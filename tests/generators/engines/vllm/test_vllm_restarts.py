@@ -21,9 +21,14 @@ log = logging.getLogger(__name__)
 # A response has 16 tokens on average, so that some are amid theirs whenever it stops.
 _GROUPS = 60
 _START_S = 300.0
+_BACKEND = "rollmesh.generators.engines.vllm.backend"
 
 
-async def test_responses_continue_in_new_processes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_responses_continue_in_new_processes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A generator takes the root's handlers away: it configures the log of its process.
+    monkeypatch.setattr(logging.getLogger(_BACKEND), "handlers", [caplog.handler])
     options: dict[str, Any] = {
         "rollout__engine": "vllm",
         "rollout__slots": 4,
