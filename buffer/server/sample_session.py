@@ -267,7 +267,7 @@ class SampleSession:
         fleet = self._front.fleet
         text = (
             f"waits for groups: {snapshot.generating} begun, {snapshot.pending} prompts waiting, "
-            f"{fleet.alive} generators alive"
+            f"{fleet.alive} generator{'' if fleet.alive == 1 else 's'} alive"
         )
         return f"{text}; a generator says: {fleet.reason}" if fleet.reason else text
 

@@ -25,6 +25,10 @@ WIDTHS, HEIGHT = (1280, 400), 1380
 # The steps of the picture of the run in progress.
 MIDDLE = re.compile(r"step (1[5-9]|[2-9]\d)\d of")
 DEADLINE_MS = 900_000
+# Charts are drawn as they come into sight. The page forbids code in texts, by which playwright would wait.
+DRAWN = """() => [...document.querySelectorAll("figure.chart")]
+  .filter((chart) => chart.offsetHeight && chart.getBoundingClientRect().top < innerHeight)
+  .every((chart) => chart.querySelector(".plot[data-drawn=yes]"))"""
 
 
 def main() -> None:
@@ -69,7 +73,9 @@ def _opened(browser: Any, url: str) -> Any:
 def _picture(page: Any, name: str) -> None:
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": HEIGHT})
-        page.wait_for_timeout(2000)
+        while not page.evaluate(DRAWN):
+            page.wait_for_timeout(200)
+        page.wait_for_timeout(1000)
         taken = Image.open(io.BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
         small = taken.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
         small.save(HERE / f"dashboard-{name}-{width}.png", optimize=True)

@@ -54,7 +54,10 @@ def _init(
         model = model or typer.prompt("model (a Hugging Face folder, or a hub id)")
         data = data or typer.prompt("training rows (Parquet or JSONL file, folder, or hub id)")
     request = Request(model, data, Wishes(name, held_out, tuple(reward or ())), source)
-    write_new(out, configuration(request))
+    text, notes = configuration(request)
+    write_new(out, text)
     typer.echo(f"{out} is written; read it, then:")
+    if notes:
+        typer.echo(f"  {notes} notes at its end        say what was not taken over, and what stands for it here")
     typer.echo(f"  rollmesh run {out} --dry-run    checks everything, starts nothing")
     typer.echo(f"  rollmesh run {out}              trains")

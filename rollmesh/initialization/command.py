@@ -41,8 +41,11 @@ class Request:
     source: Path | None = None
 
 
-def configuration(request: Request) -> str:
+def configuration(request: Request) -> tuple[str, int]:
     """The text of a configuration for a request; it is checked as `rollmesh run` checks one.
+
+    Returns:
+        The text, and the number of notes at its end on what was not taken over.
 
     Raises:
         ConfigError: model or data are missing, no reward fits, or what was translated contradicts itself.
@@ -66,7 +69,7 @@ def configuration(request: Request) -> str:
     head = [f"Written by `rollmesh init`{f' from {request.source}' if request.source else ''}."]
     text = to_yaml(_in_sections(settings), head, notes)
     load_config(yaml.safe_load(text))
-    return text
+    return text, len(notes)
 
 
 def write_new(path: Path, text: str) -> None:

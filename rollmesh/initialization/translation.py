@@ -54,13 +54,18 @@ def translate(values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
 
 
 def _accepted(settings: Sequence[Setting]) -> tuple[list[Setting], list[str]]:
-    """The settings that go together with those before them, the algorithm first; and notes on the others."""
+    """The settings that go together with those before them, the algorithm first; and notes on the others.
+
+    What an algorithm has no setting for is not worth a note where it was off.
+    """
     kept: list[Setting] = []
     notes = []
     for setting in sorted(settings, key=lambda one: one.key != "algorithm"):
         try:
             build_algorithm(load_config(_MINIMAL, [f"{one.key}={in_line(one.value)}" for one in (*kept, setting)]))
         except RollmeshError as error:
+            if not setting.value:
+                continue
             notes.append(f"Not taken over: {setting.comment.removeprefix('From ').rstrip('.')}: {error.message}")
         else:
             kept.append(setting)

@@ -6,6 +6,7 @@ and unknown values are null.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, list_checkpoints
+from rollmesh.learner.control_requests import REQUEST
+from rollmesh.learner.recovery.run_identity import LEARNER_JSON
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.tables import TRAIN
 from rollmesh.report.failures import failures_text
@@ -99,6 +102,7 @@ class Summary(SummaryValues):
             without one.
         not_evaluated: the last step has no held-out reward, and how to get one. Empty where it has one, without
             held-out data, and for a run in progress.
+        ended_early: why a finished run has ended before `learner.steps`; empty where it has not, and of other runs.
     """
 
     run: str
@@ -129,10 +133,11 @@ class Summary(SummaryValues):
     not_evaluated: str = ""
     checkpoint: str | None = None
     best_checkpoint: str | None = None
+    ended_early: str = ""
 
     def lines(self) -> Iterator[str]:
         """The summary for a terminal."""
-        yield f"ended: {self.ended or 'not known'}"
+        yield f"ended: {self.ended or 'not known'}{f', {self.ended_early}' if self.ended_early else ''}"
         held_out = (
             f"held-out reward {_show(self.held_out_first)} -> {_show(self.held_out_last)}{self._held_out_at()} in "
         )
@@ -168,7 +173,7 @@ class Summary(SummaryValues):
         if self.checkpoint is not None:
             yield f"checkpoint: {self.checkpoint}; `rollmesh export {self.folder} OUT` makes a model of it"
             if self.best_checkpoint not in (None, self.checkpoint):
-                yield f"best checkpoint: {self.best_checkpoint}; add --checkpoint best"
+                yield f"best checkpoint: {self.best_checkpoint}; `--checkpoint best` exports that one"
         yield f"summary: {Path(self.folder) / SUMMARY}"
 
     def _held_out_at(self) -> str:
@@ -261,6 +266,7 @@ def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
         not_evaluated=_not_evaluated(config, final.ended, steps, evaluations),
         checkpoint=newest,
         best_checkpoint=best,
+        ended_early=_ended_early(folder, config) if final.ended == "finished" else "",
     )
 
 
@@ -302,6 +308,19 @@ def _not_evaluated(config: Config, ended: str, steps: Sequence[Record], evaluati
         f"step {last} has no held-out reward: the run ended before its evaluation. `rollmesh run` with the same "
         f"configuration continues, and evaluates the last step; with --learner.steps={last} it does only that"
     )
+
+
+def _ended_early(folder: Path, config: Config) -> str:
+    """See `Summary.ended_early`."""
+    try:
+        reason = json.loads((folder / LEARNER_JSON).read_text(encoding="utf-8"))["stop_reason"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+    return {
+        "stop_at": f"for the held-out reward has reached eval.stop_at ({config.eval.stop_at})",
+        "end_of_data": "for the data have ended: see data.epochs",
+        REQUEST: "for its end was asked for",
+    }.get(reason, "")
 
 
 def _fates(final: FinalState) -> dict[str, int]:

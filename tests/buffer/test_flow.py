@@ -423,7 +423,7 @@ async def test_waits_have_reasons_and_clocks(mesh: Mesh) -> None:
     admission.update(1, V0)
     sampler.request(1, 0)
     async with asyncio.timeout(TIMEOUT_S):
-        while not ("1 generators alive" in sampler.waiting_reason and "no prompt" in admission.waiting_reason):
+        while not ("1 generator alive" in sampler.waiting_reason and "no prompt" in admission.waiting_reason):
             await sampler.next(0.1)
         while True:
             description = await learner.client.describe("train")

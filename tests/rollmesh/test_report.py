@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -134,8 +135,17 @@ def test_summary_names_the_checkpoints_and_how_to_export_them(run_folder: Path) 
     assert (summary.checkpoint, summary.best_checkpoint) == (newest, best)
     lines = list(summary.lines())
     assert f"checkpoint: {newest}; `rollmesh export {run_folder} OUT` makes a model of it" in lines
-    assert f"best checkpoint: {best}; add --checkpoint best" in lines
+    assert f"best checkpoint: {best}; `--checkpoint best` exports that one" in lines
     assert "balances" in "\n".join(summary.lines())
+
+
+def test_the_summary_says_why_a_run_has_finished_before_its_last_step(run_folder: Path) -> None:
+    (run_folder / "learner.json").write_text('{"stop_reason": "stop_at"}')
+    config = read_config(run_folder)
+    config = config.model_copy(update={"eval": config.eval.model_copy(update={"stop_at": 0.85})})
+    summary = write_summary(run_folder, config, replace(final_state(), ended="finished"))
+    assert next(summary.lines()) == "ended: finished, for the held-out reward has reached eval.stop_at (0.85)"
+    assert write_summary(run_folder, config, replace(final_state(), ended="interrupted")).ended_early == ""
 
 
 def test_the_summary_compares_held_out_values_that_were_measured_in_one_way(run_folder: Path) -> None:

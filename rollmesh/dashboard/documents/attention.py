@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from rollmesh.dashboard.run_view import RunView
 from rollmesh.mesh.tables import TRAIN
+from rollmesh.report.equal_rewards import HIGHEST, LOWEST, REMEDY, equal_rewards
 from rollmesh.report.failures import failures_text
 from rollmesh.report.restarts import read_restarts
 from rollmesh.report.stalls import read_stalls
@@ -14,6 +17,8 @@ from rollmesh.run_files import RUN
 
 # From this share of responses without a reward on it is more than a few odd prompts.
 _MANY_UNSCORED = 0.05
+# Last steps that are looked at for a difference between rewards, and the least there have to be.
+_LATEST, _LEAST = 20, 5
 
 
 def attention_document(view: RunView) -> dict[str, Any]:
@@ -38,7 +43,11 @@ def _of_mesh(view: RunView) -> Iterator[tuple[str, str, str]]:
     if mesh.table is not None and (text := failures_text(TRAIN, mesh.table.counts.reasons)):
         yield "warning", text, "their causes are below, under Ledger"
     if view.folder is None and mesh.unscored:
-        yield "warning", mesh.unscored, "a response without a reward is not trained: see docs/rewards.md"
+        yield (
+            "warning",
+            mesh.unscored,
+            "a response without a reward is not trained: the logs of the reward services say more",
+        )
 
 
 def _of_folder(view: RunView) -> Iterator[tuple[str, str, str]]:
@@ -67,6 +76,9 @@ def _of_metrics(view: RunView) -> Iterator[tuple[str, str, str]]:
         many = unscored.codes.total() > _MANY_UNSCORED * unscored.members
         remedy = "more reward workers, or a longer reward.timeout_s, where the code is a timeout"
         yield "warning" if many else "note", unscored.text(), remedy
+    lowest, highest = (_latest(view, metric) for metric in (LOWEST, HIGHEST))
+    if len(lowest) >= _LEAST and (same := equal_rewards(lowest, highest, f"the last {len(lowest)} steps")):
+        yield "warning", same, REMEDY
     if warning := steps.text("mismatch_warning"):
         yield "warning", warning, "see docs/algorithms.md on the log-probs of generators and learner"
     if skipped := steps.total("skipped_updates"):
@@ -77,3 +89,9 @@ def _of_metrics(view: RunView) -> Iterator[tuple[str, str, str]]:
         yield "note", f"{errors:.0f} transfers of weights have failed and were tried again", "see Weights below"
     if failed := steps.last("checkpoint/failed"):
         yield "error", f"{failed:.0f} checkpoints were refused by a disk", "free space there, or move checkpoint.dir"
+
+
+def _latest(view: RunView, metric: str) -> list[float]:
+    """A metric of the last steps that have it."""
+    column = view.steps.column(metric)
+    return [float(value) for value in column[~np.isnan(column)][-_LATEST:]]

@@ -96,7 +96,7 @@ def _names(paths: object) -> str:
 
 
 def _progress(view: RunView) -> dict[str, Any]:
-    """Steps so far and of the whole run, beginning, and seconds that are left; null where not known."""
+    """Steps so far and of the whole run, beginning, seconds that are left, and why it ended early; null: not known."""
     steps = view.steps
     done = int(steps.last("step") or 0)
     planned = view.run_config.learner.steps if view.run_config is not None else int(steps.last("steps") or 0) or None
@@ -111,6 +111,7 @@ def _progress(view: RunView) -> dict[str, Any]:
         "began": round(view.start, 3) if view.start else None,
         "last": round(float(time[-1]), 3) if len(time) else None,
         "left_s": left_s,
+        "ended_early": view.run_summary.ended_early if view.run_summary is not None else "",
     }
 
 

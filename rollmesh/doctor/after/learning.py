@@ -11,6 +11,7 @@ from statistics import fmean, median
 
 from rollmesh.doctor.after.run_records import RunRecords
 from rollmesh.doctor.findings import Finding, note, ok, problem, warning
+from rollmesh.report.equal_rewards import HIGHEST, LOWEST, REMEDY, equal_rewards
 from rollmesh.report.metrics import REWARD
 
 CHECK = "learning"
@@ -108,18 +109,12 @@ def _entropy(run: RunRecords) -> Iterator[Finding]:
 
 
 def _rewards(run: RunRecords) -> Iterator[Finding]:
-    lows, highs, means = run.values("critic/score/min"), run.values("critic/score/max"), run.values(REWARD)
+    lows, highs, means = run.values(LOWEST), run.values(HIGHEST), run.values(REWARD)
     if not lows or not highs:
         return
     low, high = min(lows), max(highs)
-    if low == high:
-        yield problem(
-            CHECK,
-            f"every response of all {len(run.steps)} steps got the same reward, {low:g}: nothing can be learned",
-            "`rollmesh samples RUN` shows what the model writes. Does the reward find the answer in that form? Else "
-            "easier prompts, or supervised steps before (`rollmesh sft`)",
-            reward=low,
-        )
+    if same := equal_rewards(lows, highs, f"all {len(run.steps)} steps"):
+        yield problem(CHECK, same, REMEDY, reward=low)
         return
     late = fmean(means[-max(1, len(means) // 10) :])
     if late >= low + _SATURATED * (high - low):

@@ -19,7 +19,7 @@ from rollmesh.launcher.console.learning_metrics import model_parts, response_par
 from rollmesh.launcher.console.lines import evaluation_line, number
 from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.console.progress import Progress
-from rollmesh.launcher.console.text import clock, compact, duration, shortened
+from rollmesh.launcher.console.text import clock, compact, duration, fitted, shortened
 from rollmesh.launcher.logs import readable
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.launcher.placement.turns import turns_text
@@ -80,8 +80,8 @@ class LiveView:
         self._output.close()
 
     def _render(self) -> RenderableType:
-        events = Text("\n".join(self._events[-self._shown :]), style="dim")
         columns = self._console.width
+        events = Text("\n".join(fitted(event, columns) for event in self._events[-self._shown :]), style="dim")
         page = [run_page(self._config, self._snapshot, self._progress, self._shares, columns)]
         if self._snapshot.generators():
             page += [Text(), generators_table(self._snapshot, columns)]
@@ -152,6 +152,8 @@ def _rows(snapshot: Snapshot, progress: Progress, shares: WaitShares | None, col
         )
         if shares.advice:
             yield "to do", shares.advice
+    if progress.advice:
+        yield "to do", progress.advice
     if snapshot.placement:
         yield "placement", snapshot.placement
     if snapshot.turns is not None:

@@ -47,6 +47,7 @@ class PlainView:
         self._progress = progress or Progress()
         self._bottleneck = Bottleneck()
         self._advice = ""
+        self._rewards_advice = ""
 
     @property
     def write_error(self) -> str:
@@ -80,8 +81,15 @@ class PlainView:
         line = training_line(record, self._progress, self._speed.since_last())
         self.event(f"{line}; {shares}" if shares is not None else line)
         advice = shares.advice if shares is not None and self._trains else ""
-        news = [self._unscored.text(), self._new_failures(snapshot), advice if advice != self._advice else ""]
+        of_rewards = self._progress.advice if self._trains else ""
+        news = [
+            self._unscored.text(),
+            self._new_failures(snapshot),
+            advice if advice != self._advice else "",
+            of_rewards if of_rewards != self._rewards_advice else "",
+        ]
         self._unscored, self._advice = UnscoredMembers(), advice or self._advice
+        self._rewards_advice = of_rewards
         for text in filter(None, news):
             self.event(text)
 

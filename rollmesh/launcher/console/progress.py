@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from rollmesh.mesh.config.models import Config
+from rollmesh.report.equal_rewards import HIGHEST, LOWEST, REMEDY, equal_rewards
 from rollmesh.report.metrics import REWARD, Record, is_evaluation, is_training, metric_value
 
 # Steps over which speed and reward are averaged.
@@ -50,8 +51,16 @@ class Progress:
     @property
     def reward(self) -> float | None:
         """Mean training reward of recent steps; None before the first."""
-        found = [value for record in self._recent if (value := metric_value(record, REWARD)) is not None]
-        return statistics.fmean(found[-_RECENT:]) if found else None
+        found = self._latest(REWARD)
+        return statistics.fmean(found) if found else None
+
+    @property
+    def advice(self) -> str:
+        """The remedy where recent steps have all had one reward; empty where they differ, and before there are many."""
+        if len(self._recent) < _RECENT:
+            return ""
+        same = equal_rewards(self._latest(LOWEST), self._latest(HIGHEST), f"the last {_RECENT} steps")
+        return f"{same}. {REMEDY}" if same else ""
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -66,6 +75,11 @@ class Progress:
         """Seconds to the last step, at the present speed; None where the speed or the last step is not known."""
         speed = self.seconds_per_step
         return None if speed is None or self.steps is None else max(0, self.steps - self.step) * speed
+
+    def _latest(self, metric: str) -> list[float]:
+        """A metric of recent steps, as far as they have it."""
+        found = [value for record in self._recent if (value := metric_value(record, metric)) is not None]
+        return found[-_RECENT:]
 
     def of_steps(self, step: int) -> str:
         """A step among all of them, in words."""

@@ -124,6 +124,15 @@ def test_attention_is_asked_for_what_is_wrong(view: RunView) -> None:
     assert attention_document(RunView("x"))["items"] == []
 
 
+def test_attention_is_asked_for_rewards_that_are_all_equal() -> None:
+    view = RunView("demo")
+    for step in range(1, 31):
+        view.steps.append(training(step, **{"critic/score/min": 0.0, "critic/score/max": 0.0}))
+    assert [item["text"] for item in attention_document(view)["items"]] == [
+        "every response of the last 20 steps got the same reward, 0: nothing can be learned"
+    ]
+
+
 def test_the_picture_of_a_thousand_generators_is_small() -> None:
     document = mesh_document(RunView("x", mesh=mesh_now(1000)))
     assert document is not None

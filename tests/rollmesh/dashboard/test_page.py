@@ -1,12 +1,7 @@
-"""The page in a real browser: everything is drawn, nothing is loaded from elsewhere, and everyone can use it.
-
-With ROLLMESH_SCREENSHOTS=FOLDER the screenshots of the documentation are written there, of a run without hostile texts.
-"""
+"""The page in a real browser: everything is drawn, nothing is loaded from elsewhere, and everyone can use it."""
 
 from __future__ import annotations
 
-import io
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +9,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from PIL import Image
 
 from rollmesh.dashboard.report import write_report
 from rollmesh.dashboard.run_reader import RunReader
@@ -41,7 +35,6 @@ DEADLINE_MS = 60_000
 RULES = Path(axe.__path__[0], "axe.min.js")
 # A plot is one picture with a text in its place.
 AUDIT = "axe.run({ exclude: ['.plot > *'] }, { resultTypes: ['violations'] })"
-SCREENSHOTS = os.environ.get("ROLLMESH_SCREENSHOTS", "")
 
 
 class Visit:
@@ -277,24 +270,3 @@ def test_the_page_asks_for_a_key_that_it_lacks(browser: Any, bridge: AsyncBridge
         visit.page.wait_for_selector("main[data-state=drawn]")
         # The refused request is told in the browser's console.
         assert all("401" in trouble for trouble in visit.troubles)
-
-
-@pytest.mark.skipif(not SCREENSHOTS, reason="ROLLMESH_SCREENSHOTS names no folder")
-def test_screenshots_of_the_documentation(
-    browser: Any, bridge: AsyncBridge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = write_run(Path("runs/qwen3-8b-math"), 140, text="reward reward_timeout: 8 s")
-    live, ended = RunReader(folder).view, RunReader(folder).view
-    live.in_progress, live.summary, live.mesh = True, None, mesh_now(4, 140)
-    for name, view in (("live", live), ("finished", ended)):
-        with served(bridge, [view]) as url, visiting(browser, url) as visit:
-            visit.open(url)
-            for width, height in ((1280, 1380), (400, 1380)):
-                visit.resize(width)
-                visit.wait_for_charts()
-                visit.page.set_viewport_size({"width": width, "height": height})
-                visit.page.wait_for_timeout(1000)
-                picture = Image.open(io.BytesIO(visit.page.screenshot(animations="disabled"))).convert("RGB")
-                small = picture.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-                small.save(Path(SCREENSHOTS, f"dashboard-{name}-{width}.png"), optimize=True)

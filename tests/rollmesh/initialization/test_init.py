@@ -150,7 +150,13 @@ VERL = {
         },
         "rollout": {"n": 4, "name": "hf"},
     },
-    "trainer": {"total_epochs": 3, "experiment_name": "theirs", "logger": ["console", "wandb"], "of_tomorrow": 1},
+    "trainer": {
+        "critic_warmup": 0,
+        "total_epochs": 3,
+        "experiment_name": "theirs",
+        "logger": ["console", "wandb"],
+        "of_tomorrow": 1,
+    },
     "custom_reward_function": {"path": "mine.py", "name": "score"},
 }
 
@@ -160,6 +166,7 @@ def test_a_configuration_of_verl_is_taken_over_and_what_is_not_is_noted(rollmesh
     Path("verl.yaml").write_text(yaml.safe_dump(VERL))
     written = rollmesh("init", "--from", "verl.yaml", "--model", str(model))
     assert written.returncode == 0, written.stderr
+    assert "3 notes at its end" in written.stdout
     config = load_config(Path("cfg.yaml"))
     assert (config.run.name, config.learner.batch.groups, config.learner.batch.minibatches) == ("theirs", 32, 4)
     assert config.learner.steps == 4, "3 passes over 40 rows, 32 a step"
@@ -173,6 +180,7 @@ def test_a_configuration_of_verl_is_taken_over_and_what_is_not_is_noted(rollmesh
     assert "Not taken over: actor_rollout_ref.actor.optim.lr_warmup_steps" in notes
     assert "Nothing is known to stand for trainer.of_tomorrow." in notes
     assert "use_kl_in_reward" not in notes, "it is off there, and here"
+    assert "critic_warmup" not in notes, "there is no critic, nor a warm-up"
 
 
 def test_arguments_of_trl_are_taken_over() -> None:

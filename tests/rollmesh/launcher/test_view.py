@@ -105,9 +105,11 @@ def test_the_whole_summary_is_there_at_the_end(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(view, LiveView)
     for number in range(20):
         view.event(f"line {number} of the summary")
+    view.event(" ".join(["word"] * 40))
     view.close()
     last = terminal.getvalue().rpartition("line 0 of the summary")[2]
     assert [f"line {number} of" in last for number in range(1, 20)] == [True] * 19
+    assert sum("         word" in line for line in last.splitlines()) == 2
 
 
 def test_tokens_of_generators_that_have_left_stay_in_the_total() -> None:
@@ -213,7 +215,8 @@ def test_plain_lines_fit_and_say_the_same(capsys: pytest.CaptureFixture[str], mo
     view = PlainView(every_steps=10, progress=Progress.of_run(CONFIG))
     view.event(f"{GATE}; {GATE}")
     for step in range(1, 31):
-        view.update(Snapshot(table=buffer_pb2.DescribeResponse()), [training(step)])
+        same = training(step, **{"critic/score/min": 0.25, "critic/score/max": 0.25})
+        view.update(Snapshot(table=buffer_pb2.DescribeResponse()), [same])
     view.close()
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
@@ -221,6 +224,7 @@ def test_plain_lines_fit_and_say_the_same(capsys: pytest.CaptureFixture[str], mo
     assert "step 30 of 200: reward 0.250, length 812.0" in text
     assert "loss -0.0123, entropy 1.5, KL 0.002, clipped 3.1%, grad norm 0.75" in text
     assert text.count("8 min left") == 1
+    assert text.count("every response of the last 20 steps got the same reward, 0.25: nothing can be learned.") == 1
 
 
 def test_words_that_are_longer_than_a_line_are_not_cut() -> None:

@@ -29,14 +29,16 @@ function state({ kind, text }) {
   );
 }
 
-function progress({ done, planned, began, last, left_s }, { kind }) {
-  const parts = [planned ? `step ${count(done)} of ${count(planned)}` : `step ${count(done)}`];
+function progress({ done, planned, began, last, left_s, ended_early }, { kind }) {
+  const most = ended_early ? "at most " : "";
+  const parts = [planned ? `step ${count(done)} of ${most}${count(planned)}` : `step ${count(done)}`];
+  if (ended_early) parts[0] += `, ${ended_early}`;
   if (left_s !== null) parts.push(`about ${duration(left_s)} left`);
   if (began && last) parts.push(`${duration(last - began)} so far`);
   if (kind !== "running" && began && last) parts[parts.length - 1] = `took ${duration(last - began)}`;
   if (began) parts.push(`began ${moment(began)}`);
   const bar = planned
-    ? h("progress", { max: planned, value: Math.min(done, planned), "aria-label": "steps trained" })
+    ? h("progress", { max: planned, value: ended_early ? planned : Math.min(done, planned), "aria-label": "steps trained" })
     : null;
   return h("div", { class: "progress" }, bar, h("p", {}, parts.join(" · ")));
 }
