@@ -16,10 +16,9 @@ from benchmarks.common import machine, write_json
 from benchmarks.fleet.scenario import Scenario
 
 HEADER = (
-    "generators", "fronts", "joined s", "trajectories/s: paced", "as fast as it goes", "admission ms: p50 / p99",
-    "sealed to leased ms: p50 / p99", "CPU ms per 1,000: Redis", "fronts", "cores: Redis", "fronts", "simulator",
-    "front MiB", "front connections", "a tenth killed: groups", "elsewhere after s", "a tenth frozen: groups",
-    "elsewhere after s", "ledger", "load", "took s",
+    "generators", "fronts", "trajectories/s: paced, full speed", "admission ms, p50 / p99",
+    "sealed to leased ms, p50 / p99", "CPU ms per 1,000 of Redis: paced, full speed", "of all fronts", "front MiB",
+    "connections of a front", "a tenth killed: groups, seconds", "a tenth frozen: groups, seconds", "ledger", "load",
 )  # fmt: skip
 
 
@@ -104,27 +103,23 @@ def row(result: Result) -> list[str]:
     paced, fast, killed, scenario = result.paced, result.saturated, result.killed, result.scenario
     assert paced is not None
     assert fast is not None
-    assert killed is not None
-    frozen = [f"{result.frozen.groups}", f"{result.frozen.seconds:.1f}"] if result.frozen else ["", ""]
     return [
         f"{scenario.generators:,}",
         f"{scenario.fronts}{', cluster of 3' if scenario.cluster else ''}",
-        f"{result.joined_s:.1f}",
-        f"{paced.trajectories_s:.0f}",
-        f"{fast.trajectories_s:.0f}",
+        f"{paced.trajectories_s:.0f}, {fast.trajectories_s:.0f}",
         _pair(paced.admission_ms),
         _pair(paced.queued_ms),
-        *(f"{paced.cpu_ms[role]:.0f} / {fast.cpu_ms[role]:.0f}" for role in ("redis", "front")),
-        *(f"{paced.cores[role]:.2f} / {fast.cores[role]:.2f}" for role in ("redis", "front", "simulator")),
+        *(f"{_milliseconds(paced, role)}, {_milliseconds(fast, role)}" for role in ("redis", "front")),
         f"{result.rss_mb['front']:.0f}",
         f"{result.files['front']}",
-        f"{killed.groups}",
-        f"{killed.seconds:.1f}",
-        *frozen,
+        *(f"{lost.groups}, {lost.seconds:.1f}" if lost else "" for lost in (killed, result.frozen)),
         "exact" if not result.wrong else "; ".join(result.wrong),
         f"{max(paced.load, fast.load):.1f}",
-        f"{result.took_s:.0f}",
     ]
+
+
+def _milliseconds(phase: Phase, role: str) -> str:
+    return f"{phase.cpu_ms[role]:.0f}" if phase.trajectories_s else "none"
 
 
 def _pair(values: tuple[float, float]) -> str:

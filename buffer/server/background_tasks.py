@@ -28,8 +28,8 @@ SWEEP_S = 0.25
 # The members are read this often, or more rarely where there are thousands.
 _MEMBERS_S = 1.0
 _RECONNECT_S = 0.5
-# Seconds between two readings of a table that other fronts change all the time: longer than a change may be left
-# without a hint (`HINT_MS` in lua/lib/common.lua).
+# Seconds between two readings of a table that other fronts change all the time. For a shorter time (`HINT_MS` in
+# lua/lib/common.lua) Redis leaves changes without a hint.
 _HINTS_S = 0.03
 # Without any news a table is read again after this many seconds.
 _RECHECK_S = 1.0

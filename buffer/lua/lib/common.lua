@@ -14,8 +14,7 @@ local RUN = KEYS[1]
 local NO_BOUND = 10000000000000
 -- Numbers jump ahead by this much after a loss, so that no number of the lost time comes again.
 local ID_GAP_AFTER_LOSS = 1048576
--- Milliseconds between two hints. What changes in between sends none: a front reads the table once more after a hint
--- (`server/background_tasks.py`).
+-- Milliseconds between two hints. Changes in between send none: fronts read the table once more after the last hint.
 local HINT_MS = 20
 local COUNTERS = [[
   rev seq leases seals u admitted trained evicted_stale filtered failed generating ready leased consumed seeded

@@ -51,7 +51,7 @@ async def test_the_learner_waits_for_little_however_much_the_generators_ask_for(
     await settled()
     while not call.done():
         await redis.answer()
-    # What had begun before the first step; then eight before each of the others.
+    # All that had begun before the first step; then eight before each of the others.
     assert len(done) <= 32 + 4 * 8
     assert len(redis.queue) == 32, "all at once again"
     while not all(task.done() for task in writes):
