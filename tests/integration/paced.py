@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rollmesh.reward_service.outcomes import Outcome, RewardItem
 from rollmesh.reward_service.scorers import arithmetic
 
-_PAUSE_S = 0.2
+_PAUSE_S = 0.5
 
 
 def score(items: Sequence[RewardItem]) -> list[Outcome]:

@@ -59,12 +59,6 @@ def test_a_run_outlives_its_services_and_its_launcher_until_a_ctrl_c(start_mesh)
         process.suspend()
     frozen(first, "buffer")
     assert survivors(process.pid for process in front) == set()
-    for service in ("learner", "buffer"):
-        before = first.pid(service)
-        first.kill9(service)
-        first.wait_for(rf"{service} is back")
-        assert first.pid(service) != before
-        first.wait_for(r"step \d+ of \d+: reward")
     assert not loaded_by_the_trial(first), "a successor is started by itself"
     # Its model is lost with it: the learner ends too, and both continue from the last checkpoint.
     first.kill9(CRITIC)
@@ -91,7 +85,7 @@ def test_a_run_outlives_its_services_and_its_launcher_until_a_ctrl_c(start_mesh)
     assert second.summary()["restarts"] == {
         "reward": {"frozen": 1},
         "generator-0": {"frozen": 1},
-        "learner": {"frozen": 1, "exit": 2},
-        "buffer": {"frozen": 1, "exit": 1},
+        "learner": {"frozen": 1, "exit": 1},
+        "buffer": {"frozen": 1},
         CRITIC: {"exit": 1},
     }

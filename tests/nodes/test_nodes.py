@@ -14,6 +14,7 @@ import pytest
 from rollmesh.learner.recovery.consumption_log import LOG_NAME, read_log, surviving_uses
 from rollmesh.protos import membership_pb2
 from tests.faults.world import prepare_data
+from tests.nodes import reward
 from tests.nodes.world import (
     FRONTS,
     GENERATORS,
@@ -39,11 +40,17 @@ def mesh(tmp_path: Path) -> Iterator[NodeMesh]:
     data = prepare_data(tmp_path / "data")
     clocks = faketime_library() is not None
     settings = {
-        LEARNER: NodeSettings(clock_s=BEHIND_S if clocks else 0),
+        # Started twice, and cheap to start: no process with a clock of its own can be forked.
+        REWARD: NodeSettings(clock_s=BEHIND_S if clocks else 0),
         SKEWED: NodeSettings(clock_s=AHEAD_S if clocks else 0, mesh=f"{NAME}:{PORT}"),
         REACHED_BY_IPV6: NodeSettings(ipv6=True),
     }
-    with closing(NodeMesh(tmp_path, data, settings)) as mesh:
+    # No faster than the test looks at it: steps would be most of its time.
+    slowly = {
+        "reward": {"functions": [f"{reward.__file__}:{reward.score_at_leisure.__name__}"]},
+        "learner": {"device": "cpu", "steps": 1_000_000, "batch": {"groups": 8}},
+    }
+    with closing(NodeMesh(tmp_path, data, settings, slowly)) as mesh:
         yield mesh
 
 
@@ -58,6 +65,7 @@ def test_a_mesh_of_nodes_trains_through_all_that_happens_to_nodes(mesh: NodeMesh
     mesh.start(FRONTS[1], REWARD, LEARNER, SKEWED, REACHED_BY_IPV6)
     mesh.wait_for_steps(2)
     mesh.wait_until(lambda: families(mesh) == {True, False}, "generator of each family")
+    mesh.wait_until(lambda: mesh.stored_tokens(SKEWED) > 0, "first responses of the node whose clock is ahead")
 
     # Longer than a lease: what the node held is generated elsewhere, and the node is back afterwards.
     mesh.hosts[REACHED_BY_IPV6].cut()

@@ -45,6 +45,8 @@ PORT = 7400
 NAME = "mesh.test"
 LEASE_S = 10.0
 START_S = 300.0
+# For what hangs: a busy machine is slow.
+_DEADLINE_S = 300.0
 _POLL_S = 0.5
 # Loaded into a process; its monotonic clock stays as it is.
 _FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
@@ -251,7 +253,7 @@ class NodeMesh:
         found = [m for m in self.members(membership_pb2.ROLE_GENERATOR) if f"-{service}." in m.member_id]
         return sum(member.gauges.get("members_scored", 0.0) for member in found)
 
-    def wait_for_steps(self, more: int, deadline_s: float = 120.0) -> int:
+    def wait_for_steps(self, more: int, deadline_s: float = _DEADLINE_S) -> int:
         """Waits until so many further steps are trained; returns the number of the last.
 
         Raises:
@@ -261,7 +263,7 @@ class NodeMesh:
         self.wait_until(lambda: self.steps() >= wanted, f"{more} further steps", deadline_s)
         return self.steps()
 
-    def wait_until(self, condition: Any, what: str, deadline_s: float = 120.0) -> float:
+    def wait_until(self, condition: Any, what: str, deadline_s: float = _DEADLINE_S) -> float:
         """Waits for a state of the mesh; returns the seconds that it took.
 
         Raises:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, list_checkpoints
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import RoleLostError
@@ -16,14 +20,28 @@ from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, 
 from tests.learner.live.tiny import make_config, meanwhile, mesh_of, run_learner
 
 STEPS, SAVED = 8, 2
+# The last version that is trained before the critic is killed.
+LAST = SAVED + 2
+DEADLINE_S = 240.0
 
 
 def after_step(config: Config, version: int) -> None:
-    wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == version, 120.0)
+    wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == version, DEADLINE_S)
 
 
 @pytest.mark.slow
-def test_a_killed_reference_costs_nothing_and_a_killed_critic_the_steps_since_the_checkpoint(tmp_path: Path) -> None:
+def test_a_killed_reference_costs_nothing_and_a_killed_critic_the_steps_since_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim, killed = BufferClient.claim, threading.Event()
+
+    async def claim_after_the_kill(self: BufferClient, table: str, incarnation: int, version: int, leases: Any) -> Any:
+        if version > LAST:
+            assert await asyncio.to_thread(killed.wait, DEADLINE_S)
+        return await claim(self, table, incarnation, version, leases)
+
+    # The learner would be done first where the machine is busy.
+    monkeypatch.setattr(BufferClient, "claim", claim_after_the_kill)
     changes = {
         "learner.roles": {"critic": {"at": "elsewhere"}, "reference": {"at": "elsewhere"}},
         "algorithm.name": "ppo",
@@ -44,8 +62,9 @@ def test_a_killed_reference_costs_nothing_and_a_killed_critic_the_steps_since_th
         def kill_both() -> None:
             after_step(config, 1)
             reference.kill_and_start()
-            after_step(config, SAVED + 2)
+            after_step(config, LAST)
             critic.kill_and_start()
+            killed.set()
 
         with meanwhile(kill_both):
             assert run_learner(config, mesh) == RoleLostError.exit_code, critic.log() + reference.log()
