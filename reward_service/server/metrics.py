@@ -26,11 +26,14 @@ _OF_ENGINE = (
     _REWARD.gauge("hanging_threads", "Threads abandoned because a call hangs"),
 )
 METRICS = (_ITEMS, _SECONDS, _OPEN, *_OF_ENGINE)
+# Different codes of errors: functions may write anything there, and each is a series of its own.
+_MOST_CODES = 64
+_OTHER = "other"
 _BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 
 
 class RewardMetrics:
-    """Counts calls and items by outcome; `code` is the error's, empty otherwise.
+    """Counts calls and items by outcome; `code` is the error's, empty otherwise. Of many codes later ones are `other`.
 
     Args:
         engine: what answers.
@@ -43,6 +46,7 @@ class RewardMetrics:
         self._seconds = _SECONDS.as_histogram(_BUCKETS, self.registry)
         self._open = _OPEN.as_gauge(self.registry)
         self.registry.register(SpecCollector(_OF_ENGINE, self._engine_values))
+        self._codes: set[str] = set()
         self._totals = dict.fromkeys(("items", "errors", "calls"), 0.0)
 
     @contextmanager
@@ -62,12 +66,17 @@ class RewardMetrics:
             key = (outcome, result.error.code if outcome == "error" else "")
             counts[key] = counts.get(key, 0) + 1
         for (outcome, code), count in counts.items():
-            self._items.labels(outcome, code).inc(count)
+            self._items.labels(outcome, self._known(code)).inc(count)
             if outcome == "error" and code != NOT_BEGUN:
                 self._totals["errors"] += count
         self._seconds.observe(seconds)
         self._totals["items"] += len(results)
         self._totals["calls"] += 1
+
+    def _known(self, code: str) -> str:
+        if len(self._codes) < _MOST_CODES:
+            self._codes.add(code)
+        return code if code in self._codes else _OTHER
 
     def gauges(self) -> Mapping[str, float]:
         """Values for heartbeats."""

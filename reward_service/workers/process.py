@@ -4,7 +4,7 @@ Invariants
   * The process leads a process group of its own, which is killed whole. Descendants that have left the group are killed
     with it.
   * It has the owner's view of the file system and of Python's path, and nothing of its memory. It is no fork of a
-    process with threads.
+    process with threads. A join string in the owner's environment does not reach it, nor what its functions start.
   * The kernel kills it when its owner dies. Once `end` has returned, it is reaped and its descriptors are closed.
 """
 
@@ -25,6 +25,7 @@ from typing import Any, cast
 import msgpack
 import psutil
 
+from rollmesh.mesh.config.variables import without_settings
 from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.liveness.process_ends import descendants, signal_name, survivors
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
@@ -96,7 +97,7 @@ def _start_program(fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         pass_fds=fds,
         start_new_session=True,
-        env={**os.environ, **thread_environment(1)},
+        env={**without_settings(os.environ), **thread_environment(1)},
     )
 
 

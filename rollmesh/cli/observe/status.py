@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollmesh.cli.joining import Join
+from rollmesh.cli.observe.table_console import table_console
 from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TlsCert, TlsKey, TokenFile, ended_run, target
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.tables import TABLES
 
 if TYPE_CHECKING:
     from rollmesh.training.summary import TrainingSummary
-
-# Characters; wider than any line of the tables.
-_PIPED_WIDTH = 320
 
 
 def register(app: typer.Typer) -> None:
@@ -55,8 +52,6 @@ def _status(
     if as_json:
         typer.echo(json.dumps(asyncio.run(_read_all(where)), indent=2))
         return
-    from rich.console import Console
-
     from rollmesh.launcher.console.lines import run_line
     from rollmesh.launcher.console.members_table import MOST, members_table
     from rollmesh.launcher.console.progress import Progress
@@ -94,8 +89,7 @@ def _status(
         # A learner that was replaced, or has left turns, leaves its last phase open.
         end = time.time() if snapshot.turns is not None else turns_ended(records)
         snapshot.turn_time = shares_text(time_shares(read_phases(where.folder), end))
-    # Piped output is for programs and for grep: no line is cut to the 80 columns that rich would assume.
-    console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
+    console = table_console()
     shown = [status_table(snapshot), members_table(snapshot.members, console.width, every=every)]
     if rows:
         shown.append(pushes_table(rows, console.width))
@@ -104,7 +98,7 @@ def _status(
     for line in capture.get().splitlines():
         typer.echo(line.rstrip())  # cells are padded to their columns
     for line in notes:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     if snapshot.run_finished:
         console.print("the run has finished")
 

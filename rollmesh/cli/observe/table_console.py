@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Characters; wider than any line of the tables.
-_PIPED_WIDTH = 240
+# Characters: wider than any line of the tables, since piped output is for programs and for grep.
+_PIPED_WIDTH = 320
 
 
 def table_console() -> Console:
@@ -17,4 +17,4 @@ def table_console() -> Console:
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _PIPED_WIDTH
-    return Console(width=width, highlight=False, markup=False)
+    return Console(width=width, highlight=False, markup=False, emoji=False)

@@ -42,7 +42,7 @@ class LiveView:
 
     def __init__(self, config: Config) -> None:
         self._output = BufferedOutput(sys.stdout)
-        self._console = Console(file=cast(IO[str], self._output))
+        self._console = Console(file=cast(IO[str], self._output), markup=False, emoji=False)
         self._config = config
         self._progress = Progress.of_run(config)
         self._bottleneck = Bottleneck()

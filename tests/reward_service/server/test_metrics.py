@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.server.metrics import RewardMetrics
 from rollmesh.reward_service.workers.pool import PoolStats
@@ -33,3 +34,15 @@ def test_lost_workers_are_told_while_nothing_is_answered() -> None:
     gauges = metrics.gauges()
     assert gauges["reward_workers_ended"] == 3
     assert gauges["reward_hanging_threads"] == 4
+
+
+def test_codes_of_errors_without_end_are_few_series() -> None:
+    metrics = RewardMetrics(cast("ScoringEngine", FakeEngine()))
+    for number in range(500):
+        error = reward_pb2.Error(code=f"code {number}")
+        metrics.record([reward_pb2.ScoreResult(item_id="a", error=error)], 0.1)
+    samples = [sample for metric in metrics.registry.collect() for sample in metric.samples]
+    counted = {s.labels["code"]: s.value for s in samples if s.name == "rollmesh_reward_items_total"}
+    assert len(counted) <= 65
+    assert sum(counted.values()) == 500
+    assert counted["other"] >= 435

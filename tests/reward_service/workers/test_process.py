@@ -44,7 +44,7 @@ def owner(response: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "ROLLMESH_JOIN": "a secret", "OF_THE_USER": "kept"},
     )
 
 
@@ -119,11 +119,14 @@ def test_what_a_function_prints_goes_to_standard_error() -> None:
     assert "and by number\n" in err
 
 
-def test_workers_end_with_their_owner(tmp_path: Path) -> None:
+def test_workers_end_with_their_owner_and_know_no_secret_of_its_environment(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "busy")
     process = owner(f"meet {tmp_path / 'busy'}")
     worker = psutil.Process(int((tmp_path / "busy").read_text()))
     assert worker.ppid() == process.pid
+    environment = worker.environ()
+    assert "ROLLMESH_JOIN" not in environment
+    assert environment["OF_THE_USER"] == "kept"
     process.kill()
     process.communicate(timeout=120)
     assert survivors([worker.pid], 20) == set()

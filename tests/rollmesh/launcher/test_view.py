@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
+from rollmesh.cli.observe.table_console import table_console
 from rollmesh.launcher.console.bottleneck import Bottleneck, WaitShares
 from rollmesh.launcher.console.generators_table import generators_table
 from rollmesh.launcher.console.live import LiveView, run_page
@@ -110,6 +111,22 @@ def test_the_whole_summary_is_there_at_the_end(monkeypatch: pytest.MonkeyPatch) 
     last = terminal.getvalue().rpartition("line 0 of the summary")[2]
     assert [f"line {number} of" in last for number in range(1, 20)] == [True] * 19
     assert sum("         word" in line for line in last.splitlines()) == 2
+
+
+def test_what_members_say_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in it is markup: neither for the live view nor for `rollmesh status`."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "200")
+    member = generator(0, waits="for [/data] :bug:")
+    member.member_id = "g[/red]"
+    view = open_view(CONFIG)
+    view.update(Snapshot(members=[member]), [])
+    view.close()
+    table_console().print(members_table([member]))
+    shown = terminal.getvalue()
+    assert shown.count("for [/data] :bug:") >= 2
+    assert shown.count("g[/red]") >= 2
 
 
 def test_tokens_of_generators_that_have_left_stay_in_the_total() -> None:
