@@ -170,7 +170,7 @@ class Snapshot:
         return found.replace("_", " ")
 
     def _present_work(self) -> str:
-        """What the learner does, in words; it has lasted for moments."""
+        """The work of the learner in words; it has lasted for moments."""
         if self.learner_phase == "starting":
             return "the learner has just come up"
         return f"learner: {self.learner_phase}" if self.learner_phase else "nothing waits"
