@@ -62,7 +62,7 @@ def test_without_a_fault_nothing_is_wrong(ground: Ground) -> None:
 def test_checks_that_load_libraries_wait_for_one_another(
     examine: Callable[[Config], Iterator[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of what two threads import at the same time, each may see half."""
+    """Two threads that import the same thing at the same time may see half of it."""
     lock = MagicMock()
     monkeypatch.setattr(checks, "IMPORTING", lock)
     (entry,) = [entry for entry in checks._CHECKS if entry.examine == examine]

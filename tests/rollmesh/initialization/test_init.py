@@ -236,7 +236,7 @@ def test_at_a_terminal_it_asks_for_what_is_missing(model: Path) -> None:
 
 
 def read_until(terminal: int, words: str) -> str:
-    """What a program writes to its terminal, up to these words."""
+    """The output of a program at its terminal, up to these words."""
     said, until = "", time.monotonic() + DEADLINE_S
     while words not in said:
         assert select.select([terminal], [], [], max(0.0, until - time.monotonic()))[0], said
