@@ -115,6 +115,7 @@ docs: $(READY) ## Generate the references of the configuration and of the algori
 	$(BIN)/python -c "from rollmesh.mesh.config.docs_reference import reference; print(reference(), end='')" > docs/configuration.md
 	$(BIN)/python -m rollmesh.telemetry.docs_reference docs/metrics.md
 	$(BIN)/python -m rollmesh.telemetry.grafana deploy/observability/grafana/dashboards/rollmesh.json
+	$(BIN)/python -m deploy.kubernetes.prometheus_rule deploy/kubernetes/components/monitoring/rules.yaml
 	$(BIN)/python -m rollmesh.mesh.config.foreign.docs_reference docs/coming-from.md
 	$(BIN)/python -m rollmesh.mesh.access.docs_reference docs/security.md
 	$(BIN)/python -m rollmesh.learner.docs_reference docs/algorithms.md --exceptions tests/golden/exceptions.json

@@ -33,7 +33,7 @@ from rollmesh.protos import buffer_pb2 as pb
 
 # Fields that the writes of one lease share.
 _LEASE = attrgetter("group_id", "lease_id", "attempt", "ranges")
-# Why a group fails at its seal, as the ledger has it.
+# The reason for a failure at the seal, as the ledger has it.
 _TOO_FEW_SCORED = "too_few_scored"
 # By the character with which the script answers.
 _OUTCOMES = {

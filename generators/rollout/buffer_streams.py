@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class _Known(NamedTuple):
-    """What the buffer knows of this generator.
+    """The state of this generator as the buffer knows it.
 
     Attributes:
         credits: left, as far as we know.
@@ -54,7 +54,7 @@ class AdmissionLoop:
         self._rollout = rollout
         self._serving: PolicyVersion | None = None
         self._streams: dict[str, AdmitStream] = {}
-        # What the buffer knows, by table.
+        # The state that the buffer knows, by table.
         self._announced = dict.fromkeys(TABLES, _Known(0, None, decodes=False))
         self._update_scheduled = False
 

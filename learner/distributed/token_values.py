@@ -2,7 +2,7 @@
 
 Every rank holds the rollouts of the whole batch. The policy's log-probs come from the batch stage where it computes
 them, else from the first update's forward pass. In the latter case a process knows those of the tokens that it computes
-itself, and after the updates each one gets what the others know.
+itself. After the updates each one gets what the others know.
 """
 
 from __future__ import annotations

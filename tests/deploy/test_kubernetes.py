@@ -18,6 +18,7 @@ import pytest
 import typer
 import yaml
 
+from deploy.kubernetes import prometheus_rule
 from rollmesh.buffer.redis_backend.acl import FRONT_COMMANDS
 from rollmesh.cli.app import app
 from rollmesh.generators.drain_times import DrainTimes
@@ -33,7 +34,7 @@ Document = dict[str, Any]
 # The oldest that is still maintained by a large cloud, and the newest.
 OLDEST, NEWEST = "1.30", "1.37"
 # Kinds of other projects, for which there is no schema.
-FOREIGN = {"ScaledObject", "PodMonitor"}
+FOREIGN = {"ScaledObject", "PodMonitor", "PrometheusRule"}
 ROLES = {"buffer": "Deployment", "reward": "Deployment", "generator": "Deployment", "learner": "StatefulSet"}
 # Seconds of a pod's end that are no part of the drain: the signal, and leaving.
 MARGIN_S = 3
@@ -265,3 +266,10 @@ def test_generators_follow_the_waiting_clocks() -> None:
     for name in set(re.findall(r"rollmesh_\w+", plain)):
         assert f"`{name}`" in served
     assert {item["scaleTargetRef"]["name"] for item in (scaled["spec"], autoscaler["spec"])} == {"generator"}
+
+
+def test_the_operator_gets_the_alerts() -> None:
+    """They are one of the resources of `monitoring`, as they stand in deploy/observability."""
+    folder = TREE / "components" / "monitoring"
+    assert (folder / "rules.yaml").read_text(encoding="utf-8") == prometheus_rule.text(), "run `make docs`"
+    assert "rules.yaml" in yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from rollmesh.cli.joining import Join, by_variables_alone
 from rollmesh.cli.options import OVERRIDES, Mesh, TlsCa, TlsCert, TlsKey, TokenFile, ended_run, read_config, target
+from rollmesh.mesh.config.variables import overrides_from
 from rollmesh.mesh.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ def _doctor(
     ] = None,
     mesh: Mesh = None,
     join: Join = None,
+    command: Annotated[
+        str, typer.Option("--for", metavar="COMMAND", help="Whose configuration it is: run, sft, rm or dpo.")
+    ] = "run",
     only: Annotated[
         list[str] | None,
         typer.Option("--only", metavar="CHECK", help="Make this check of a configuration alone. May be repeated."),
@@ -57,7 +62,7 @@ def _doctor(
         mesh = join = None
     is_named = mesh is not None or join is not None
     if not is_named and subject is not None and not subject.is_dir():
-        show(_before(subject, context, only or []), everything=everything, as_json=as_json)
+        show(_before(subject, command, context, only or []), everything=everything, as_json=as_json)
         return
     if context.args:
         raise ConfigError(f"{context.args[0]} changes a configuration, and none is given", hint="give its file first")
@@ -85,12 +90,26 @@ def _ended(run: Path | None) -> Path | None:
     return None if is_in_use(run) else run
 
 
-def _before(path: Path, context: typer.Context, only: list[str]) -> Diagnosis:
+def _before(path: Path, command: str, context: typer.Context, only: list[str]) -> Diagnosis:
+    if command != "run":
+        return _before_training(path, command, context, only)
     from rollmesh.doctor.before.checks import NAMES, diagnose_configuration
 
     if unknown := [name for name in only if name not in NAMES]:
         raise ConfigError(f"there is no check {unknown[0]!r}", hint=f"checks: {', '.join(NAMES)}")
     return diagnose_configuration(read_config(path, context), str(path), only)
+
+
+def _before_training(path: Path, command: str, context: typer.Context, only: list[str]) -> Diagnosis:
+    from rollmesh.mesh.config.trainers.configs import CONFIGS
+    from rollmesh.trainers import read_trainer_config
+
+    if command not in CONFIGS:
+        raise ConfigError(f"--for {command}: no such command", hint=f"known: run, {', '.join(CONFIGS)}")
+    config = read_trainer_config(command, path, [*overrides_from(os.environ), *context.args])
+    from rollmesh.doctor.before.trainings import diagnose_training
+
+    return diagnose_training(config, command, str(path), only)
 
 
 def show(diagnosis: Diagnosis, *, everything: bool, as_json: bool) -> None:

@@ -59,13 +59,13 @@ _CHECKS = (
 NAMES = tuple(dict.fromkeys(name for entry in _CHECKS for name in entry.names))
 """Names of the checks, in their order."""
 
-# Two threads that import torch and transformers at the same time may see half of them.
-_IMPORTING = threading.Lock()
+IMPORTING = threading.Lock()
+"""Two threads that import torch and transformers at the same time may see half of them."""
 _HEAVY = (inputs.check_models, space.check_space, start.check_start)
 
 
 def _run(entry: _Entry, config: Config) -> Iterator[Finding]:
-    with _IMPORTING if entry.examine in _HEAVY else nullcontext():
+    with IMPORTING if entry.examine in _HEAVY else nullcontext():
         yield from entry.examine(config)
 
 

@@ -59,10 +59,10 @@ def members_table(everyone: Members, columns: int = WIDE, *, every: bool = False
 
 
 def rows_of(members: Members) -> list[list[membership_pb2.Member]]:
-    """The members of one role in rows, the worst first: one each, or of many those in one state together.
+    """The members of one role in rows, the worst first: one each, or those in one state together where there are many.
 
-    A row has those of one state, version and reason. Silent members have a row each. Of more than `MOST` rows the last
-    has all the rest.
+    A row has those of one state, version and reason. Silent members have a row each. Where there are more than `MOST`
+    rows, the last one has the rest.
     """
     if len(members) <= MOST:
         return [[member] for member in members]

@@ -1,4 +1,4 @@
-"""What a learner does for the one before it, whose last checkpoint the buffer does not know."""
+"""A learner commits the last checkpoint of the one before it, where the buffer does not know it."""
 
 from __future__ import annotations
 

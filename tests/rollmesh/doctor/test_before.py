@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
+from unittest.mock import MagicMock
 
 import pytest
 
+from rollmesh.doctor.before import checks, inputs, start
 from rollmesh.doctor.before.checks import diagnose_configuration
 from rollmesh.doctor.examination import Check, run_checks
 from rollmesh.doctor.findings import Finding, Severity
+from rollmesh.mesh.config.models import Config
 from tests.rollmesh.doctor.documented import documented, is_found
 from tests.rollmesh.doctor.faults_before import FAULTS, Ground, wrong_redis
 
@@ -52,3 +56,17 @@ def test_without_a_fault_nothing_is_wrong(ground: Ground) -> None:
     worse = [finding for finding in diagnosis.findings if finding.severity in (Severity.WARNING, Severity.PROBLEM)]
     assert worse == []
     assert diagnosis.healthy
+
+
+@pytest.mark.parametrize("examine", [inputs.check_models, start.check_start])
+def test_checks_that_load_libraries_wait_for_one_another(
+    examine: Callable[[Config], Iterator[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads that import the same thing at the same time may see half of it."""
+    lock = MagicMock()
+    monkeypatch.setattr(checks, "IMPORTING", lock)
+    (entry,) = [entry for entry in checks._CHECKS if entry.examine == examine]
+    # A configuration without any section: the check ends at the first one that it needs.
+    with pytest.raises(AttributeError):
+        list(checks._run(entry, cast(Config, object())))
+    lock.__enter__.assert_called_once()
