@@ -186,7 +186,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from error
+        hint = "`rollmesh init` writes one" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"cannot read configuration {path}: {error.strerror}", hint=hint) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not text: {error}") from error
     try:

@@ -56,8 +56,8 @@ def _init(
     request = Request(model, data, Wishes(name, held_out, tuple(reward or ())), source)
     text, notes = configuration(request)
     write_new(out, text)
-    typer.echo(f"{out} is written; read it, then:")
     if notes:
-        typer.echo(f"  {notes} notes at its end        say what was not taken over, and what stands for it here")
+        typer.echo(f"{notes} notes at the end of {out} say what was not taken over")
+    typer.echo(f"{out} is written; read it, then:")
     typer.echo(f"  rollmesh run {out} --dry-run    checks everything, starts nothing")
     typer.echo(f"  rollmesh run {out}              trains")

@@ -215,7 +215,9 @@ def test_the_package_can_be_run_and_looked_at() -> None:
 
 
 def test_missing_configuration(rollmesh: Command, tmp_path: Path) -> None:
-    assert_error(rollmesh("run", str(tmp_path / "none.yaml")), 2, "cannot read configuration")
+    missing = rollmesh("run", str(tmp_path / "none.yaml"))
+    assert_error(missing, 2, "cannot read configuration")
+    assert "rollmesh init" in missing.stderr
 
 
 def test_missing_model_folder(rollmesh: Command, config_file: Path) -> None:

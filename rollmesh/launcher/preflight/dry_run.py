@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from rollmesh.launcher.placement.description import describe_turns
@@ -10,6 +11,7 @@ from rollmesh.launcher.preflight.continuing import Continuation
 from rollmesh.launcher.run_secrets import with_own_secrets
 from rollmesh.launcher.services import describe_threads, thread_plan
 from rollmesh.launcher.trials.opening import opening
+from rollmesh.learner.data.locations import is_hub_id
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
 
@@ -38,8 +40,19 @@ def dry_run(config: Config, *, fresh: bool = False, allow_changes: bool = False)
             prepared.devices.describe(),
             describe_turns(first, prepared.devices),
             *prepared.notices,
-            "a dry run: everything that a start checks is in order, and nothing was started",
+            *_of_the_hub(config),
+            "a dry run: everything that was checked is in order, and nothing was started",
         ]
+
+
+def _of_the_hub(config: Config) -> Iterator[str]:
+    """Says which model and data are not here, so that only a start can check them."""
+    if not Path(config.model.path).is_dir():
+        yield f"not checked: model.path {config.model.path} is no folder here; the start fetches it from the hub"
+    for key, sources in (("data.train", config.data.train), ("data.eval", config.data.eval or ())):
+        for source in sources:
+            if is_hub_id(source.path):
+                yield f"not checked: {key} {source.path} is no file here; the start fetches it from the hub"
 
 
 def _begin(config: Config, *, fresh: bool, allow_changes: bool) -> list[str]:

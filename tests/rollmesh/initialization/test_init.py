@@ -174,7 +174,7 @@ def test_a_configuration_of_verl_is_taken_over_and_what_is_not_is_noted(rollmesh
     Path("verl.yaml").write_text(yaml.safe_dump(VERL))
     written = rollmesh("init", "--from", "verl.yaml", "--model", str(model))
     assert written.returncode == 0, written.stderr
-    assert "3 notes at its end" in written.stdout
+    assert "3 notes at the end of cfg.yaml" in written.stdout
     config = load_config(Path("cfg.yaml"))
     assert (config.run.name, config.learner.batch.groups, config.learner.batch.minibatches) == ("theirs", 32, 4)
     assert config.learner.steps == 4, "3 passes over 40 rows, 32 a step"

@@ -30,7 +30,10 @@ def test_a_run_starts_continues_or_starts_over(config: Config, tmp_path: Path) -
     first = dry_run(config)
     assert first[0] == f"run tiny would start in {folder}"
     assert "1 generator(s) sample with hf" in "\n".join(first)
+    assert "not checked" not in "\n".join(first)
     assert not folder.exists()
+    elsewhere = config.model_copy(update={"model": config.model.model_copy(update={"path": "org/model"})})
+    assert dry_run(elsewhere)[-2].startswith("not checked: model.path org/model is no folder here")
     begin(config)
     before = sorted(folder.rglob("*"))
     assert dry_run(config)[:2] == [
