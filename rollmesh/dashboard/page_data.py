@@ -69,14 +69,16 @@ class RunPanels:
         self.panels: dict[str, Panel] = {}
         # Monotonic seconds from which a panel is made again.
         self._due: dict[str, float] = {}
+        self._was_in_progress: bool | None = None
         # Panels that cannot be made, and why.
         self._failures: dict[str, str] = {}
 
     def update(self, view: RunView) -> None:
         """Makes the panels of a run as it is now."""
+        turned, self._was_in_progress = view.in_progress is not self._was_in_progress, view.in_progress
         for name, document_of in PANELS.items():
             began = time.monotonic()
-            if name in _SLOW and view.in_progress and began < self._due.get(name, began):
+            if name in _SLOW and not turned and began < self._due.get(name, began):
                 continue
             panel = self._made(name, document_of, view)
             self._due[name] = began + max(_SLOW_S, _REST * (time.monotonic() - began))

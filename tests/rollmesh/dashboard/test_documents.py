@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -182,7 +183,9 @@ def test_runs_side_by_side_differ_in_what_was_set_otherwise(tmp_path: Path) -> N
     assert describe_changes({}, {}) == []
 
 
-def test_a_panel_that_has_not_changed_keeps_its_tag(tmp_path: Path) -> None:
+def test_a_panel_that_has_not_changed_keeps_its_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("rollmesh.dashboard.page_data.time", SimpleNamespace(monotonic=lambda: now))
     folder = write_run(tmp_path / "run", 20, ended="")
     reader, data = RunReader(folder), PageData()
     data.update([reader.view])
@@ -194,6 +197,9 @@ def test_a_panel_that_has_not_changed_keeps_its_tag(tmp_path: Path) -> None:
     with (folder / "samples.jsonl").open("a") as file:
         file.write(json.dumps({"step": 21, "reward": 1.0}) + "\n")
     reader.refresh()
+    data.update([reader.view])
+    assert json.loads(data.index.text)["runs"][0]["panels"] == before, "what grows with a run is made now and then"
+    now += 10
     data.update([reader.view])
     after = json.loads(data.index.text)["runs"][0]["panels"]
     assert {name for name in after if after[name] != before[name]} == {"samples"}
