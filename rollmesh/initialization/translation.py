@@ -56,7 +56,7 @@ def translate(values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
 def _accepted(settings: Sequence[Setting]) -> tuple[list[Setting], list[str]]:
     """The settings that go together with those before them, the algorithm first; and notes on the others.
 
-    What an algorithm has no setting for is not worth a note where it was off.
+    Settings that the algorithm does not have and that were off need no note.
     """
     kept: list[Setting] = []
     notes = []
