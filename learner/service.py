@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -135,7 +136,8 @@ def _run(
         bridge = AsyncBridge()
         closers.callback(bridge.close)
         if rank == 0 and preemption is not None:
-            bridge.submit(watch_for_notice(preemption, lambda notice: controls.stop(notice.reason)))
+            watching = watch_for_notice(preemption, lambda notice: controls.stop(notice.reason))
+            bridge.submit(watching).add_done_callback(_log_failure)
         if ready_file is not None:
             answer_health(config, Role.LEARNER, bridge, closers, ready_file.with_stem(f"{ready_file.stem}-{rank}"))
         with note_every_minute("fetches the model"):
@@ -204,6 +206,12 @@ def _run(
         with watch.phase("leave"):
             export.close()
             worker.close()
+
+
+def _log_failure(watching: Future[None]) -> None:
+    error = None if watching.cancelled() else watching.exception()
+    if error is not None:
+        log.error("notices of this machine's end are not seen any more", exc_info=error)
 
 
 def _remove_if_empty(folder: Path) -> None:
