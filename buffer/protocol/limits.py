@@ -32,7 +32,7 @@ MAX_MEMBERS = 4096
 MAX_ORDINAL = 10**13
 # Members of a run at a time, and what the heartbeat of one may carry: an answer of List has all of it.
 MAX_RUN_MEMBERS = 6144
-# Of these, places that generators leave to reward services and models.
+# Places among these that generators leave to reward services and models.
 RESERVED_MEMBERS = 128
 MAX_GAUGES = 64
 GAUGE_CHARACTERS = 64

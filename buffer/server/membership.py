@@ -31,7 +31,7 @@ _MEMBERS_READ_PER_S = 1000
 def _most_members(role: pb.Role) -> int:
     """Members of the run from which on no other one of a role is taken; 0: any number.
 
-    Who may be a generator must not be able to keep others out, least of all a learner that comes back.
+    A generator's credential must not keep others out, least of all a learner that comes back.
     """
     if role == pb.ROLE_LEARNER:
         return 0

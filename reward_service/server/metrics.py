@@ -33,7 +33,7 @@ _BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 
 
 class RewardMetrics:
-    """Counts calls and items by outcome; `code` is the error's, empty otherwise. Of many codes later ones are `other`.
+    """Counts calls and items by outcome; `code` is the error's, empty otherwise. Beyond some codes all are `other`.
 
     Args:
         engine: what answers.

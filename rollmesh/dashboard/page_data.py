@@ -103,7 +103,7 @@ class RunPanels:
         return panel
 
     def _with_failures(self) -> Panel:
-        """What needs attention, after the panels that cannot be made."""
+        """The panels that cannot be made, and then all else that needs attention."""
         known = self.panels.get(_ATTENTION)
         items = json.loads(known.text)["items"] if known is not None else []
         remedy = "is a file in the run's folder damaged? The log of this command says where it was read"
