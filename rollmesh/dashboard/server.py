@@ -32,12 +32,7 @@ MOST_CONNECTIONS = 64
 REQUEST_S = 30.0
 # Seconds for which what was read is new enough for every page.
 _FRESH_S = 1.0
-<<<<<<< HEAD
-# Of the place of a run in a request.
-=======
-_CLOSE_S = 1.0
 # Digits of the place of a run in a request.
->>>>>>> red
 _PLACE_DIGITS = 4
 # Names of runs are data too: the page sets its title once it has them.
 _TITLE = "Rollmesh"
