@@ -23,7 +23,7 @@ def missing() -> str:
 
 
 def has_images(*images: str) -> bool:
-    """Whether Docker has all of these images."""
+    """True if Docker has all of these images."""
     return subprocess.run(["docker", "image", "inspect", *images], capture_output=True, check=False).returncode == 0
 
 
