@@ -265,8 +265,8 @@ class AdmitSession:
         ahead = snapshot.demand + rules.samples_per_insert - 1
         floor = gate.version_floor(snapshot.u, ahead, rules.groups_per_step, rules.max_staleness)
         return (
-            f"staleness bound: generators are as far ahead as buffer.max_staleness ({rules.max_staleness}) allows; "
-            f"they continue at version {floor}, this one has {self._demand.serving.version}"
+            f"staleness bound: buffer.max_staleness ({rules.max_staleness}) allows no further prompts before version "
+            f"{floor}; the one served is {self._demand.serving.version}"
         )
 
     async def _responses(self, grants: list[GroupGrant]) -> AsyncIterator[bytes]:

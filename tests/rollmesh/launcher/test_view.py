@@ -32,10 +32,7 @@ CONFIG = load_config(
         "learner": {"steps": 200},
     }
 )
-GATE = (
-    "staleness bound: generators are as far ahead as buffer.max_staleness (4) allows; they continue at version 16, "
-    "this one has 15"
-)
+GATE = "staleness bound: buffer.max_staleness (4) allows no further prompts before version 16; the one served is 15"
 
 
 def training(step: int, seconds_per_step: float = 3.0, **values: float) -> dict[str, Any]:
