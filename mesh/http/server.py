@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from rollmesh.mesh.access.secret_files import read_key
-from rollmesh.mesh.addresses import join_address
+from rollmesh.mesh.addresses import is_unspecified, join_address
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.http.connections import Connections
@@ -45,7 +45,7 @@ async def serving(
     *,
     request_s: float,
 ) -> AsyncIterator[str]:
-    """Answers requests while the context lasts; yields `http://HOST:PORT`, or the same of https.
+    """Answers requests while the context lasts; yields a URL of it for this host, `http://HOST:PORT` or of https.
 
     Args:
         answer: to one request.
@@ -67,7 +67,9 @@ async def serving(
     )
     bound = await connections.listen(server, host, port, tls)
     try:
-        yield f"{'https' if tls else 'http'}://{join_address(host, bound)}"
+        # Browsers do not open the address of all interfaces.
+        shown = ("::1" if ":" in host else "localhost") if is_unspecified(host) else host
+        yield f"{'https' if tls else 'http'}://{join_address(shown, bound)}"
     finally:
         await connections.close()
         await server.shutdown(_CLOSE_S)

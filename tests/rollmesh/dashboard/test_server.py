@@ -127,9 +127,12 @@ async def test_a_panel_is_sent_once(tmp_path: Path) -> None:
                 assert answer.status == 304
 
 
-async def test_its_url_has_brackets_around_an_ipv6_address() -> None:
-    async with page_server(StaticRuns([]), host="::1", port=0) as url:
-        assert url.startswith("http://[::1]:")
+@pytest.mark.parametrize(("host", "shown"), [("::1", "[::1]"), ("0.0.0.0", "localhost"), ("::", "[::1]")])
+async def test_its_url_opens_in_a_browser(host: str, shown: str) -> None:
+    async with page_server(StaticRuns([]), host=host, port=0) as url:
+        assert url.startswith(f"http://{shown}:")
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            assert answer.status == 200
 
 
 async def test_a_taken_port_is_told() -> None:
