@@ -48,7 +48,7 @@ def translate(values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
                 Setting(key, value, f"From {answer.key}.") for key, value in parse_overrides([answer.setting]).items()
             ]
         elif answer.row is not None and not (answer.row.same and answer.value is False):
-            notes.append(f"Not taken over: {answer.key}: {answer.text}")
+            notes.append(f"Not taken over: {answer.key}; here: {answer.text}")
     accepted, refused = _accepted(_once(settings))
     return accepted, [*refused, *notes, *_unknown(found, theirs)]
 
