@@ -184,7 +184,7 @@ def test_a_configuration_of_verl_is_taken_over_and_what_is_not_is_noted(rollmesh
     assert config.logging.wandb
     assert config.model.path == str(model)
     notes = " ".join(Path("cfg.yaml").read_text().replace("# ", "").split())
-    assert "Not taken over: algorithm.gamma; here: algorithm.advantage.gamma" in notes
+    assert "Not taken over: algorithm.gamma: algorithm.advantage.gamma" in notes
     assert "Not taken over: actor_rollout_ref.actor.optim.lr_warmup_steps" in notes
     assert "Nothing is known to stand for trainer.of_tomorrow." in notes
     assert "use_kl_in_reward" not in notes, "it is off there, and here"
