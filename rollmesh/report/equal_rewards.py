@@ -8,7 +8,7 @@ LOWEST, HIGHEST = "critic/score/min", "critic/score/max"
 """Metrics of a step: the rewards of its responses."""
 REMEDY = (
     "`rollmesh samples RUN` shows what the model writes. Does the reward find the answer in that form? Else easier "
-    "prompts, or supervised steps before (`rollmesh sft`)"
+    "prompts (harder ones if all are solved), or supervised steps before (`rollmesh sft`)"
 )
 
 
