@@ -1,5 +1,5 @@
 -- Enters a member under a new connection generation; what it still holds gets a full term.
--- ARGV: '', member, members that the run may have (0: any number, for fronts), description (serialized Member), call,
+-- ARGV: '', member, members that the run may have (0: any number), description (serialized Member), call,
 -- role. `call` grows with every join of a member; 0: not numbered.
 load_run()
 local most, call, joins = tonumber(ARGV[3]), tonumber(ARGV[5]), RUN .. ':joins'

@@ -445,8 +445,13 @@ async def test_a_generator_that_decodes_does_not_wait(mesh: Mesh) -> None:
     async with asyncio.timeout(TIMEOUT_S):
         while "no prompt" not in admission.waiting_reason:
             await asyncio.sleep(0.01)
-        description = await learner.client.describe("train")
-        assert (description.waiting_for_samples_ms, description.generators_wait) == (0, "")
+        # It waits from its grant until its message of the response arrives.
+        while (stopped := await learner.client.describe("train")).generators_wait:
+            pass
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+            found = await learner.client.describe("train")
+            assert (found.waiting_for_samples_ms, found.generators_wait) == (stopped.waiting_for_samples_ms, "")
         admission.update(2, V0, outstanding=0)
-        while not (await learner.client.describe("train")).waiting_for_samples_ms:
+        while (await learner.client.describe("train")).waiting_for_samples_ms == stopped.waiting_for_samples_ms:
             await asyncio.sleep(0.01)

@@ -232,7 +232,7 @@ async def test_each_missing_right_is_named_before_anything_is_done(redis_url: st
             await change(f"+{command.lower()}")
         await change("-zadd")
         with pytest.raises(StoreError, match="run ZADD in join"):
-            await access.run_script("join", "", "member", 1, "description", 0)
+            await access.run_script("join", "", "member", 1, "description", 0, 1)
         await change("+zadd", "resetchannels")
         with pytest.raises(StoreError, match="run PUBLISH"):
             await access.check_acl("rollmesh:r:x")

@@ -130,7 +130,7 @@ async def test_what_comes_behind_is_sent_only_after_all_was_acknowledged(
 ) -> None:
     home = await cluster.owner(access._run_key)
     good, refused = [await key_on(cluster, node) for node in others(cluster, home)]
-    verb = ("join", "", "member", 1, "description", 0)
+    verb = ("join", "", "member", 1, "description", 0, 1)
     await access.batch([("HSET", refused, "a", "b")])
     with pytest.raises(StoreError, match="WRONGTYPE"):
         await access.run_after([("SET", good, "1"), ("INCR", refused)], *verb)
@@ -212,7 +212,7 @@ async def test_nodes_killed_in_the_middle_of_a_run_come_back_with_all_of_it(mesh
     on_other = await key_on(cluster, other)
     other.kill()
     with pytest.raises(StoreError, match=r"unreachable|cluster is down"):
-        await front.access.run_after([("SET", on_other, "1")], "join", "", "never", 1, "description", 0)
+        await front.access.run_after([("SET", on_other, "1")], "join", "", "never", 1, "description", 0, 1)
     home.kill()
     with pytest.raises(StoreError, match=r"unreachable|cluster is down"):
         await front.access.run_script("read_table", "train")

@@ -36,7 +36,7 @@ class _GivenFronts(FailoverChannel):
         pass
 
 
-def _open(address: str) -> grpc.aio.Channel:
+def _open(address: str, _keepalive_s: float) -> grpc.aio.Channel:
     return open_channel(address, SecuritySection(), keepalive_s=_KEEPALIVE_S)
 
 
