@@ -164,7 +164,7 @@ class Asker:
         limits, budget, now = self._accounts.limits, self._accounts.budget, time.monotonic()
         delay_s = limits.delay_s(estimate.total, now)
         if delay_s and now + delay_s > begin_by:
-            raise BusyError(f"the judge's limits allow the next request in {delay_s:.1f} s")
+            raise BusyError(f"its limits allow the next request in {delay_s:.1f} s")
         budget.reserve(estimate)
         limits.take(estimate.total, now)
         used: list[Usage] = []
@@ -191,7 +191,7 @@ class Asker:
             async with asyncio.timeout(begin_by - time.monotonic()):
                 await self._free.acquire()
         except TimeoutError as error:
-            raise BusyError(f"{self._section.concurrency} requests to the judge are in progress") from error
+            raise BusyError(f"{self._section.concurrency} requests are in progress") from error
 
     def _body(self, messages: Messages, vote: int) -> dict[str, Any]:
         section = self._section

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 
 from rollmesh.mesh.config.judge import NAME, JudgeSection
 from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.reward_service.judge import pairs
 from rollmesh.reward_service.judge.asking import Accounts, Asker
 from rollmesh.reward_service.judge.endpoint import Address
@@ -34,6 +36,8 @@ T = TypeVar("T")
 _KEPT = 1 << 16
 # Share of a call's time in which its questions have to be answered.
 _SHARE = 0.9
+# Seconds for which a lack of room is reported.
+_RECENT_S = 10.0
 
 
 class Judge:
@@ -62,6 +66,14 @@ class Judge:
         self._accounts = Accounts(section)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asker: Asker | None = None
+        self._busy: BusyError | None = None
+        self._busy_at = -math.inf
+
+    def present_wait(self) -> Wait:
+        """The reason why items wait: there was no room for a request a moment ago; empty while there is."""
+        if self._busy is None or time.monotonic() - self._busy_at > _RECENT_S:
+            return NO_WAIT
+        return Wait(f"{NAME}: {self._busy}")
 
     @property
     def accounts(self) -> Accounts:
@@ -150,7 +162,11 @@ class Judge:
         vote: int,
         begin_by: float,
     ) -> float:
-        verdict = await asker.verdict(messages, vote, begin_by)
+        try:
+            verdict = await asker.verdict(messages, vote, begin_by)
+        except BusyError as error:
+            self._busy, self._busy_at = error, time.monotonic()
+            raise
         self._verdicts[key] = verdict.value
         if len(self._verdicts) > _KEPT:
             self._verdicts.popitem(last=False)
