@@ -11,8 +11,8 @@ import xxhash
 
 from rollmesh.learner.recovery.run_identity import agent_files, files_here, fingerprint
 from rollmesh.mesh.config.inputs import DataSource
-from rollmesh.mesh.config.judge import NAME as JUDGE
-from rollmesh.mesh.config.judge import JudgeSection
+from rollmesh.mesh.config.scorers.judge import NAME as JUDGE
+from rollmesh.mesh.config.scorers.judge import JudgeSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
-from rollmesh.mesh.config.judge import NAME, NEEDS, JudgeSection
+from rollmesh.mesh.config.scorers.judge import NAME, NEEDS, JudgeSection
 
 
 class RewardSection(Section):
     functions: list[str] = Field(
         default_factory=lambda: ["auto"],
         description="Scorers, summed: registered names (auto, arithmetic, environment, exact_match, gsm8k, "
-        "gsm8k_strict, gsm8k_flexible, judge, math, math_string, math_dapo, none, qa, strings), or `module:function` / "
-        "`file.py:function` with verl's or TRL's signature. `model:FOLDER` is a reward model of `rollmesh rm`. `auto` "
+        "gsm8k_strict, gsm8k_flexible, judge, math, math_string, math_dapo, none, qa, strings). Your own are "
+        "`module:function` or `file.py:function`, with verl's or TRL's signature. `model:FOLDER` is a reward model of `rollmesh rm`. `auto` "
         "takes the reward of the episode if it has one, else picks by data_source.",
     )
     by_data_source: dict[str, list[str]] = Field(

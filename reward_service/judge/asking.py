@@ -1,7 +1,7 @@
 """Asks one question until there is a verdict: within limits and budget, again after failures, twice where it is slow.
 
-Invariant: each request has been counted by limits and budget before it is sent, and none is begun so late that it could
-not end in time.
+Invariant: each request has been counted by limits and budget before it is sent. None is begun so late that it could not
+end in time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from rollmesh.mesh.config.judge import JudgeSection
+from rollmesh.mesh.config.scorers.judge import JudgeSection
 from rollmesh.reward_service.judge.budget import UNUSED, Budget, Usage
 from rollmesh.reward_service.judge.endpoint import Address, Endpoint, Reply, keep_open
 from rollmesh.reward_service.judge.errors import (
@@ -38,7 +38,7 @@ _BYTES_PER_TOKEN = 3
 
 
 class Accounts:
-    """What all requests of a process share.
+    """Limits, budget and times, which all requests of a process share.
 
     Args:
         section: of the configuration.

@@ -22,7 +22,7 @@ class Usage:
 
     @property
     def total(self) -> int:
-        """Of both."""
+        """The sum of both."""
         return self.prompt + self.answer
 
 

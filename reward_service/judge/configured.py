@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rollmesh.mesh.config.judge import NAME, NEEDS
+from rollmesh.mesh.config.scorers.judge import NAME, NEEDS
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.errors import ConfigError
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from rollmesh.mesh.config.judge import JudgeSection
+from rollmesh.mesh.config.scorers.judge import JudgeSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.private_files import read_secret
 from rollmesh.mesh.runtime.hosts import is_loopback
@@ -167,10 +167,10 @@ def _usage(found: Any) -> Usage | None:
     """Tokens as the endpoint counts them; None where it counts none, or nonsense."""
     if not isinstance(found, Mapping):
         return None
-    counts = [found.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    if not all(type(count) is int and 0 <= count < _MOST_TOKENS for count in counts):
+    prompt, answer = found.get("prompt_tokens"), found.get("completion_tokens")
+    if not (isinstance(prompt, int) and isinstance(answer, int)):
         return None
-    return Usage(*counts)
+    return Usage(prompt, answer) if 0 <= min(prompt, answer) and max(prompt, answer) < _MOST_TOKENS else None
 
 
 async def keep_open(endpoint: Endpoint) -> None:

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rollmesh.mesh.config.judge import NAME, JudgeSection
+from rollmesh.mesh.config.scorers.judge import NAME, JudgeSection
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.reward_service.judge import pairs

@@ -47,7 +47,7 @@ class Question:
         Raises:
             AnswerError: there is none.
         """
-        found = _object(answer)
+        found = _fields(answer)
         reason = found.get("reason", "")
         if not isinstance(reason, str):
             raise AnswerError(f"`reason` is {_kind(reason)}, and has to be a text")
@@ -98,7 +98,7 @@ def _schema(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _object(answer: str) -> Mapping[str, Any]:
+def _fields(answer: str) -> Mapping[str, Any]:
     """The JSON object in an answer, also in a fenced block or after thoughts."""
     if len(answer) > _LONGEST:
         raise AnswerError(f"{len(answer)} characters, {_LONGEST} are read")

@@ -100,8 +100,8 @@ async def try_rewards(config: Config, rows: Sequence[Row]) -> list[Tried]:
     """
     reward = config.reward
     local, remote = split_routes(reward.by_data_source)
-    functions, local = with_judge(reward, reward.functions, local)
-    engine = ScoringEngine(functions, local, workers=1, call_timeout_s=reward.scorer_timeout_s)
+    functions = with_judge(reward, reward.functions, local)
+    engine = ScoringEngine(*functions, workers=1, call_timeout_s=reward.scorer_timeout_s)
     found = []
     try:
         await engine.start()

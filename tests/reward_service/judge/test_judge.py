@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rollmesh.mesh.config.judge import JudgeSection
+from rollmesh.mesh.config.scorers.judge import JudgeSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.reward_service.judge.endpoint import Address
 from rollmesh.reward_service.judge.judge import Judge
