@@ -11,10 +11,10 @@ import xxhash
 
 from rollmesh.learner.recovery.run_identity import agent_files, files_here, fingerprint
 from rollmesh.mesh.config.inputs import DataSource
-from rollmesh.mesh.config.scorers.judge import NAME as JUDGE
-from rollmesh.mesh.config.scorers.judge import JudgeSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
+from rollmesh.mesh.config.scorers.judge import NAME as JUDGE
+from rollmesh.mesh.config.scorers.judge import JudgeSection
 
 _EVAL = {"rows", "n", "temperature", "top_p", "top_k", "right_at"}
 _ROLLOUT = {"max_prompt_tokens", "max_response_tokens", "stop"}

@@ -15,8 +15,9 @@ class RewardSection(Section):
         default_factory=lambda: ["auto"],
         description="Scorers, summed: registered names (auto, arithmetic, environment, exact_match, gsm8k, "
         "gsm8k_strict, gsm8k_flexible, judge, math, math_string, math_dapo, none, qa, strings). Your own are "
-        "`module:function` or `file.py:function`, with verl's or TRL's signature. `model:FOLDER` is a reward model of `rollmesh rm`. `auto` "
-        "takes the reward of the episode if it has one, else picks by data_source.",
+        "`module:function` or `file.py:function`, with verl's or TRL's signature. `model:FOLDER` is a reward model of "
+        "`rollmesh rm`, and `judge` the language model of `reward.judge`. `auto` takes the reward of the episode if it "
+        "has one, else picks by data_source.",
     )
     by_data_source: dict[str, list[str]] = Field(
         default_factory=dict,

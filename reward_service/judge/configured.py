@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rollmesh.mesh.config.scorers.judge import NAME, NEEDS
 from rollmesh.mesh.config.reward import RewardSection
+from rollmesh.mesh.config.scorers.judge import NAME, NEEDS
 from rollmesh.mesh.errors import ConfigError
 
 Functions = Sequence[str | Callable[..., Any]]

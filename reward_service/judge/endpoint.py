@@ -170,7 +170,7 @@ def _usage(found: Any) -> Usage | None:
     prompt, answer = found.get("prompt_tokens"), found.get("completion_tokens")
     if not (isinstance(prompt, int) and isinstance(answer, int)):
         return None
-    return Usage(prompt, answer) if 0 <= min(prompt, answer) and max(prompt, answer) < _MOST_TOKENS else None
+    return Usage(prompt, answer) if min(prompt, answer) >= 0 and max(prompt, answer) < _MOST_TOKENS else None
 
 
 async def keep_open(endpoint: Endpoint) -> None:

@@ -28,7 +28,7 @@ from rollmesh.reward_service.judge.errors import BusyError, JudgeError
 from rollmesh.reward_service.judge.evidence import Evidence
 from rollmesh.reward_service.judge.templates import Template
 from rollmesh.reward_service.judge.verdicts import combined, score_on, winner
-from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.outcomes import NOT_BEGUN, Failed, Outcome, RewardItem, Scored, Unscorable
 
 T = TypeVar("T")
 
@@ -36,6 +36,8 @@ T = TypeVar("T")
 _KEPT = 1 << 16
 # Share of a call's time in which its questions have to be answered.
 _SHARE = 0.9
+# Seconds after which a group without room may come again, at least.
+_LEAST_S = 0.2
 # Seconds for which a lack of room is reported.
 _RECENT_S = 10.0
 
@@ -82,10 +84,16 @@ class Judge:
 
     async def __call__(self, items: Sequence[RewardItem]) -> list[Outcome]:
         """Outcomes of a group's items."""
-        begin_by = time.monotonic() + self._begin_s
+        began = time.monotonic()
+        begin_by = began + self._begin_s
         if self._section.mode == "pairs":
-            return await self._compared(items, begin_by)
-        return list(await asyncio.gather(*(self._scored(item, begin_by) for item in items)))
+            outcomes = await self._compared(items, begin_by)
+        else:
+            outcomes = list(await asyncio.gather(*(self._scored(item, begin_by) for item in items)))
+        if any(isinstance(outcome, Failed) and outcome.code == NOT_BEGUN for outcome in outcomes):
+            # They are sent again at once.
+            await asyncio.sleep(max(begin_by, began + _LEAST_S) - time.monotonic())
+        return outcomes
 
     # ------------------------------------------------------------------------------------------ scores
 

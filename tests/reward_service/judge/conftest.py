@@ -12,8 +12,8 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rollmesh.mesh.config.scorers.judge import JudgeSection
 from rollmesh.mesh.config.reward import RewardSection
+from rollmesh.mesh.config.scorers.judge import JudgeSection
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.judge.configured import with_judge
 from rollmesh.reward_service.scoring.engine import ScoringEngine

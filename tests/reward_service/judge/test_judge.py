@@ -16,12 +16,14 @@ from aiohttp.test_utils import TestServer
 
 from rollmesh.mesh.config.scorers.judge import JudgeSection
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.reward_service.client.client import RewardClient
+from rollmesh.reward_service.client.dispatcher import CallLimits
 from rollmesh.reward_service.judge.endpoint import Address
 from rollmesh.reward_service.judge.judge import Judge
 from rollmesh.reward_service.outcomes import Failed, RewardItem, Scored
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from tests.certificates import Authority
-from tests.reward_service.judge.conftest import BRIEF, Endpoint, completion, shown, verdict
+from tests.reward_service.judge.conftest import BRIEF, LONG_S, Endpoint, completion, shown, verdict
 
 
 async def test_scores_become_rewards_on_the_scale(judge: Any, endpoint: Endpoint) -> None:
@@ -94,6 +96,23 @@ async def test_an_endpoint_without_room_leaves_items_not_begun(judge: Any, endpo
     # The pause counts for all requests of the process.
     assert totals(await score("c")) == ["not_begun"]
     assert len(endpoint.bodies) == seen
+
+
+async def test_a_busy_judge_slows_a_group_and_loses_none_of_it(
+    serve: Any, endpoint: Endpoint, base_url: str, make_item: Any, totals: Any
+) -> None:
+    async def refuse_for_a_while(_body: dict[str, Any]) -> web.StreamResponse:
+        return verdict(5.0) if len(endpoint.bodies) > 12 else web.Response(status=429)
+
+    endpoint.behaviour = refuse_for_a_while
+    section = JudgeSection(base_url=base_url, model="m", **BRIEF)
+    address = await serve(Judge(section, call_timeout_s=LONG_S), timeout_s=2 * LONG_S, call_timeout_s=LONG_S)
+    client = RewardClient([address], limits=CallLimits(2 * LONG_S, 1, 2 * LONG_S))
+    try:
+        items = [make_item(str(n), f"response {n}") for n in range(4)]
+        assert totals(await client.score(items, timeout_s=2 * LONG_S)) == [0.5] * 4
+    finally:
+        await client.close()
 
 
 async def test_only_what_lacks_a_verdict_is_asked_again(judge: Any, endpoint: Endpoint, totals: Any) -> None:
@@ -175,6 +194,10 @@ async def test_bodies_that_are_no_completions_are_errors(judge: Any, endpoint: E
     assert (result.error.code, result.error.retryable) == ("judge_answer", True)
 
 
+async def test_any_text_can_be_judged(judge: Any, totals: Any) -> None:
+    assert totals(await judge()("\0 {} \u2028", "", truth="\ud800")) == pytest.approx([0.6, 0.0])
+
+
 async def test_answers_are_read_up_to_a_bound(judge: Any, endpoint: Endpoint) -> None:
     async def flood(_body: dict[str, Any]) -> web.StreamResponse:
         return web.Response(body=b" " * (5 << 20))
@@ -223,7 +246,9 @@ async def test_a_spent_budget_is_an_error_of_its_own(judge: Any, endpoint: Endpo
 
 
 async def test_a_judge_without_room_says_so(endpoint: Endpoint, base_url: str) -> None:
-    judge = Judge(JudgeSection(base_url=base_url, model="m", requests_per_minute=1), call_timeout_s=8.0)
+    judge = Judge(
+        JudgeSection(base_url=base_url, model="m", timeout_s=89.9, requests_per_minute=1), call_timeout_s=100.0
+    )
     engine = ScoringEngine([judge], workers=1)
     try:
         await judge([RewardItem("a", "g", "s", "p", "r")])
