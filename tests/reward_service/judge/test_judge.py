@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import ssl
@@ -14,14 +15,18 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from rollmesh.mesh.config.load import load_config
 from rollmesh.mesh.config.scorers.judge import JudgeSection
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.reward_service.client.client import RewardClient
+from rollmesh.mesh.runtime.service import Shutdown
+from rollmesh.reward_service.client.client import RewardClient, build_scorer
 from rollmesh.reward_service.client.dispatcher import CallLimits
 from rollmesh.reward_service.judge.endpoint import Address
 from rollmesh.reward_service.judge.judge import Judge
 from rollmesh.reward_service.outcomes import Failed, RewardItem, Scored
 from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.server.server import RewardServer
+from rollmesh.reward_service.server.service import serve
 from tests.certificates import Authority
 from tests.reward_service.judge.conftest import BRIEF, LONG_S, Endpoint, completion, shown, verdict
 
@@ -99,20 +104,46 @@ async def test_an_endpoint_without_room_leaves_items_not_begun(judge: Any, endpo
 
 
 async def test_a_busy_judge_slows_a_group_and_loses_none_of_it(
-    serve: Any, endpoint: Endpoint, base_url: str, make_item: Any, totals: Any
+    endpoint: Endpoint, base_url: str, make_item: Any, totals: Any
 ) -> None:
     async def refuse_for_a_while(_body: dict[str, Any]) -> web.StreamResponse:
         return verdict(5.0) if len(endpoint.bodies) > 12 else web.Response(status=429)
 
     endpoint.behaviour = refuse_for_a_while
     section = JudgeSection(base_url=base_url, model="m", **BRIEF)
-    address = await serve(Judge(section, call_timeout_s=LONG_S), timeout_s=2 * LONG_S, call_timeout_s=LONG_S)
-    client = RewardClient([address], limits=CallLimits(2 * LONG_S, 1, 2 * LONG_S))
+    engine = ScoringEngine([Judge(section, call_timeout_s=LONG_S)], call_timeout_s=LONG_S)
+    server = RewardServer(engine, timeout_s=2 * LONG_S)
+    client = RewardClient([f"127.0.0.1:{await server.start()}"], limits=CallLimits(2 * LONG_S, 1, 2 * LONG_S))
     try:
         items = [make_item(str(n), f"response {n}") for n in range(4)]
         assert totals(await client.score(items, timeout_s=2 * LONG_S)) == [0.5] * 4
     finally:
         await client.close()
+        await server.stop(0)
+
+
+async def test_services_and_generators_find_it_in_the_configuration(
+    endpoint: Endpoint, base_url: str, make_item: Any, totals: Any, tmp_path: Path
+) -> None:
+    reward = {"functions": ["judge"], "judge": {"base_url": base_url, "model": "m"}}
+    given = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}}
+    near = build_scorer(load_config({**given, "reward": {**reward, "in_process": True}}))
+    assert totals(await near.score([make_item("a", "abc")])) == pytest.approx([0.3])
+    await near.close()
+
+    shutdown, ready = Shutdown(), tmp_path / "ready"
+    config = load_config({**given, "reward": reward})
+    running = asyncio.create_task(serve(config, shutdown, host="127.0.0.1", port=0, mesh=None, ready_file=ready))
+    async with asyncio.timeout(LONG_S):
+        while not ready.exists():
+            assert not running.done()
+            await asyncio.sleep(0.01)
+    far = RewardClient([json.loads(ready.read_text())["address"]])
+    assert totals(await far.score([make_item("a", "abcd")], timeout_s=LONG_S)) == pytest.approx([0.4])
+    await far.close()
+    shutdown.request("enough")
+    assert await running == 0
+    assert len(endpoint.bodies) == 2
 
 
 async def test_only_what_lacks_a_verdict_is_asked_again(judge: Any, endpoint: Endpoint, totals: Any) -> None:
