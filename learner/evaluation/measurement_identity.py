@@ -13,11 +13,25 @@ from rollmesh.learner.recovery.run_identity import agent_files, files_here, fing
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
+from rollmesh.mesh.config.scorers.judge import NAME as JUDGE
+from rollmesh.mesh.config.scorers.judge import JudgeSection
 
 _EVAL = {"rows", "n", "temperature", "top_p", "top_k", "right_at"}
 _ROLLOUT = {"max_prompt_tokens", "max_response_tokens", "stop"}
 _AGENT = {"tools", "environment", "program", "command", "max_turns", "turn_tokens", "observation_tokens"}
 _DATA = {"prompt_key", "chat_template_kwargs"}
+_JUDGE = {
+    "model",
+    "mode",
+    "scale",
+    "opponents",
+    "votes",
+    "combine",
+    "structured",
+    "temperature",
+    "max_tokens",
+    "options",
+}
 _SOURCE = {"name", "rows", "prompt_key", "ground_truth_key", "chat_template_kwargs", "sampling"}
 
 
@@ -56,6 +70,15 @@ def reward_measurement(reward: RewardSection, functions: Sequence[str]) -> dict[
         "reward.functions": list(functions),
         "reward.by_data_source": routes,
         "reward.endpoints": bool(reward.endpoints),
+        **(_judge(reward.judge) if JUDGE in functions or reward.asks_judge else {}),
+    }
+
+
+def _judge(judge: JudgeSection) -> dict[str, Any]:
+    template = judge.template
+    return {
+        **_named("reward.judge", judge.model_dump(mode="json", include=_JUDGE)),
+        "reward.judge.template": None if template is None or not template.is_file() else fingerprint([template]),
     }
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
+from rollmesh.mesh.config.scorers.judge import NAME, NEEDS, JudgeSection
 
 
 class RewardSection(Section):
     functions: list[str] = Field(
         default_factory=lambda: ["auto"],
         description="Scorers, summed: registered names (auto, arithmetic, environment, exact_match, gsm8k, "
-        "gsm8k_strict, gsm8k_flexible, math, math_string, math_dapo, none, qa, strings), or `module:function` / "
-        "`file.py:function` with verl's or TRL's signature. `model:FOLDER` is a reward model of `rollmesh rm`. `auto` "
-        "takes the reward of the episode if it has one, else picks by data_source.",
+        "gsm8k_strict, gsm8k_flexible, judge, math, math_string, math_dapo, none, qa, strings). Your own are "
+        "`module:function` or `file.py:function`, with verl's or TRL's signature. `model:FOLDER` is a reward model of "
+        "`rollmesh rm`, and `judge` the language model of `reward.judge`. `auto` takes the reward of the episode if it "
+        "has one, else picks by data_source.",
     )
     by_data_source: dict[str, list[str]] = Field(
         default_factory=dict,
@@ -51,3 +53,24 @@ class RewardSection(Section):
         "something.",
     )
     python: Path | None = Field(None, description="Interpreter of the reward service; none: that of `rollmesh`.")
+    judge: JudgeSection = Field(
+        default_factory=JudgeSection, description="The language model that the scorer `judge` asks."
+    )
+
+    @property
+    def asks_judge(self) -> bool:
+        """True if a source's functions name the judge."""
+        return any(NAME in names for names in (self.functions, *self.by_data_source.values()))
+
+    @model_validator(mode="after")
+    def _judge_can_be_asked(self) -> RewardSection:
+        if not self.asks_judge:
+            return self
+        if self.judge.base_url is None or self.judge.model is None:
+            raise ValueError(NEEDS)
+        if self.judge.timeout_s >= 0.9 * self.scorer_timeout_s:
+            raise ValueError(
+                "deadlines must nest: reward.judge.timeout_s < 0.9 * reward.scorer_timeout_s, got "
+                f"{self.judge.timeout_s:g} / {self.scorer_timeout_s:g}"
+            )
+        return self

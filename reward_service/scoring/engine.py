@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import cast
 
 from rollmesh.mesh.errors import PayloadError, RewardError
-from rollmesh.mesh.wait import Wait
+from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.call_times import CallTimes
 from rollmesh.reward_service.functions import RewardFunction
@@ -111,6 +111,7 @@ class ScoringEngine:
         most = max(workers, waiting_workers or 0)
         self._call_timeout_s = call_timeout_s
         self._remote: list[tuple[str, str]] = []
+        self._waits: list[Callable[[], Wait]] = []
         self._default = self._placed_functions(functions)
         self._by_data_source = {source: self._placed_functions(specs) for source, specs in by_data_source.items()}
         self._processes = ProcessPool(self._remote, workers=workers, most=most, call_timeout_s=call_timeout_s)
@@ -131,7 +132,8 @@ class ScoringEngine:
 
     def present_wait(self) -> Wait:
         """The reason why items wait; empty while they are scored as they come."""
-        return self._threads.present_wait() or self._processes.present_wait()
+        waits = (self._threads.present_wait, self._processes.present_wait, *self._waits)
+        return next((wait for present_wait in waits if (wait := present_wait())), NO_WAIT)
 
     async def start(self) -> None:
         """Loads the functions that worker processes are to run, ahead of the first `score` that needs them.
@@ -178,6 +180,9 @@ class ScoringEngine:
         """Decides where a function runs."""
         local = None if is_path(spec) else load_function(spec, name=name)
         if not isinstance(spec, str):
+            # A function that knows its reasons tells them.
+            if (present_wait := getattr(spec, "present_wait", None)) is not None:
+                self._waits.append(present_wait)
             return _Function(name, local, None, lambda _source: True)
         if (spec, name) not in self._remote:
             self._remote.append((spec, name))

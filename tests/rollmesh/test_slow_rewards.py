@@ -61,6 +61,10 @@ def notice(generator: Wait, service: Wait, reward: dict[str, Any]) -> str:
         ({}, "--reward.workers=64"),
         ({"workers": 5}, "--reward.workers=10"),
         ({"endpoints": ["grpc://a:1"]}, "More services in reward.endpoints"),
+        (
+            {"functions": ["judge"], "judge": {"base_url": "http://a:1/v1", "model": "m"}},
+            "reward.judge.requests_per_minute",
+        ),
     ],
 )
 def test_it_says_how_many_wait_why_and_which_key_changes_it(reward: dict[str, Any], remedy: str) -> None:

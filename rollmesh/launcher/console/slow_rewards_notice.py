@@ -78,6 +78,9 @@ def slow_rewards_text(snapshot: Snapshot, config: Config) -> str:
     text += "nothing is lost; the run waits. "
     if config.reward.endpoints:
         return f"{text}More services in reward.endpoints score more at a time"
+    if config.reward.asks_judge:
+        text += "a judge answers as fast as its limits allow: reward.judge.requests_per_minute, tokens_per_minute, "
+        return f"{text}concurrency. {_more_workers(config.reward, 'For other functions, more')}"
     return f"{text}{_more_workers(config.reward, 'More')}"
 
 

@@ -1,0 +1,1 @@
+"""The configuration of single scorers: one section each."""

@@ -1,0 +1,41 @@
+"""Evidence: each verdict with its reason, as lines of JSON in a file of the user's."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+_MOST_BYTES = 1 << 30
+
+
+class Evidence:
+    """Appends records to a file that is closed to other users; a disk that refuses ends it, and no scoring.
+
+    Args:
+        path: of the file; several processes may share it. None: nothing is kept.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Writes one record, whole."""
+        if self._path is None:
+            return
+        line = json.dumps(record, ensure_ascii=True, default=str).encode() + b"\n"
+        try:
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                if os.fstat(file).st_size + len(line) > _MOST_BYTES:
+                    raise OSError(f"it holds {_MOST_BYTES >> 30} GiB, which is the most")
+                os.write(file, line)
+            finally:
+                os.close(file)
+        except OSError as error:
+            log.warning("reward.judge.evidence_file %s gets no more verdicts: %s", self._path, error)
+            self._path = None
