@@ -28,8 +28,8 @@ _NAMES: Mapping[str, str] = {
     "math": "math math500 math_500 math-500 HuggingFaceH4/MATH-500 lighteval/MATH DigitalLearningGmbH/MATH-lighteval "
     "EleutherAI/hendrycks_math numina_aops_forum numina_synthetic_math numina_amc_aime numina_synthetic_amc "
     "numina_cn_k12 numina_olympiads AI-MO/NuminaMath-CoT AI-MO/NuminaMath-TIR",
-    "math_dapo": "math_dapo math_dapo_reasoning BytedTsinghua-SIA/DAPO-Math-17k BytedTsinghua-SIA/AIME-2024 aime aime24 "
-    "aime25 aime26 aime2024 aime2025 aime2026 aime_2024 aime_2025 aime_2026 HuggingFaceH4/aime_2024 "
+    "math_dapo": "math_dapo math_dapo_reasoning BytedTsinghua-SIA/DAPO-Math-17k BytedTsinghua-SIA/AIME-2024 aime "
+    "aime24 aime25 aime26 aime2024 aime2025 aime2026 aime_2024 aime_2025 aime_2026 HuggingFaceH4/aime_2024 "
     "Maxwell-Jia/AIME_2024 math-ai/aime24 math-ai/aime25 opencompass/AIME2025 yentinglin/aime_2025",
     "qa": "searchR1_nq searchR1_triviaqa searchR1_popqa searchR1_hotpotqa searchR1_2wikimultihopqa searchR1_musique "
     "searchR1_bamboogle",

@@ -12,6 +12,8 @@ The answer is looked for in this order, and what comes last in the response coun
 A place that names two choices names none. Only the last 4,000 characters are read, and the first row.
 """
 
+# ruff: noqa: RUF001  # marks that look like ASCII ones
+
 from __future__ import annotations
 
 import re

@@ -1,8 +1,8 @@
 """JSON that keeps a schema: the last fenced block of the response, or the whole of it.
 
-The schema is that of the function's name (`json_schema:FILE`), `extra_info.json_schema`, or the ground truth: an object,
-or its text. `$schema` names its draft; without it 2020-12 counts. References lead inside the schema alone, and nothing
-is fetched.
+The schema is that of the function's name (`json_schema:FILE`), `extra_info.json_schema`, or the ground truth, as an
+object or as its text. `$schema` names its draft; without it 2020-12 counts. References lead inside the schema alone,
+and nothing is fetched.
 
 `json_schema` gives 1 to an answer without an error. `json_schema_fraction` gives the share of parts without one. Parts
 are the properties that the schema names or requires, and one more for all other rules. A property that may be missing

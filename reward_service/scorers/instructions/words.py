@@ -1,5 +1,7 @@
 """Words, sentences and paragraphs of a text, as instructions count them; in linear time."""
 
+# ruff: noqa: RUF001  # marks that look like ASCII ones
+
 from __future__ import annotations
 
 import re
@@ -8,7 +10,7 @@ from typing import Literal
 Relation = Literal["at least", "less than"]
 _WORD = re.compile(r"\w+")
 _CAPITAL_WORD = re.compile(r"\w+(?:[-'’]\w+)*")
-_SENTENCE_END = re.compile(r"(?<![.!?。！？।])[.!?。！？।]+[\"'”’)\]]{0,3}(?=\s|$)|[。！？]")  # noqa: RUF001 - other scripts' marks
+_SENTENCE_END = re.compile(r"(?<![.!?。！？।])[.!?。！？।]+[\"'”’)\]]{0,3}(?=\s|$)|[。！？]")
 # Their full stop ends no sentence, unless the text ends with them.
 _ABBREVIATIONS = frozenset(
     {
