@@ -33,7 +33,7 @@ _NAMES: Mapping[str, str] = {
     "Maxwell-Jia/AIME_2024 math-ai/aime24 math-ai/aime25 opencompass/AIME2025 yentinglin/aime_2025",
     "qa": "searchR1_nq searchR1_triviaqa searchR1_popqa searchR1_hotpotqa searchR1_2wikimultihopqa searchR1_musique "
     "searchR1_bamboogle",
-    "arithmetic": "arithmetic addition demo/arithmetic rollmesh/arithmetic",
+    "arithmetic": "arithmetic addition demo/arithmetic",
     "strings": "strings demo/strings",
     "exact_match": "exact_match",
 }

@@ -1,14 +1,15 @@
 r"""Multiple choice: 1 if the answer names the right one, by its label or by its text.
 
-The choices are `extra_info.choices` (or `options`): a list of texts, which get the labels A, B, C and so on, an object
-from label to text, or ARC's `{"label": [...], "text": [...]}`. Without them any label from A to Z is an answer. The
-ground truth is a label, a text, or the place of a choice, counted from 0, where no label is written like it.
+The choices are `extra_info.choices` (or `options`). They are a list of texts with the labels A, B, C and so on, an
+object from label to text, or ARC's `{"label": [...], "text": [...]}`. Without them any label from A to Z is an answer.
+The ground truth is a label, a text, or the place of a choice, counted from 0, where no label is written like it.
 
 The answer is looked for in this order, and what comes last in the response counts:
   1. `\boxed{B}`
   2. `<answer>B</answer>`
   3. `#### B`, `Answer: B`, `the answer is (B)`, `the correct option is **B**`
   4. a row that is no more than an answer, `B`, `(B)` or `B. Paris`: the last row, else the first
+
 A place that names two choices names none. Only the last 4,000 characters are read, and the first row.
 """
 

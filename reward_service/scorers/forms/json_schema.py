@@ -117,7 +117,7 @@ def _share(validator: Any, answer: Any) -> float:
     """The share of parts without an error."""
     schema = validator.schema if isinstance(validator.schema, Mapping) else {}
     errors = list(validator.iter_errors(answer))
-    # Of an answer that is no object nothing can be right in part.
+    # An answer that is no object cannot be right in part.
     if not isinstance(answer, dict):
         return float(not errors)
     required = frozenset(schema.get("required", ()))

@@ -1,8 +1,7 @@
 """A regular expression, in Python's syntax: 1 if it is found in the response.
 
-With a group called `answer`, the text that this group has in the last place found is compared with the ground truth,
-white space around it aside. The pattern is that of the function's name (`regex:PATTERN`), or `extra_info.regex`, or the
-ground truth itself.
+With a group called `answer`, its text in the last match is compared with the ground truth, white space around it aside.
+The pattern is that of the function's name (`regex:PATTERN`), or `extra_info.regex`, or the ground truth itself.
 
 A response of more than `LONGEST` characters does not match. Patterns may backtrack for longer than anyone waits, so
 they run in worker processes, which can be killed.

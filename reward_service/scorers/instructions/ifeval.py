@@ -1,9 +1,9 @@
 """Verifiable instructions (IFEval; Zhou et al., arXiv:2311.07911): what the response keeps of those that its row has.
 
-A row has `instruction_id_list` and `kwargs`, one object of arguments for each, in `extra_info` or as its ground truth
-(an object, a list with it, or its JSON). `ifeval` gives 1 where all are kept, `ifeval_fraction` the share. Both read
-the response as it is (strict). The component `loose` is the share when an instruction may also be kept by the response
-without its first row, its last row or its asterisks, as the benchmark's loose measure has it.
+A row has `instruction_id_list` and `kwargs`, one object of arguments for each. They stand in `extra_info`, or in the
+ground truth: an object, a list with it, or its JSON. `ifeval` gives 1 where all are kept, `ifeval_fraction` the share.
+Both read the response as it is (strict). The component `loose` is the benchmark's loose measure. An instruction may
+also be kept by the response without its first row, its last row or its asterisks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The 25 kinds of instructions of IFEval: from a response and an instruction's arguments to kept or not.
 
-They follow the published descriptions. Three differ from the published program, in the parts for which that uses
-other packages: sentences, words in capitals and languages are told by rules of our own (`words`, `languages`).
-Keywords are texts here, and no regular expressions. All take linear time.
+They follow the published descriptions. The published program uses other packages for sentences, words in capitals and
+languages. Here these are told by rules of our own (`words`, `languages`). Keywords are texts here, and no regular
+expressions. All take linear time.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def capital_word_count(text: str) -> int:
 def sentence_count(text: str) -> int:
     """The number of sentences: a full stop, question or exclamation mark before white space ends one.
 
-    That of an abbreviation, an initial or the number of an item does not. What remains at the end counts too.
+    That of an abbreviation, an initial or the number of an item does not. The rest at the end counts too.
     """
     count, begin = 0, 0
     for end in _SENTENCE_END.finditer(text):

@@ -52,7 +52,7 @@ def test_without_a_usable_truth_there_is_no_score(name: str, truth: Any) -> None
 
 def test_auto_picks_by_source_and_refuses_what_it_does_not_know() -> None:
     assert outcome("auto", "#### 42", "42", "openai/gsm8k").total == 1.0
-    assert outcome("auto", "042", "42", "rollmesh/arithmetic").total == 1.0
+    assert outcome("auto", "042", "42", "demo/arithmetic").total == 1.0
     assert outcome("auto", "042", "42", "strings").total == 0.0
     assert outcome("auto", "#### 42", "42", "OpenAI/GSM8K").total == 1.0
     for source in ("mystery", "mathematicians", "my_gsm8k", "openai/gsm8k-hard", "strings/code"):
@@ -75,7 +75,7 @@ def test_every_scorer_has_a_version() -> None:
 
 def test_an_episode_is_worth_what_its_environment_says() -> None:
     def judged(name: str, extra_info: dict[str, Any]) -> Any:
-        return SCORERS[name](RewardItem("i", "g", "rollmesh/arithmetic", "prompt", "41", "42", extra_info))
+        return SCORERS[name](RewardItem("i", "g", "demo/arithmetic", "prompt", "41", "42", extra_info))
 
     worth = {"environment_reward": {"won": 1, "length": -0.25}}
     for name in ("environment", "auto"):
