@@ -7,7 +7,7 @@ The ground truth is a label, a text, or the place of a choice, counted from 0, w
 The answer is looked for in this order, and what comes last in the response counts:
   1. `\boxed{B}`
   2. `<answer>B</answer>`
-  3. `#### B`, `Answer: B`, `the answer is (B)`, `the correct option is **B**`
+  3. `#### B`, `Answer: B`, `the answer is (B)`, `the correct option is **B**`, `I choose B`
   4. a row that is no more than an answer, `B`, `(B)` or `B. Paris`: the last row, else the first
 
 A place that names two choices names none. Only the last 4,000 characters are read, and the first row.
@@ -33,6 +33,7 @@ _ROW = 400
 # At most so much stands between a phrase and the answer that it announces.
 _ANNOUNCED = re.compile(
     r"(?:####|\banswer\b(?:[ \t]{1,4}(?:is|would be|should be))?[*_]{0,2}[ \t]{0,4}[:=]?"
+    r"|\b(?:choose|pick|select)[*_]{0,2}[ \t]{1,4}(?:is|:)?"
     r"|\b(?:correct|right|best|final)[ \t]{1,4}(?:answer|option|choice)[*_]{0,2}[ \t]{0,4}(?:is|:|=))"
     r"(?=[ \t]{0,4}([^\n]{1,400}))",
     re.IGNORECASE,
@@ -43,6 +44,8 @@ _LABEL = re.compile(r"([\[(]?)([A-Za-z]|\d{1,2})([\])]?)(?![\w'’])")
 _ALTERNATIVE = re.compile(r"[ \t]*(?:,|/|\||&|\band\b|\bor\b)[ \t]*[\[(]?([A-Za-z]|\d{1,2})[\])]?(?![\w'’])")
 _SEPARATORS = frozenset(".:),;-–—")
 _REASON = re.compile(r"[ \t]*(?:because|since|as|due|based|given)\b", re.IGNORECASE)
+# Another label that is written like one.
+_NEXT = re.compile(r"[ \t.,;:)]*(?:[\[(]([A-Za-z]|\d{1,2})[\])]|([A-Za-z]|\d{1,2})(?=[.):,]|[ \t]*$))")
 _MARKUP = str.maketrans("", "", "*_$`~")
 _EDGES = string.whitespace + ".,;:!?\"'“”‘’"
 
@@ -135,13 +138,15 @@ def _named(place: str, choices: Mapping[str, str], *, announced: bool) -> str | 
     if match is None or (bool(match[1]) != bool(match[3]) and match[3] != ")"):
         return None
     label, rest = match[2].upper(), text[match.end() :]
-    if label not in choices or _ALTERNATIVE.match(rest):
+    following = _NEXT.match(rest)
+    listed = following is not None and {(following[1] or following[2]).upper()} & choices.keys() - {label}
+    if label not in choices or listed or _ALTERNATIVE.match(rest):
         return None
     said = rest.strip(_EDGES + ")-–—")
     other = _by_text(said, choices)
     if not said or other == label:
         return label
-    if other is not None or said.upper() in choices:
+    if other is not None:
         return None
     if match[3] or rest.lstrip()[:1] in _SEPARATORS:
         return label

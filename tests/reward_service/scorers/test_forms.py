@@ -77,6 +77,11 @@ LETTERED = [
     (r"so \boxed{B}", 1), (r"\boxed{\text{(B)}}", 1), (r"\boxed{A} or \boxed{B}", 1), (r"Answer: B \boxed{}", 0),
     ("<answer> B </answer>", 1), ("<answer>Paris</answer> Answer: A", 1), ("<answer>B, C</answer>", 0),
     ("B. Because it is in France.\n\nThe rest is text", 1), ("Answers may differ: B", 0), ("Option B", 1),
+    ("(B) (A) (C) (D)", 0),
+    ("Answer: B. A. C. D.", 0),
+    ("B A C D", 0),
+    ("The answer is B. A city in France.", 1),
+    ("I pick B", 1),
     ("C is wrong, A is too", 0), ("The answer is A because of this", 0),
 ]  # fmt: skip
 

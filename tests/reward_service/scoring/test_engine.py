@@ -126,7 +126,7 @@ async def test_a_pattern_that_backtracks_for_ever_ends_its_item_alone(make_item:
     items = [make_item("fine", "aaa"), make_item("runaway", "a" * 60 + "b"), make_item("after", "b")]
     fine, runaway, after = await engine.score(items, 60.0)
     await engine.close()
-    assert (runaway.error.code, runaway.error.retryable) == ("timeout", True)
+    assert runaway.error.code == "timeout"
     assert (fine.scored.total, after.scored.total) == (1.0, 0.0)
 
 
