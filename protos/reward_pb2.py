@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1crollmesh/protos/reward.proto\x12\x0brollmesh.v1\"5\n\x0cScoreRequest\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.rollmesh.v1.ScoreItem\"\xaf\x01\n\tScoreItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x61ta_source\x18\x03 \x01(\t\x12\x0e\n\x06prompt\x18\x04 \x01(\t\x12\x10\n\x08response\x18\x05 \x01(\t\x12\x19\n\x11ground_truth_json\x18\x06 \x01(\t\x12\x17\n\x0f\x65xtra_info_json\x18\x07 \x01(\t\x12\x14\n\x0cresponse_ids\x18\x08 \x03(\r\":\n\rScoreResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.rollmesh.v1.ScoreResult\"\xa4\x01\n\x0bScoreResult\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12%\n\x06scored\x18\x02 \x01(\x0b\x32\x13.rollmesh.v1.ScoredH\x00\x12-\n\nunscorable\x18\x03 \x01(\x0b\x32\x17.rollmesh.v1.UnscorableH\x00\x12#\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.rollmesh.v1.ErrorH\x00\x42\t\n\x07outcome\"\x96\x01\n\x06Scored\x12\r\n\x05total\x18\x01 \x01(\x01\x12\x37\n\ncomponents\x18\x02 \x03(\x0b\x32#.rollmesh.v1.Scored.ComponentsEntry\x12\x11\n\tper_token\x18\x03 \x03(\x02\x1a\x31\n\x0f\x43omponentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1c\n\nUnscorable\x12\x0e\n\x06reason\x18\x01 \x01(\t\"9\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\"\r\n\x0bInfoRequest\"@\n\x0cInfoResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x11\n\tmax_items\x18\x03 \x01(\r2\x85\x01\n\x06Reward\x12>\n\x05Score\x12\x19.rollmesh.v1.ScoreRequest\x1a\x1a.rollmesh.v1.ScoreResponse\x12;\n\x04Info\x12\x18.rollmesh.v1.InfoRequest\x1a\x19.rollmesh.v1.InfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1crollmesh/protos/reward.proto\x12\x0brollmesh.v1\"5\n\x0cScoreRequest\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.rollmesh.v1.ScoreItem\"\xaf\x01\n\tScoreItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x61ta_source\x18\x03 \x01(\t\x12\x0e\n\x06prompt\x18\x04 \x01(\t\x12\x10\n\x08response\x18\x05 \x01(\t\x12\x19\n\x11ground_truth_json\x18\x06 \x01(\t\x12\x17\n\x0f\x65xtra_info_json\x18\x07 \x01(\t\x12\x14\n\x0cresponse_ids\x18\x08 \x03(\r\":\n\rScoreResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.rollmesh.v1.ScoreResult\"\xa4\x01\n\x0bScoreResult\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12%\n\x06scored\x18\x02 \x01(\x0b\x32\x13.rollmesh.v1.ScoredH\x00\x12-\n\nunscorable\x18\x03 \x01(\x0b\x32\x17.rollmesh.v1.UnscorableH\x00\x12#\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.rollmesh.v1.ErrorH\x00\x42\t\n\x07outcome\"\x96\x01\n\x06Scored\x12\r\n\x05total\x18\x01 \x01(\x01\x12\x37\n\ncomponents\x18\x02 \x03(\x0b\x32#.rollmesh.v1.Scored.ComponentsEntry\x12\x11\n\tper_token\x18\x03 \x03(\x02\x1a\x31\n\x0f\x43omponentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1c\n\nUnscorable\x12\x0e\n\x06reason\x18\x01 \x01(\t\"9\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\"\r\n\x0bInfoRequest\"\xa9\x01\n\x0cInfoResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x11\n\tmax_items\x18\x03 \x01(\r\x12\x37\n\x07scorers\x18\x04 \x03(\x0b\x32&.rollmesh.v1.InfoResponse.ScorersEntry\x1a.\n\x0cScorersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\x85\x01\n\x06Reward\x12>\n\x05Score\x12\x19.rollmesh.v1.ScoreRequest\x1a\x1a.rollmesh.v1.ScoreResponse\x12;\n\x04Info\x12\x18.rollmesh.v1.InfoRequest\x1a\x19.rollmesh.v1.InfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SCORED_COMPONENTSENTRY']._loaded_options = None
   _globals['_SCORED_COMPONENTSENTRY']._serialized_options = b'8\001'
+  _globals['_INFORESPONSE_SCORERSENTRY']._loaded_options = None
+  _globals['_INFORESPONSE_SCORERSENTRY']._serialized_options = b'8\001'
   _globals['_SCOREREQUEST']._serialized_start=45
   _globals['_SCOREREQUEST']._serialized_end=98
   _globals['_SCOREITEM']._serialized_start=101
@@ -51,8 +53,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ERROR']._serialized_end=745
   _globals['_INFOREQUEST']._serialized_start=747
   _globals['_INFOREQUEST']._serialized_end=760
-  _globals['_INFORESPONSE']._serialized_start=762
-  _globals['_INFORESPONSE']._serialized_end=826
-  _globals['_REWARD']._serialized_start=829
-  _globals['_REWARD']._serialized_end=962
+  _globals['_INFORESPONSE']._serialized_start=763
+  _globals['_INFORESPONSE']._serialized_end=932
+  _globals['_INFORESPONSE_SCORERSENTRY']._serialized_start=886
+  _globals['_INFORESPONSE_SCORERSENTRY']._serialized_end=932
+  _globals['_REWARD']._serialized_start=935
+  _globals['_REWARD']._serialized_end=1068
 # @@protoc_insertion_point(module_scope)

@@ -88,11 +88,20 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("name", "version", "max_items")
+    __slots__ = ("name", "version", "max_items", "scorers")
+    class ScorersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    SCORERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     max_items: int
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., max_items: _Optional[int] = ...) -> None: ...
+    scorers: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., max_items: _Optional[int] = ..., scorers: _Optional[_Mapping[str, str]] = ...) -> None: ...

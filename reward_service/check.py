@@ -196,7 +196,9 @@ class _Check:
         except grpc.aio.AioRpcError as error:
             self._find("note", "info", f"no answer to Info ({error.code().name}); it is optional")
             return "", 0
-        return f"{info.name} {info.version}".strip(), int(info.max_items)
+        scorers = ", ".join(f"{name} {version}" for name, version in sorted(info.scorers.items()))
+        server = f"{info.name} {info.version}".strip()
+        return f"{server}{f': {scorers}' if scorers else ''}", int(info.max_items)
 
     async def _repeat(self, first: _Probed, samples: Sequence[reward_pb2.ScoreItem]) -> None:
         again = await self._probe("the same items in reverse", list(reversed(samples)))

@@ -161,7 +161,7 @@ def nothing_trained(folder: Path) -> bool:
 
 
 def reward_files(reward: RewardSection) -> list[Path]:
-    """Files of the user's own reward functions, and of a judge's template, as far as they are on this machine."""
+    """Files of the user's own reward functions, schemas and judge's template, as far as they are on this machine."""
     template = reward.judge.template if reward.asks_judge else None
     own = _files([*reward.functions, *(spec for specs in reward.by_data_source.values() for spec in specs)])
     return [*own, template] if template is not None and template.is_file() else own
@@ -175,7 +175,9 @@ def agent_files(agent: AgentSection) -> list[Path]:
 
 
 def _files(specs: Sequence[str]) -> list[Path]:
-    return [path for spec in specs if (path := Path(spec.rpartition(":")[0])).is_file()]
+    # `FILE:function`, or `scorer:FILE`. A pattern in its place may be too long for a path, which `Path` would raise.
+    parts = [part for spec in specs for part in (spec.rpartition(":")[0], spec.partition(":")[2])]
+    return [Path(part) for part in parts if os.path.isfile(part)]
 
 
 def fingerprint(files: Sequence[Path]) -> str:

@@ -119,8 +119,8 @@ def _named(key: str, *names: str | None) -> Iterable[CodeRequest]:
 
 
 def _is_path(function: str) -> bool:
-    """True if a reward function is neither a built-in one nor an endpoint: code, or the folder of a model."""
-    return ":" in function and not function.startswith("grpc://")
+    """True if a reward function is no scorer by name, pattern or endpoint: code, or a model or schema of the host."""
+    return ":" in function and not function.startswith(("grpc://", "regex:"))
 
 
 # Arguments that take one of a few words.

@@ -1,18 +1,19 @@
 """The scorers that come with the package, by the names used in `reward.functions`.
 
-Each is one small file with `score(item) -> Outcome`, pure.
+Each is one small file with `score(item) -> Outcome`, pure. Some take an option from their name: `regex:PATTERN`.
 
 Those in `LINEAR` may share a process with a service: their time is linear in the length of the texts, whatever a model
 writes. They search and replace fixed words, compare numbers as decimals, count, or look at no more than the last few
 hundred characters. Their regular expressions never try a part of a long text again from another place. `math`
 gives the text to a computer algebra system, for which `9^{9^{9^{9}}}` is a number to compute. So it runs in worker
-processes, which can be killed, and so does `auto` for the sources that it hands to `math`. A scorer that is not proven
-linear does not belong into `LINEAR`.
+processes, which can be killed, and so does `auto` for the sources that it hands to `math`. Patterns and schemas are
+written by others, and run there too. A scorer that is not proven linear does not belong into `LINEAR`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from rollmesh.reward_service.outcomes import Outcome, RewardItem
@@ -31,6 +32,8 @@ from rollmesh.reward_service.scorers import (
     qa,
     strings,
 )
+from rollmesh.reward_service.scorers.forms import choice, json_schema, regex
+from rollmesh.reward_service.scorers.instructions import ifeval
 
 ItemScorer = Callable[[RewardItem], Outcome]
 
@@ -38,23 +41,39 @@ SCORERS: Mapping[str, ItemScorer] = MappingProxyType(
     {
         "auto": auto.score,
         "arithmetic": arithmetic.score,
+        "choice": choice.score,
         "environment": environment.score,
         "exact_match": exact_match.score,
         "gsm8k": gsm8k.score,
         "gsm8k_flexible": gsm8k_text.score_flexible,
         "gsm8k_strict": gsm8k_text.score_strict,
+        "ifeval": ifeval.score,
+        "ifeval_fraction": ifeval.score_fraction,
+        "json_schema": json_schema.score,
+        "json_schema_fraction": json_schema.score_fraction,
         "math": math_value.score,
         "math_dapo": math_dapo.score,
         "math_string": math_string.score,
         "none": none.score,
         "qa": qa.score,
+        "regex": regex.score,
         "strings": strings.score,
     }
 )
 
+WITH_OPTION: Mapping[str, Callable[[str], ItemScorer]] = MappingProxyType(
+    {
+        "json_schema": partial(json_schema.with_file, fraction=False),
+        "json_schema_fraction": partial(json_schema.with_file, fraction=True),
+        "regex": regex.with_pattern,
+    }
+)
+"""Scorers that take an option, `NAME:OPTION`: from the option to the scorer."""
+
 LINEAR = frozenset(
     {
         "arithmetic",
+        "choice",
         "environment",
         "exact_match",
         "gsm8k",
@@ -79,6 +98,12 @@ def reads_mathematics(name: str) -> bool:
     return name in ("auto", "math")
 
 
+def takes_option(spec: object) -> bool:
+    """True if a reward function is a scorer with an option."""
+    name, colon, _ = str(spec).partition(":")
+    return bool(colon) and name in WITH_OPTION
+
+
 def prepare(name: str) -> None:
     """Loads and tries the imports of a scorer's first call, so that no call is charged for that.
 
@@ -87,3 +112,5 @@ def prepare(name: str) -> None:
     """
     if reads_mathematics(name):
         graders.self_test()
+    if name.partition(":")[0] in ("json_schema", "json_schema_fraction"):
+        json_schema.load_library()

@@ -1,4 +1,4 @@
-r"""Versions of the packages that grade mathematics, and a self-test that they grade here as where they were tested.
+r"""Versions of all that grades, and a self-test of mathematics: it is graded here as where it was tested.
 
 The `math` scorer reads answers with math-verify. Its grammar runs on the installed antlr runtime, of whatever version.
 Another runtime reads `50\%` as nothing at all, and rewards change without a word. So the versions are pinned, tried
@@ -7,10 +7,12 @@ before the first item is scored, and written into the summary of a run.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import metadata
 
 from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.scorers import math_value
+from rollmesh.reward_service.scorers.versions import versions_of
 
 # Versions under which `_KNOWN` was recorded; None: any. As in pyproject.toml.
 _PINNED = {
@@ -19,23 +21,59 @@ _PINNED = {
     "antlr4-python3-runtime": "4.13.2",
     "sympy": None,
 }
-# Response, truth, and whether they agree: what has been seen to change from version to version first.
+# Response, truth, and whether they agree: the forms of answers that versions have read differently, and some that must
+# never be mixed up.
 _KNOWN = (
     (r"\boxed{50\%}", "0.5", True),
     (r"\boxed{50\%}", "50", False),
     (r"\boxed{\frac{3}{4}}", "0.75", True),
+    (r"\boxed{\frac34}", "3/4", True),
+    (r"\boxed{\dfrac{3}{4}}", r"\frac{3}{4}", True),
+    (r"\boxed{-\frac{1}{2}}", "-0.5", True),
     (r"so $x^2+2x+1$", "(x+1)^2", True),
+    (r"\boxed{x^2+2x+1}", "(x-1)^2", False),
     (r"\boxed{(1,2]}", "[1,2)", False),
+    (r"\boxed{(1,2)}", "(1,2)", True),
+    (r"\boxed{(1,2)}", "(2,1)", False),
+    (r"\boxed{[0,\infty)}", r"[0,\infty)", True),
+    (r"\boxed{(-\infty,2]\cup[3,4]}", r"(-\infty,2]\cup[3,4]", True),
     (r"\boxed{2\sqrt{3}}", r"\sqrt{12}", True),
+    (r"\boxed{\sqrt{12}}", r"3\sqrt{2}", False),
+    (r"\boxed{\{1,2,3\}}", r"\{3,2,1\}", True),
+    (r"\boxed{1,2,3}", "3,2,1", True),
+    (r"\boxed{1{,}000}", "1000", True),
+    (r"\boxed{1,000,000}", "1000000", True),
+    (r"\boxed{x=5}", "5", True),
+    (r"\boxed{5\text{ cm}}", "5", True),
+    (r"\boxed{90^\circ}", "90", True),
+    (r"\boxed{\$18}", "18", True),
+    (r"\boxed{\pi/2}", r"\frac{\pi}{2}", True),
+    (r"\boxed{e^{2}}", "e^2", True),
+    (r"\boxed{2^{10}}", "1024", True),
+    (r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}", True),
+    (r"\boxed{\text{(C)}}", r"\text{(C)}", True),
+    ("the answer is 12", "12", True),
     ("the answer is 12", "13", False),
+    ("no idea", "13", False),
 )
 _ABSENT = "absent"
 _HINT = "install what rollmesh requires: pip install --force-reinstall 'math-verify[antlr4-13-2]==0.8.0'"
 
 
-def versions() -> dict[str, str]:
-    """Installed versions by package; `absent` for a missing one."""
-    return {name: _version(name) for name in ("rollmesh", *_PINNED)}
+def versions(functions: Iterable[str]) -> dict[str, str]:
+    """Versions of the scorers among reward functions, and with `math` those of the packages that it uses.
+
+    The version of `rollmesh` comes first; empty without a scorer.
+    """
+    scorers = versions_of(functions)
+    if not scorers:
+        return {}
+    return {"rollmesh": _version("rollmesh"), **scorers, **(packages() if "math" in scorers else {})}
+
+
+def packages() -> dict[str, str]:
+    """Installed versions of the packages that grade mathematics; `absent` for a missing one."""
+    return {name: _version(name) for name in _PINNED}
 
 
 def check_versions() -> None:
@@ -61,7 +99,7 @@ def self_test() -> None:
     """
     for response, truth, expected in _KNOWN:
         if math_value.grade(response, truth).correct is not expected:
-            installed = ", ".join(f"{name} {version}" for name, version in versions().items())
+            installed = ", ".join(f"{name} {version}" for name, version in packages().items())
             raise RewardError(
                 f"the math scorer takes {response!r} and {truth!r} for {'different' if expected else 'equal'}, "
                 f"which it does not with the versions that were tested; installed: {installed}",

@@ -39,6 +39,7 @@ from rollmesh.reward_service.outcomes import (
 )
 from rollmesh.reward_service.scorers import is_linear, reads_mathematics
 from rollmesh.reward_service.scorers.graders import check_versions
+from rollmesh.reward_service.scorers.versions import versions_of
 from rollmesh.reward_service.scoring.coroutines import CoroutinePool
 from rollmesh.reward_service.scoring.threads import ThreadPool
 from rollmesh.reward_service.workers.pool import PoolStats, ProcessPool
@@ -95,6 +96,9 @@ class ScoringEngine:
             objects; none: `workers`.
         call_timeout_s: seconds that one call of a function may take.
 
+    Attributes:
+        scorers: versions by name of those of its functions that come with the package.
+
     Raises:
         RewardError: a scorer that does not exist, or a function given as an object that has no known signature.
     """
@@ -108,6 +112,8 @@ class ScoringEngine:
         waiting_workers: int | None = None,
         call_timeout_s: float = 8.0,
     ) -> None:
+        specs = [*functions, *(spec for own in by_data_source.values() for spec in own)]
+        self.scorers = versions_of(spec for spec in specs if isinstance(spec, str))
         most = max(workers, waiting_workers or 0)
         self._call_timeout_s = call_timeout_s
         self._remote: list[tuple[str, str]] = []

@@ -68,7 +68,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         request: reward_pb2.InfoRequest,  # noqa: ARG002 - the contract's signature
         context: grpc.aio.ServicerContext[Any, Any],  # noqa: ARG002 - the contract's signature
     ) -> reward_pb2.InfoResponse:
-        return reward_pb2.InfoResponse(name="rollmesh", version=_version(), max_items=0)
+        return reward_pb2.InfoResponse(name="rollmesh", version=_version(), max_items=0, scorers=self._engine.scorers)
 
     def _budget(self, remaining: float | None) -> float:
         """Seconds for scoring: the rest of the caller's deadline, less the time for sending the answer."""

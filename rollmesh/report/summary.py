@@ -89,7 +89,7 @@ class Summary(SummaryValues):
             found itself hanging).
         unscored: of the trained groups: all members, those without a reward by code, and the newest cause.
         stalls: beginning, duration, holders of groups and end of each stall.
-        graders: installed versions of what grades mathematics, by package, where this mesh's own scorers do.
+        graders: versions of this mesh's own scorers by name, and of the packages that grade mathematics for them.
         speed: medians over the steps of the learner's metrics by role (`timing_s/infer/<role>`, `perf/mfu/<role>` ...),
             and the largest memory.
         memory_by_phase_mb: highest memory of the last launch by phase of turns on shared devices, and by service:

@@ -89,8 +89,9 @@ async def test_callers_at_once_each_get_their_own(scorer: RewardScorer, make_ite
 
 
 async def test_the_servers_pass_the_check(serve: Any, third_party_server: str) -> None:
-    ours = (await check_endpoint(await serve("auto"))).findings
-    assert not ours
+    ours = await check_endpoint(await serve("auto"))
+    assert not ours.findings
+    assert "gsm8k 1, " in ours.server, "scorers have versions"
     theirs = (await check_endpoint(third_party_server)).findings
     assert [finding.severity for finding in theirs] == ["warning"]
     assert "health" in str(theirs[0])

@@ -57,12 +57,12 @@ def test_agents_are_code(agent: dict[str, Any], names: dict[str, list[str]]) -> 
 
 def test_reward_functions_are_code_where_generators_score() -> None:
     reward = {
-        "functions": ["auto", "score.py:check"],
+        "functions": ["auto", "regex:a|b", "json_schema:a.json", "score.py:check"],
         "by_data_source": {"web": ["grpc://judge:1", "judges:mine"], "sums": ["gsm8k"]},
     }
     assert asked(reward=reward) == {}
     assert asked(reward={**reward, "in_process": True}) == {
-        "reward.functions": ["score.py:check"],
+        "reward.functions": ["json_schema:a.json", "score.py:check"],
         "reward.by_data_source": ["judges:mine"],
     }
 

@@ -141,6 +141,7 @@ def test_shared_words() -> None:
         ("math_dapo", "Answer: 7", "7"),
         ("aime2025", "Answer: 7", "7"),
         ("HuggingFaceH4/MATH-500", r"\boxed{0.5}", r"\frac12"),
+        ("numina_olympiads", r"\boxed{0.5}", r"\frac12"),
         ("searchR1_nq", "<answer>x</answer>", ["x"]),
     ],
 )
@@ -161,7 +162,7 @@ def test_the_grader_is_the_one_that_was_tested(monkeypatch: pytest.MonkeyPatch) 
     """Under another antlr runtime the grammar reads no percent: nothing is scored, and the error says with what."""
     graders.check_versions()
     graders.self_test()
-    monkeypatch.setattr(graders, "_version", {**graders.versions(), "antlr4-python3-runtime": "4.9.3"}.__getitem__)
+    monkeypatch.setattr(graders, "_version", {**graders.packages(), "antlr4-python3-runtime": "4.9.3"}.__getitem__)
     with pytest.raises(RewardError, match=r"antlr4-python3-runtime 4\.9\.3 \(tested: 4\.13\.2\)"):
         graders.check_versions()
     no_percent = math_value.Grade(True, True, False, False)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmesh.reward_service.outcomes import Failed, RewardItem, Scored, Unscorable
-from rollmesh.reward_service.scorers import SCORERS
+from rollmesh.reward_service.scorers import SCORERS, graders
+from rollmesh.reward_service.scorers.versions import VERSIONS, versions_of
 
 
 def outcome(name: str, response: str, truth: Any, source: str = "") -> Any:
@@ -51,17 +52,30 @@ def test_without_a_usable_truth_there_is_no_score(name: str, truth: Any) -> None
 
 def test_auto_picks_by_source_and_refuses_what_it_does_not_know() -> None:
     assert outcome("auto", "#### 42", "42", "openai/gsm8k").total == 1.0
-    assert outcome("auto", "042", "42", "rollmesh/arithmetic").total == 1.0
+    assert outcome("auto", "042", "42", "demo/arithmetic").total == 1.0
     assert outcome("auto", "042", "42", "strings").total == 0.0
-    unknown = outcome("auto", "42", "42", "mystery")
-    assert isinstance(unknown, Failed)
-    assert unknown.code == "no_scorer"
-    assert "mystery" in unknown.message
+    assert outcome("auto", "#### 42", "42", "OpenAI/GSM8K").total == 1.0
+    for source in ("mystery", "mathematicians", "my_gsm8k", "openai/gsm8k-hard", "strings/code"):
+        unknown = outcome("auto", "42", "42", source)
+        assert isinstance(unknown, Failed)
+        assert unknown.code == "no_scorer"
+        assert source in unknown.message
+    assert "openai/gsm8k," in unknown.message, "it lists what there is"
+    assert "'openai/gsm8k'?" in outcome("auto", "42", "42", "openai/gsm8").message
+
+
+def test_every_scorer_has_a_version() -> None:
+    assert VERSIONS.keys() == SCORERS.keys()
+    assert versions_of(["gsm8k", "mine.py:gsm8k", "regex:a:b"]) == {"gsm8k": "1", "regex": "1"}
+    assert {"auto", "math", "qa", "environment"} <= versions_of(["auto"]).keys()
+    assert graders.versions(["mine.py:score"]) == {}
+    assert list(graders.versions(["choice"])) == ["rollmesh", "choice"]
+    assert graders.versions(["math", "qa"])["math-verify"] == "0.8.0"
 
 
 def test_an_episode_is_worth_what_its_environment_says() -> None:
     def judged(name: str, extra_info: dict[str, Any]) -> Any:
-        return SCORERS[name](RewardItem("i", "g", "rollmesh/arithmetic", "prompt", "41", "42", extra_info))
+        return SCORERS[name](RewardItem("i", "g", "demo/arithmetic", "prompt", "41", "42", extra_info))
 
     worth = {"environment_reward": {"won": 1, "length": -0.25}}
     for name in ("environment", "auto"):

@@ -1,0 +1,1 @@
+"""Scorers of an answer's form: a pattern, a choice among several, JSON under a schema."""

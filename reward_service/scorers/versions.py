@@ -1,0 +1,46 @@
+"""Versions of the scorers: one number for each, raised whenever it may judge an answer in another way.
+
+With it a reward can be compared from run to run. It stands in the server's Info and in the summary of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from rollmesh.reward_service.scorers import auto
+
+VERSIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "auto": "2",
+        "arithmetic": "1",
+        "choice": "1",
+        "environment": "1",
+        "exact_match": "1",
+        "gsm8k": "1",
+        "gsm8k_flexible": "1",
+        "gsm8k_strict": "1",
+        "ifeval": "1",
+        "ifeval_fraction": "1",
+        "json_schema": "1",
+        "json_schema_fraction": "1",
+        "math": "1",
+        "math_dapo": "1",
+        "math_string": "1",
+        "none": "1",
+        "qa": "1",
+        "regex": "1",
+        "strings": "1",
+    }
+)
+
+
+def versions_of(functions: Iterable[str]) -> dict[str, str]:
+    """Versions by name of the scorers among reward functions; with `auto`, of all to which it may hand an item.
+
+    Functions of the user's have none. An option (`regex:PATTERN`) is left out of the name.
+    """
+    names = {function.partition(":")[0] for function in functions}
+    if "auto" in names:
+        names |= {*auto.SCORERS, "environment"}
+    return {name: VERSIONS[name] for name in sorted(names & VERSIONS.keys())}
