@@ -1,0 +1,131 @@
+"""Filters of system calls by allow list, as programs of classic BPF. Pure. Sources: seccomp(2), linux/filter.h.
+
+A call that is not on the list fails with EPERM; one of attackers alone ends the program (SIGSYS), and so does a call
+of another architecture or of x32. `clone3` fails with ENOSYS: its flags are out of a filter's sight, and C libraries
+then use `clone`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from rollmesh.reward_service.sandbox.linux import AUDIT_ARCHITECTURES
+from rollmesh.reward_service.sandbox.syscall_numbers import ALLOWED, ATTACKS, CHILDREN, EXECUTES, JUDGED, WRITES, Table
+
+_LOAD, _EQUAL, _AT_LEAST, _ABOVE, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_EPERM, _ENOTTY, _ENOSYS = _ERRNO | 1, _ERRNO | 25, _ERRNO | 38
+# Offsets in `struct seccomp_data`; lower halves of the arguments.
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+_X32 = 0x40000000
+_CLONE_THREAD, _CLONE_NAMESPACES = 0x10000, 0x7E020080
+# Options of `prctl`: the thread's name, whether the process can be dumped, a capability's presence, names of memory.
+_PRCTL = (15, 16, 3, 23, 0x53564D41)
+# Requests of `ioctl`: the terminal's settings and size, bytes to read, close on exec and back, non-blocking.
+_IOCTL = (0x5401, 0x5413, 0x541B, 0x5451, 0x5450, 0x5421)
+# Commands of `fcntl` that send signals to a process of choice.
+_FCNTL_OWNERS = (8, 10, 15)
+
+Instruction = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """System calls that a program needs.
+
+    Attributes:
+        writes: it writes to a folder of its own.
+        children: it may have child processes, and signal what it sees.
+        executes: it is executed, and may execute others.
+    """
+
+    writes: bool = False
+    children: bool = False
+    executes: bool = False
+
+
+def filter_program(profile: Profile, machine: str, pid: int) -> bytes:
+    """The filter of one process, an array of `struct sock_filter`.
+
+    Args:
+        profile: the calls it needs.
+        machine: "x86_64" or "aarch64".
+        pid: id of the process: without children it signals none but itself.
+    """
+    column = list(AUDIT_ARCHITECTURES).index(machine)
+    code: list[Instruction] = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUAL, 1, 0, AUDIT_ARCHITECTURES[machine]),
+        _return(_KILL),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
+    if machine == "x86_64":
+        code += [(_AT_LEAST, 0, 1, _X32), _return(_KILL)]
+    allowed = {**ALLOWED, **(WRITES if profile.writes else {}), **(CHILDREN if profile.children else {})}
+    if profile.executes:
+        allowed |= EXECUTES
+    for name, number in _numbers(JUDGED, column):
+        if name not in allowed:
+            judgement = _judgement(name, profile, pid)
+            code += [(_EQUAL, 0, len(judgement), number), *judgement]
+    for first, last in _ranges(number for _, number in _numbers(allowed, column)):
+        code += [(_AT_LEAST, 0, 2, first), (_ABOVE, 1, 0, last), _return(_ALLOW)]
+    for _, number in _numbers(ATTACKS, column):
+        code += [(_EQUAL, 0, 1, number), _return(_KILL)]
+    code.append(_return(_EPERM))
+    return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
+
+
+def _return(value: int) -> Instruction:
+    return _RETURN, 0, 0, value
+
+
+def _numbers(table: Table, column: int) -> Iterator[tuple[str, int]]:
+    for name, numbers in table.items():
+        number = numbers[column]
+        if number is not None:
+            yield name, number
+
+
+def _ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Successive numbers as (first, last)."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if found and found[-1][1] == number - 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found
+
+
+def _judgement(name: str, profile: Profile, pid: int) -> list[Instruction]:
+    """Instructions that decide over a call by its arguments, and always return."""
+    if name == "clone3":
+        return [_return(_ENOSYS)]
+    if name == "clone":
+        if profile.children:
+            return [_argument(0), (_ANY_BIT, 0, 1, _CLONE_NAMESPACES), _return(_KILL), _return(_ALLOW)]
+        new_thread = [_argument(0), (_ANY_BIT, 0, 1, _CLONE_THREAD), _return(_ALLOW)]
+        return [_argument(0), (_ANY_BIT, 0, 1, _CLONE_NAMESPACES), _return(_KILL), *new_thread, _return(_EPERM)]
+    if name == "fcntl":
+        return _among(1, _FCNTL_OWNERS, _EPERM, _ALLOW)
+    if name == "ioctl":
+        return _among(1, _IOCTL, _ALLOW, _ENOTTY)
+    if name == "prctl":
+        return _among(0, _PRCTL, _ALLOW, _EPERM)
+    if name == "prlimit64":
+        return _among(0, (0, pid), _ALLOW, _EPERM)
+    return _among(0, (pid,), _ALLOW, _EPERM)
+
+
+def _argument(index: int) -> Instruction:
+    return _LOAD, 0, 0, _ARGUMENTS + 8 * index
+
+
+def _among(index: int, values: tuple[int, ...], then: int, otherwise: int) -> list[Instruction]:
+    tests: list[Instruction] = [(_EQUAL, len(values) - 1 - at, 0, value) for at, value in enumerate(values)]
+    # The last test jumps over the other result if it fails.
+    tests[-1] = (_EQUAL, 0, 1, values[-1])
+    return [_argument(index), *tests, _return(then), _return(otherwise)]
