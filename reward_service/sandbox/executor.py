@@ -44,6 +44,7 @@ class Sandbox:
         self._runtime = runtime
         self._landlock = zygote.landlock
         self._idle = [zygote]
+        self._size = size
         self._slots = asyncio.Semaphore(size)
         self._closed = False
         self._tasks = BackgroundTasks(log_errors(log))
@@ -97,6 +98,8 @@ class Sandbox:
         except TimeoutError:
             return Ran("infrastructure", reason="the deadline has passed while the job waited for its turn")
         try:
+            if self._closed:
+                return Ran("infrastructure", reason="the executor is closed")
             return await self._run(job)
         except UnavailableError as error:
             return Ran("infrastructure", reason=str(error))
@@ -106,9 +109,13 @@ class Sandbox:
     async def close(self) -> None:
         """Ends all zygotes, once the jobs in progress have ended."""
         self._closed = True
+        for _ in range(self._size):
+            await self._slots.acquire()
         await self._tasks.close()
         while self._idle:
             await self._idle.pop().end()
+        for _ in range(self._size):
+            self._slots.release()
 
     async def _run(self, job: Job) -> Ran:
         zygote = self._idle.pop() if self._idle else await ZygoteProcess.open(self.rung, self._runtime)

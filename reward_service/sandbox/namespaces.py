@@ -16,7 +16,6 @@ _INSIDE = 1000
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _FLAGS = (
     linux.CLONE_NEWUSER
-    | linux.CLONE_NEWNS
     | linux.CLONE_NEWPID
     | linux.CLONE_NEWNET
     | linux.CLONE_NEWIPC
@@ -50,6 +49,8 @@ def build_root(at: str, readable: Sequence[str], folder: str) -> None:
     Raises:
         OSError: this host forbids it.
     """
+    # The stub keeps the host's tree, in which it removes the folder.
+    linux.unshare(linux.CLONE_NEWNS)
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
     linux.mount("tmpfs", at, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=1m,nr_inodes=4096,mode=755")
     for path in readable:

@@ -85,7 +85,7 @@ def _confine(job: dict[str, Any], means: Confinement, streams: Sequence[int], fa
 
 
 def _execute(argv: Sequence[str]) -> NoReturn:
-    os.execve(argv[0], argv, {})
+    os.execve(argv[0], argv, {})  # noqa: S606  # the program, in its confinement
 
 
 def _run_python(argv: Sequence[str], folder: str, no_memory: mmap) -> int:
@@ -94,14 +94,9 @@ def _run_python(argv: Sequence[str], folder: str, no_memory: mmap) -> int:
         del sys.modules[name]
     sys.argv[:] = argv
     sys.path.insert(0, folder)
-    sys.stdin, sys.stdout, sys.stderr = (
-        open(number, mode, encoding="utf-8", errors=errors, closefd=False, buffering=buffering)
-        for number, mode, errors, buffering in (
-            (0, "r", "surrogateescape", -1),
-            (1, "w", "surrogateescape", -1),
-            (2, "w", "backslashreplace", 1),
-        )
-    )
+    sys.stdin = _stream(0, "r", "surrogateescape")
+    sys.stdout = _stream(1, "w", "surrogateescape")
+    sys.stderr = _stream(2, "w", "backslashreplace", buffering=1)
     # The module `site`, which sets these, is not loaded.
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     main = ModuleType("__main__")
@@ -118,6 +113,10 @@ def _run_python(argv: Sequence[str], folder: str, no_memory: mmap) -> int:
         except (OSError, ValueError, AttributeError):  # the program has closed or replaced it
             code = code or 120
     return code
+
+
+def _stream(number: int, mode: str, errors: str, buffering: int = -1) -> Any:
+    return open(number, mode, buffering, encoding="utf-8", errors=errors, closefd=False)
 
 
 def _exit_code(path: str, main: ModuleType, no_memory: mmap) -> int:

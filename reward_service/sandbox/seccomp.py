@@ -12,11 +12,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rollmesh.reward_service.sandbox.linux import AUDIT_ARCHITECTURES
-from rollmesh.reward_service.sandbox.syscall_numbers import ALLOWED, ATTACKS, CHILDREN, EXECUTES, JUDGED, WRITES, Table
+from rollmesh.reward_service.sandbox.syscall_numbers import (
+    ALLOWED,
+    ATTACKS,
+    CHILDREN,
+    EXECUTES,
+    JUDGED,
+    UNSUPPORTED,
+    WRITES,
+    Table,
+)
 
-_LOAD, _EQUAL, _AT_LEAST, _ABOVE, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ABOVE, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_EPERM, _ENOTTY, _ENOSYS = _ERRNO | 1, _ERRNO | 25, _ERRNO | 38
+_EPERM, _ENOTTY, _ENOSYS, _ENOTSUP = _ERRNO | 1, _ERRNO | 25, _ERRNO | 38, _ERRNO | 95
 # Offsets in `struct seccomp_data`; lower halves of the arguments.
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _X32 = 0x40000000
@@ -25,8 +34,11 @@ _CLONE_THREAD, _CLONE_NAMESPACES = 0x10000, 0x7E020080
 _PRCTL = (15, 16, 3, 23, 0x53564D41)
 # Requests of `ioctl`: the terminal's settings and size, bytes to read, close on exec and back, non-blocking.
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5451, 0x5450, 0x5421)
-# Commands of `fcntl` that send signals to a process of choice.
-_FCNTL_OWNERS = (8, 10, 15)
+# Commands of `fcntl`: copies, flags, locks, size of a pipe, seals. Others send signals to a process of choice.
+_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032, 1034)
+_AF_UNIX, _SOCKET_TYPE = 1, 0xF
+# Streams and packets. A datagram may be sent to any socket of the host, whatever its own is connected to.
+_CONNECTED = (1, 5)
 
 Instruction = tuple[int, int, int, int]
 
@@ -74,6 +86,8 @@ def filter_program(profile: Profile, machine: str, pid: int) -> bytes:
         code += [(_AT_LEAST, 0, 2, first), (_ABOVE, 1, 0, last), _return(_ALLOW)]
     for _, number in _numbers(ATTACKS, column):
         code += [(_EQUAL, 0, 1, number), _return(_KILL)]
+    for _, number in _numbers(UNSUPPORTED, column):
+        code += [(_EQUAL, 0, 1, number), _return(_ENOTSUP)]
     code.append(_return(_EPERM))
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
 
@@ -110,13 +124,16 @@ def _judgement(name: str, profile: Profile, pid: int) -> list[Instruction]:
         new_thread = [_argument(0), (_ANY_BIT, 0, 1, _CLONE_THREAD), _return(_ALLOW)]
         return [_argument(0), (_ANY_BIT, 0, 1, _CLONE_NAMESPACES), _return(_KILL), *new_thread, _return(_EPERM)]
     if name == "fcntl":
-        return _among(1, _FCNTL_OWNERS, _EPERM, _ALLOW)
+        return _among(1, _FCNTL, _ALLOW, _EPERM)
     if name == "ioctl":
         return _among(1, _IOCTL, _ALLOW, _ENOTTY)
     if name == "prctl":
         return _among(0, _PRCTL, _ALLOW, _EPERM)
     if name == "prlimit64":
         return _among(0, (0, pid), _ALLOW, _EPERM)
+    if name == "socketpair":
+        kind = [(_AND, 0, 0, _SOCKET_TYPE), *_among(1, _CONNECTED, _ALLOW, _EPERM)[1:]]
+        return [_argument(0), (_EQUAL, 1, 0, _AF_UNIX), _return(_EPERM), _argument(1), *kind]
     return _among(0, (pid,), _ALLOW, _EPERM)
 
 

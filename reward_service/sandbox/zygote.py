@@ -19,7 +19,8 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from rollmesh.reward_service.sandbox import keeper, landlock, limits, linux, messages, namespaces
 from rollmesh.reward_service.sandbox.program import Confinement
@@ -46,6 +47,8 @@ def main() -> None:
     if received is None:
         return
     settings, _ = received
+    with contextlib.suppress(OSError):  # where memory runs out, it is the programs that go
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     try:
         _become_ordinary()
         if settings["rung"] > 2:
@@ -57,7 +60,7 @@ def main() -> None:
     pid = os.fork()
     if pid:
         connection.close()
-        _stay(pid)
+        _stay(pid, settings["folder"])
     try:
         _serve(connection, settings)
     except _MissingError as missing:
@@ -90,12 +93,16 @@ def _become_ordinary() -> None:
             raise _MissingError(f"account {os.geteuid()} cannot read {folder}, which Python programs import from")
 
 
-def _stay(pid: int) -> None:
-    """The stub: waits for the zygote and for orphans, and kills the zygote when told to."""
+def _stay(pid: int, folder: str) -> NoReturn:
+    """The stub: waits for the zygote and for orphans, and kills the zygote when told to.
+
+    It removes the folder itself, so that an owner that was killed leaves none.
+    """
     signal.signal(signal.SIGTERM, lambda *_: _kill(pid))
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
@@ -128,8 +135,10 @@ def _handle(connection: socket.socket, means: Confinement) -> None:
             keeper.keep(connection, means)
         except BaseException:  # noqa: BLE001  # as above
             traceback.print_exc()
+            os._exit(1)
         os._exit(0)
-    os.waitpid(pid, 0)
+    if os.waitpid(pid, 0)[1]:
+        connection.sendall(messages.pack({"failure": "the program's keeper has ended; memory may have run out"}))
     if means.rung > 2:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             while True:

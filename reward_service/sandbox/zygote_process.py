@@ -53,6 +53,25 @@ class Runtime:
     preload: Sequence[str] = ()
 
 
+def _start(theirs: socket.socket, folder: str, python: str) -> subprocess.Popen[bytes]:
+    if os.geteuid() == 0:
+        os.chown(folder, ORDINARY_USER, ORDINARY_USER)
+    return subprocess.Popen(
+        [python, "-I", "-S", "-B", "-X", "utf8", "-c", _PROGRAM, _ROOT, str(theirs.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=(theirs.fileno(),),
+        start_new_session=True,
+        cwd="/",
+        env={},
+    )
+
+
+def _settings(rung: int, folder: str, runtime: Runtime) -> bytes:
+    readable = [os.path.abspath(path) for path in runtime.readable]
+    return pack({"rung": rung, "folder": folder, "readable": readable, "preload": list(runtime.preload)})
+
+
 class ZygoteProcess:
     """A zygote from its start to its end. It runs one job at a time."""
 
@@ -74,22 +93,13 @@ class ZygoteProcess:
         ours, theirs = socket.socketpair()
         folder = tempfile.mkdtemp(prefix="rollmesh-sandbox-")
         try:
-            if os.geteuid() == 0:
-                os.chown(folder, ORDINARY_USER, ORDINARY_USER)
-            process = subprocess.Popen(
-                [runtime.python or sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", _PROGRAM]
-                + [_ROOT, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                cwd="/",
-                env={},
-            )
-        except OSError as error:
+            process = _start(theirs, folder, runtime.python or sys.executable)
+        except BaseException as error:
             ours.close()
             os.rmdir(folder)
-            raise UnavailableError(f"no sandbox can be started: {error}") from error
+            if isinstance(error, OSError):
+                raise UnavailableError(f"no sandbox can be started: {error}") from error
+            raise
         finally:
             theirs.close()
         zygote = cls(process, folder)
@@ -123,7 +133,7 @@ class ZygoteProcess:
             async with asyncio.timeout(wall_s + _ANSWER_S):
                 self._send(pack(fields, [job.stdin, *job.files.values()]))
                 answer, outputs = await self._receive()
-        except (TimeoutError, OSError, EOFError):
+        except (TimeoutError, OSError, EOFError, ValueError):
             return None
         return _ran(job, answer, outputs, in_full=wall_s == job.limits.wall_s)
 
@@ -147,11 +157,9 @@ class ZygoteProcess:
         except BaseException:
             ours.close()
             raise
-        readable = [os.path.abspath(path) for path in runtime.readable]
-        settings = {"rung": rung, "folder": self._folder, "readable": readable, "preload": list(runtime.preload)}
         try:
             async with asyncio.timeout(_START_S):
-                self._send(pack(settings))
+                self._send(_settings(rung, self._folder, runtime))
                 answer, _ = await self._receive()
         except (TimeoutError, OSError, EOFError) as error:
             raise UnavailableError(
