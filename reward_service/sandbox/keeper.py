@@ -13,7 +13,6 @@ import signal
 import socket
 import time
 from mmap import mmap
-from pathlib import Path
 from typing import Any
 
 from rollmesh.reward_service.sandbox import linux, messages, namespaces, program
@@ -43,10 +42,14 @@ def keep(connection: socket.socket, means: Confinement) -> None:
 
 def _write_files(folder: str, files: dict[str, bytes]) -> None:
     for name, content in files.items():
-        path = Path(folder, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        path.chmod(0o755)
+        path = os.path.join(folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb", opener=_executable) as file:
+            file.write(content)
+
+
+def _executable(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o755)
 
 
 def _sealed(content: bytes) -> int:

@@ -28,6 +28,7 @@ class Confinement:
         ruleset: descriptor of the rules for files; -1 where the kernel has none.
         other_tasks: processes and threads that the account has besides the program's.
         folder: absolute path of the program's folder.
+        filters: of system calls, for `seccomp.for_process`, by (may have children, is executed).
     """
 
     rung: int
@@ -35,6 +36,20 @@ class Confinement:
     ruleset: int
     other_tasks: int
     folder: str
+    filters: dict[tuple[bool, bool], bytes]
+
+    @staticmethod
+    def filters_of(rung: int) -> dict[tuple[bool, bool], bytes]:
+        """The filters of a rung: to make them takes too long for each job."""
+        return {
+            (children, executes): seccomp.filter_program(
+                seccomp.Profile(writes=rung > 2, children=children, executes=executes),
+                linux.MACHINE,
+                seccomp.ANY_PROCESS,
+            )
+            for children in (False, True)
+            for executes in (False, True)
+        }
 
 
 def start(job: dict[str, Any], means: Confinement, streams: Sequence[int], failure: int, no_memory: mmap) -> NoReturn:
@@ -80,25 +95,20 @@ def _confine(job: dict[str, Any], means: Confinement, streams: Sequence[int], fa
     if means.ruleset >= 0:
         landlock.restrict_self(means.ruleset)
         os.close(means.ruleset)
-    profile = seccomp.Profile(writes=means.rung > 2, children=children, executes=native)
-    linux.set_filter(seccomp.filter_program(profile, linux.MACHINE, os.getpid()))
+    linux.set_filter(seccomp.for_process(means.filters[children, native], os.getpid()))
 
 
 def _execute(argv: Sequence[str]) -> NoReturn:
-    os.execve(argv[0], argv, {})  # noqa: S606  # the program, in its confinement
+    os.execve(argv[0], list(argv), {})  # noqa: S606  # the program, in its confinement
 
 
 def _run_python(argv: Sequence[str], folder: str, no_memory: mmap) -> int:
     """Runs a file as `python FILE` does; returns its exit code."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "rollmesh"]:
-        del sys.modules[name]
     sys.argv[:] = argv
     sys.path.insert(0, folder)
     sys.stdin = _stream(0, "r", "surrogateescape")
     sys.stdout = _stream(1, "w", "surrogateescape")
     sys.stderr = _stream(2, "w", "backslashreplace", buffering=1)
-    # The module `site`, which sets these, is not loaded.
-    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     main = ModuleType("__main__")
     main.__dict__.update(__file__=argv[0], __builtins__=builtins)
     sys.modules["__main__"] = main

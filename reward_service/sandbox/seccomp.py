@@ -8,7 +8,7 @@ then use `clone`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rollmesh.reward_service.sandbox.linux import AUDIT_ARCHITECTURES
@@ -23,7 +23,7 @@ from rollmesh.reward_service.sandbox.syscall_numbers import (
     Table,
 )
 
-_LOAD, _EQUAL, _AT_LEAST, _ABOVE, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x45, 0x54, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _EPERM, _ENOTTY, _ENOSYS, _ENOTSUP = _ERRNO | 1, _ERRNO | 25, _ERRNO | 38, _ERRNO | 95
 # Offsets in `struct seccomp_data`; lower halves of the arguments.
@@ -41,6 +41,10 @@ _AF_UNIX, _SOCKET_TYPE = 1, 0xF
 _CONNECTED = (1, 5)
 
 Instruction = tuple[int, int, int, int]
+# The first number of a region, and the answer to all of its numbers.
+Region = tuple[int, list[Instruction]]
+# Stands for the id of a process that is not known yet; no kernel gives it to one.
+ANY_PROCESS = 0x7EA51DE5
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +71,53 @@ def filter_program(profile: Profile, machine: str, pid: int) -> bytes:
         pid: id of the process: without children it signals none but itself.
     """
     column = list(AUDIT_ARCHITECTURES).index(machine)
+    answers: dict[int, list[Instruction]] = {}
+    for table, result in (*_permitted(profile), (UNSUPPORTED, _ENOTSUP), (ATTACKS, _KILL)):
+        answers.update({number: [_return(result)] for _, number in _numbers(table, column)})
+    for name, number in _numbers(JUDGED, column):
+        if not (profile.children and name in CHILDREN):
+            answers[number] = _judgement(name, profile, pid)
+    if machine == "x86_64":
+        answers[_X32] = [_return(_KILL)]
     code: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, AUDIT_ARCHITECTURES[machine]),
         _return(_KILL),
         (_LOAD, 0, 0, _NUMBER),
+        *_search(_regions(answers)),
     ]
-    if machine == "x86_64":
-        code += [(_AT_LEAST, 0, 1, _X32), _return(_KILL)]
-    allowed = {**ALLOWED, **(WRITES if profile.writes else {}), **(CHILDREN if profile.children else {})}
-    if profile.executes:
-        allowed |= EXECUTES
-    for name, number in _numbers(JUDGED, column):
-        if name not in allowed:
-            judgement = _judgement(name, profile, pid)
-            code += [(_EQUAL, 0, len(judgement), number), *judgement]
-    for first, last in _ranges(number for _, number in _numbers(allowed, column)):
-        code += [(_AT_LEAST, 0, 2, first), (_ABOVE, 1, 0, last), _return(_ALLOW)]
-    for _, number in _numbers(ATTACKS, column):
-        code += [(_EQUAL, 0, 1, number), _return(_KILL)]
-    for _, number in _numbers(UNSUPPORTED, column):
-        code += [(_EQUAL, 0, 1, number), _return(_ENOTSUP)]
-    code.append(_return(_EPERM))
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
+
+
+def for_process(program: bytes, pid: int) -> bytes:
+    """A filter made for `ANY_PROCESS`, as that of a process."""
+    return program.replace(struct.pack("<I", ANY_PROCESS), struct.pack("<I", pid))
+
+
+def _permitted(profile: Profile) -> list[tuple[Table, int]]:
+    chosen = ((WRITES, profile.writes), (CHILDREN, profile.children), (EXECUTES, profile.executes))
+    return [(ALLOWED, _ALLOW), *((table, _ALLOW) for table, wanted in chosen if wanted)]
+
+
+def _regions(answers: dict[int, list[Instruction]]) -> list[Region]:
+    """Regions of successive numbers with the same answer, from 0 on; the last has no end."""
+    refusal = [_return(_EPERM)]
+    regions: list[Region] = [(0, refusal)]
+    for number, answer in sorted(answers.items()):
+        if regions[-1][1] != answer:
+            regions.append((number, answer))
+        if number + 1 not in answers and number < _X32:
+            regions.append((number + 1, refusal))
+    return regions[1:] if regions[1][0] == 0 else regions
+
+
+def _search(regions: list[Region]) -> list[Instruction]:
+    """A binary search for the number's region: the kernel tries a filter on each number when it is installed."""
+    if len(regions) == 1:
+        return regions[0][1]
+    middle = len(regions) // 2
+    below, above = _search(regions[:middle]), _search(regions[middle:])
+    return [(_AT_LEAST, len(below), 0, regions[middle][0]), *below, *above]
 
 
 def _return(value: int) -> Instruction:
@@ -101,17 +129,6 @@ def _numbers(table: Table, column: int) -> Iterator[tuple[str, int]]:
         number = numbers[column]
         if number is not None:
             yield name, number
-
-
-def _ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Successive numbers as (first, last)."""
-    found: list[tuple[int, int]] = []
-    for number in sorted(set(numbers)):
-        if found and found[-1][1] == number - 1:
-            found[-1] = (found[-1][0], number)
-        else:
-            found.append((number, number))
-    return found
 
 
 def _judgement(name: str, profile: Profile, pid: int) -> list[Instruction]:

@@ -9,6 +9,7 @@ Run by root, all of them become an ordinary user first: a root user is exempt fr
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import gc
 import importlib
@@ -116,6 +117,12 @@ def _serve(connection: socket.socket, settings: dict[str, Any]) -> None:
     for name in settings["preload"]:
         _attempt(f"module {name}", importlib.import_module, name)
     means = _prepare(settings)
+    # Programs do not find this package; and what is done here is not done for each of them.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rollmesh"]:
+        del sys.modules[name]
+    # The module `site`, which sets these, is not loaded.
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
+    os.umask(0o022)
     gc.collect()
     gc.freeze()
     connection.sendall(messages.pack({"rung": means.rung, "landlock": means.landlock}))
@@ -170,12 +177,13 @@ def _prepare(settings: dict[str, Any]) -> Confinement:
         readable = _apart([path for path in readable if os.path.exists(path)])
         rules = [*_rules(readable, _DEVICES), (_BOX, landlock.READ | landlock.WRITE)]
         ruleset = _attempt("Landlock", landlock.ruleset, abi, rules) if abi else -1
-        return Confinement(3, abi, ruleset, _OURS, _FOLDER)
+        return Confinement(3, abi, ruleset, _OURS, _FOLDER, Confinement.filters_of(3))
     if abi < landlock.TRUNCATES:
         raise _MissingError(f"Landlock {landlock.TRUNCATES} (Linux 6.2): this kernel has {abi or 'none'}")
     rules = [*_rules(readable, _DEVICES), (settings["folder"], landlock.READ)]
     ruleset = _attempt("Landlock", landlock.ruleset, abi, rules)
-    return Confinement(2, abi, ruleset, limits.tasks_of(os.geteuid()) + _SLACK, settings["folder"])
+    others = limits.tasks_of(os.geteuid()) + _SLACK
+    return Confinement(2, abi, ruleset, others, settings["folder"], Confinement.filters_of(2))
 
 
 def _imported() -> list[str]:

@@ -119,6 +119,7 @@ attempt(lambda: socket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b"x", {str(p
 attempt(lambda: [each.send(b"x") for each in socket.socketpair()] and open("/nothing"))
 """
         assert len(await _stopped(run, program)) == 6
+        path.unlink()
 
 
 async def test_no_other_process_is_signalled(run: Run) -> None:
