@@ -82,8 +82,8 @@ class Ran:
     """End of a job.
 
     Attributes:
-        end: `infrastructure` if the program did not run, or not to its end, for a reason that is not its own: the job
-            may be tried again. All else is the program's doing. `denied`: it made a call of attackers alone.
+        end: how it ended. `infrastructure`: the program did not run, or not to its end, for a reason that is not its
+            own. Such a job may be tried again. All else is the program's doing. `denied`: it made a call of attackers.
         code: exit code; for any other end the signal's number, or 0 if the program did not run.
         stdout: standard output, cut at the limit.
         stderr: standard error, cut at the limit.

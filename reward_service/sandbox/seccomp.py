@@ -1,6 +1,6 @@
 """Filters of system calls by allow list, as programs of classic BPF. Pure. Sources: seccomp(2), linux/filter.h.
 
-A call that is not on the list fails with EPERM; one of attackers alone ends the program (SIGSYS), and so does a call
+A call that is not on the list fails with EPERM. A call of attackers alone ends the program (SIGSYS), and so does one
 of another architecture or of x32. `clone3` fails with ENOSYS: its flags are out of a filter's sight, and C libraries
 then use `clone`.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 Table = dict[str, tuple[int | None, int | None]]
 
-# Of every program: memory, own descriptors, reading files, time, threads, signals to itself.
+# For every program: memory, own descriptors, reading files, time, threads.
 ALLOWED: Table = {
     "read": (0, 63),
     "write": (1, 64),
@@ -136,7 +136,7 @@ ALLOWED: Table = {
     "gettimeofday": (96, 169),
     "time": (201, None),
 }
-# Of a program that has a folder of its own to write to.
+# For a program that has a folder of its own to write to.
 WRITES: Table = {
     "mkdir": (83, None),
     "mkdirat": (258, 34),
@@ -158,7 +158,7 @@ WRITES: Table = {
     "fallocate": (285, 47),
     "utimensat": (280, 88),
 }
-# Of a program that may have children.
+# For a program that may have children.
 CHILDREN: Table = {
     "fork": (57, None),
     "vfork": (58, None),
@@ -168,11 +168,11 @@ CHILDREN: Table = {
     "setsid": (112, 157),
     "setpgid": (109, 154),
 }
-# Of a program that is executed.
+# For a program that is executed.
 EXECUTES: Table = {
     "execve": (59, 221),
 }
-# Of no program that solves a task: it is killed over them.
+# For no program that solves a task: one that makes them is killed.
 ATTACKS: Table = {
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),

@@ -1,8 +1,8 @@
 """The zygote: a warm Python process that forks a keeper for each job.
 
 Three processes stand between the owner and a program. The *stub* is the one that the owner starts and waits for: it
-ends when all below it have ended. The zygote is the stub's child; on rung 3 it is the first process of its namespace,
-whose end the kernel makes the end of all others. A keeper handles one job.
+ends when all below it have ended. The zygote is the stub's child. On rung 3 it is the first process of its namespace:
+when it ends, the kernel ends all others there. A keeper handles one job.
 
 Run by root, all of them become an ordinary user first: a root user is exempt from limits, on processes for example.
 """
@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from rollmesh.reward_service.sandbox import keeper, landlock, limits, linux, messages, namespaces
 from rollmesh.reward_service.sandbox.program import Confinement
 
-# The account "nobody".
+# The account that Linux keeps for no one.
 ORDINARY_USER = 65534
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")

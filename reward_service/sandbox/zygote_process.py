@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import rollmesh
 from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.sandbox.interface import Job, Ran, ended
 from rollmesh.reward_service.sandbox.messages import HEAD, pack, unpack
@@ -29,7 +28,8 @@ _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
     "from rollmesh.reward_service.sandbox.zygote import main; sys.path.pop(0); main()"
 )
-_ROOT = str(Path(rollmesh.__file__).parent.parent)
+# Contains the package, as it is imported here.
+_ROOT = str(Path(__file__).parents[3])
 # Seconds for a zygote to be ready, beyond what it loads; for an answer after the program's time; for its end.
 _START_S, _ANSWER_S, _END_S = 60.0, 10.0, 5.0
 
