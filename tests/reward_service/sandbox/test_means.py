@@ -62,7 +62,7 @@ os._exit(0)
 
 
 def _attempts(means: str, outside: Path) -> list[str]:
-    """What each attempt to get out comes to: to read, write, connect twice, and signal."""
+    """The results of attempts to read, to write, to connect twice, and to signal."""
     folder = outside / "root"
     folder.mkdir(exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(socket.AF_UNIX) as abstract:
