@@ -25,8 +25,8 @@ from rollmesh.reward_service.sandbox.messages import HEAD, pack, unpack
 from rollmesh.reward_service.sandbox.zygote import ORDINARY_USER
 
 _PROGRAM = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from rollmesh.reward_service.sandbox.zygote import main; sys.path.pop(0); main()"
+    "import sys; sys.path.append(sys.argv.pop(1)); "
+    "from rollmesh.reward_service.sandbox.zygote import main; sys.path.pop(); main()"
 )
 # Contains the package, as it is imported here.
 _ROOT = str(Path(__file__).parents[3])
