@@ -60,6 +60,8 @@ REASONS = {
         "learner/engines/tensors/state.py",
         "torch.distributed.checkpoint",
     ): "an own run's folder; see docs/security.md",
+    ("reward_service/sandbox/program.py", "compile"): "a model's program, in a process that the kernel confines",
+    ("reward_service/sandbox/program.py", "exec"): "the same",
     ("rollmesh/testing/worlds.py", "multiprocessing"): "a test and the processes that it has forked",
     ("rollmesh/testing/worlds.py", "pickle"): "the same: between a test and its own children",
     ("mesh/config/load.py", "yaml.load"): "with a safe loader, which a test below looks at",

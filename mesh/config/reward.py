@@ -15,10 +15,10 @@ class RewardSection(Section):
         default_factory=lambda: ["auto"],
         description="Scorers, summed: registered names (auto, arithmetic, choice, environment, exact_match, gsm8k, "
         "gsm8k_strict, gsm8k_flexible, ifeval, ifeval_fraction, json_schema, json_schema_fraction, judge, math, "
-        "math_string, math_dapo, none, qa, regex, strings). Two take an option: `regex:PATTERN` and `json_schema:FILE`. Functions "
-        "with verl's or TRL's signature are `module:function` or `file.py:function`. `model:FOLDER` is a reward model "
-        "of `rollmesh rm`, and `judge` the language model of `reward.judge`. `auto` takes the reward of the episode if it has one, else picks by the exact name of the "
-        "data_source.",
+        "math_string, math_dapo, none, qa, regex, strings). Two take an option: `regex:PATTERN` and "
+        "`json_schema:FILE`. Functions with verl's or TRL's signature are `module:function` or `file.py:function`. "
+        "`model:FOLDER` is a reward model of `rollmesh rm`, and `judge` the language model of `reward.judge`. `auto` "
+        "takes the reward of the episode if it has one, else picks by the exact name of the data_source.",
     )
     by_data_source: dict[str, list[str]] = Field(
         default_factory=dict,

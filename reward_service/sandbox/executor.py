@@ -1,0 +1,156 @@
+"""An executor that confines programs on this host: a pool of zygotes, with a warm one in reserve.
+
+Invariants
+  * At most `size` jobs run at once, each in a zygote of its own; others wait until their deadline.
+  * A zygote that is lost, or has run its share of jobs, is ended and replaced.
+  * Nothing runs unconfined: where the host lacks the rung that is required, `Sandbox.open` raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import sys
+import time
+from dataclasses import replace
+
+from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
+from rollmesh.reward_service.sandbox.interface import Job, Ran
+from rollmesh.reward_service.sandbox.landlock import SCOPES
+from rollmesh.reward_service.sandbox.linux import AUDIT_ARCHITECTURES, MACHINE
+from rollmesh.reward_service.sandbox.zygote_process import Runtime, UnavailableError, ZygoteProcess
+
+log = logging.getLogger(__name__)
+
+HIGHEST, LOWEST = 3, 2
+_SYSTEM_PYTHON = "/usr/bin/python3"
+# Jobs of one zygote.
+_SHARE = 1000
+
+
+class Sandbox:
+    """Runs programs on the highest rung that this host allows; see docs/rewards.md.
+
+    Attributes:
+        rung: the rung in force, 2 or 3.
+        missing: reason why a higher rung is not in force; empty if it is the highest.
+    """
+
+    def __init__(self, zygote: ZygoteProcess, rung: int, missing: str, runtime: Runtime, size: int) -> None:
+        self.rung = rung
+        self.missing = missing
+        self._runtime = runtime
+        self._landlock = zygote.landlock
+        self._idle = [zygote]
+        self._size = size
+        self._slots = asyncio.Semaphore(size)
+        self._closed = False
+        self._tasks = BackgroundTasks(log_errors(log))
+
+    @classmethod
+    async def open(
+        cls, *, require: int = LOWEST, highest: int = HIGHEST, size: int = 0, runtime: Runtime | None = None
+    ) -> Sandbox:
+        """An executor on the highest rung that this host allows.
+
+        Args:
+            require: the least rung; `LOWEST` takes any.
+            highest: the rung to begin with.
+            size: jobs at once; 0 for as many as this process has CPUs.
+            runtime: surroundings of the programs.
+
+        Raises:
+            UnavailableError: the host does not allow the rung that is required; the message says what it lacks.
+        """
+        runtime = runtime or Runtime()
+        reasons = []
+        for rung in range(highest, max(require, LOWEST) - 1, -1):
+            try:
+                zygote, runtime = await _first(rung, runtime)
+            except UnavailableError as error:
+                reasons.append(error.message)
+                continue
+            size = size or len(os.sched_getaffinity(0))
+            sandbox = cls(zygote, rung, "; ".join(reasons), runtime, size)
+            log.info("programs run confined", extra={"rung": rung, "missing": sandbox.missing})
+            return sandbox
+        raise UnavailableError(
+            f"programs cannot be confined on rung {require} or above: {'; '.join(reasons) or 'there is none'}",
+            hint="docs/rewards.md says what each rung needs",
+        )
+
+    async def run(self, job: Job) -> Ran:
+        """Runs a job to its end; raises nothing for what the program or the infrastructure does.
+
+        Raises:
+            UnavailableError: the job needs child processes, and this host cannot keep signals among them.
+        """
+        if job.limits.processes > 1 and (self.rung < HIGHEST or self._landlock < SCOPES):
+            raise UnavailableError(
+                f"a program of {job.limits.processes} processes needs rung {HIGHEST} and Landlock {SCOPES} (Linux 6.12)"
+            )
+        wait_s = None if job.deadline == float("inf") else max(0.0, job.deadline - time.monotonic())
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._slots.acquire()
+        except TimeoutError:
+            return Ran("infrastructure", reason="the deadline has passed while the job waited for its turn")
+        try:
+            if self._closed:
+                return Ran("infrastructure", reason="the executor is closed")
+            return await self._run(job)
+        except UnavailableError as error:
+            return Ran("infrastructure", reason=str(error))
+        finally:
+            self._slots.release()
+
+    async def close(self) -> None:
+        """Ends all zygotes, once the jobs in progress have ended."""
+        self._closed = True
+        for _ in range(self._size):
+            await self._slots.acquire()
+        await self._tasks.close()
+        while self._idle:
+            await self._idle.pop().end()
+        for _ in range(self._size):
+            self._slots.release()
+
+    async def _run(self, job: Job) -> Ran:
+        zygote = self._idle.pop() if self._idle else await ZygoteProcess.open(self.rung, self._runtime)
+        ran = None
+        try:
+            ran = await zygote.run(job)
+        finally:
+            if ran is None or zygote.jobs >= _SHARE or self._closed:
+                await zygote.end()
+                self._replace()
+            else:
+                self._idle.append(zygote)
+        return ran or Ran("infrastructure", reason="the sandbox has ended, or has not answered in time")
+
+    def _replace(self) -> None:
+        if not self._closed:
+            self._tasks.spawn(self._open_reserve(), "opening a sandbox")
+
+    async def _open_reserve(self) -> None:
+        if not self._idle:
+            self._idle.append(await ZygoteProcess.open(self.rung, self._runtime))
+
+
+async def _first(rung: int, runtime: Runtime) -> tuple[ZygoteProcess, Runtime]:
+    """A zygote, by this process' interpreter or the system's, and the runtime with which it works.
+
+    Raises:
+        UnavailableError: with neither.
+    """
+    if sys.platform != "linux" or MACHINE not in AUDIT_ARCHITECTURES:
+        raise UnavailableError(f"rung {rung}: Linux on {' or '.join(AUDIT_ARCHITECTURES)}")
+    try:
+        return await ZygoteProcess.open(rung, runtime), runtime
+    except UnavailableError:
+        if runtime.python or shutil.which(_SYSTEM_PYTHON) is None:
+            raise
+    runtime = replace(runtime, python=_SYSTEM_PYTHON)
+    return await ZygoteProcess.open(rung, runtime), runtime

@@ -1,0 +1,137 @@
+"""Jobs for an executor, and how they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Literal, Protocol
+
+End = Literal["exit", "signal", "cpu", "wall", "memory", "output", "denied", "infrastructure"]
+Language = Literal["python", "native"]
+# Standard streams, and a few that a runtime opens.
+_FEWEST_FILES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one execution.
+
+    Attributes:
+        cpu_s: seconds of CPU time per process, rounded up to whole ones.
+        wall_s: seconds from the program's start to its end.
+        memory: bytes of address space per process.
+        output: bytes of standard output and standard error together.
+        processes: processes at once; more than one needs rung 3 and a kernel that scopes signals (Landlock 6).
+        threads: threads that these processes may have in addition.
+        disk: bytes that the program may write to its folder, on rung 3; rung 2 writes nothing.
+        files: open descriptors per process.
+    """
+
+    cpu_s: float = 4.0
+    wall_s: float = 8.0
+    memory: int = 512 << 20
+    output: int = 1 << 20
+    processes: int = 1
+    threads: int = 16
+    disk: int = 64 << 20
+    files: int = 64
+
+    def __post_init__(self) -> None:
+        if not (self.cpu_s > 0 and self.wall_s > 0):
+            raise ValueError(f"a program needs time: cpu_s {self.cpu_s}, wall_s {self.wall_s}")
+        if min(self.memory, self.output, self.processes, self.disk) < 1 or self.threads < 0:
+            raise ValueError(f"limits are positive numbers: {self}")
+        if self.files < _FEWEST_FILES:
+            raise ValueError(f"no program runs with {self.files} open files; {_FEWEST_FILES} are the least")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One execution of one program.
+
+    Attributes:
+        language: "python" (the zygote runs a file, with no new program), or "native" (a program is executed).
+        files: contents by path, relative to the folder in which the program runs. Each may be executed.
+        argv: for Python the file to run, and its arguments; else the program's path, and its arguments.
+        stdin: bytes of standard input.
+        limits: bounds of the execution.
+        deadline: moment of `time.monotonic()` at which the caller waits no longer.
+    """
+
+    language: Language
+    files: Mapping[str, bytes]
+    argv: Sequence[str]
+    stdin: bytes = b""
+    limits: Limits = field(default_factory=Limits)
+    deadline: float = float("inf")
+
+    def __post_init__(self) -> None:
+        if not self.argv or any("\0" in argument for argument in self.argv):
+            raise ValueError("a job names its program, and no argument holds a zero byte")
+        if self.language == "python" and self.argv[0] not in self.files:
+            raise ValueError(f"{self.argv[0]!r} is not among the job's files")
+        for name in self.files:
+            path = PurePosixPath(name)
+            if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name:
+                raise ValueError(f"a file's path stays below the program's folder: {name!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """End of a job.
+
+    Attributes:
+        end: how it ended. `infrastructure`: the program did not run, or not to its end, for a reason that is not its
+            own. Such a job may be tried again. All else is the program's doing. `denied`: it made a call of attackers.
+        code: exit code; for any other end the signal's number, or 0 if the program did not run.
+        stdout: standard output, cut at the limit.
+        stderr: standard error, cut at the limit.
+        cpu_s: seconds of CPU time of the program and of the children that it has waited for.
+        peak: largest resident memory of one process, bytes.
+        reason: cause of an end that is `infrastructure`, for people.
+    """
+
+    end: End
+    code: int = 0
+    stdout: bytes = b""
+    stderr: bytes = b""
+    cpu_s: float = 0.0
+    peak: int = 0
+    reason: str = ""
+
+
+class Executor(Protocol):
+    """Runs jobs."""
+
+    async def run(self, job: Job) -> Ran:
+        """Runs a job to its end; raises nothing for what the program or the infrastructure does."""
+        ...
+
+
+def ended(limits: Limits, *, cause: str, exit_code: int, out_of_memory: bool, cpu_s: float) -> tuple[End, int]:
+    """The end of a program and its code, from what its keeper has seen.
+
+    Args:
+        limits: those of the job.
+        cause: "wall" or "output" if the keeper has killed it for that; else empty.
+        exit_code: exit code, or a signal's negative number.
+        out_of_memory: the program has ended over a `MemoryError`.
+        cpu_s: seconds of CPU time that it has used.
+    """
+    if cause == "wall":
+        return "wall", -exit_code if exit_code < 0 else 0
+    if cause == "output":
+        return "output", -exit_code if exit_code < 0 else 0
+    if exit_code >= 0:
+        return ("memory" if out_of_memory and exit_code else "exit"), exit_code
+    number = -exit_code
+    if number == _SIGSYS:
+        return "denied", number
+    if number in (_SIGKILL, _SIGXCPU) and cpu_s >= 0.9 * limits.cpu_s:
+        return "cpu", number
+    return "signal", number
+
+
+# Numbers of Linux, so that this module can be read anywhere.
+_SIGKILL, _SIGXCPU, _SIGSYS = 9, 24, 31

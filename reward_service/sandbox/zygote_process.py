@@ -1,0 +1,189 @@
+"""One zygote, as its owner sees it.
+
+Invariant: once `end` has returned, neither the zygote nor anything that it has started exists, nor its folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rollmesh.mesh.errors import RewardError
+from rollmesh.reward_service.sandbox.interface import Job, Ran, ended
+from rollmesh.reward_service.sandbox.messages import HEAD, pack, unpack
+from rollmesh.reward_service.sandbox.zygote import ORDINARY_USER
+
+_PROGRAM = (
+    "import sys; sys.path.append(sys.argv.pop(1)); "
+    "from rollmesh.reward_service.sandbox.zygote import main; sys.path.pop(); main()"
+)
+# Contains the package, as it is imported here.
+_ROOT = str(Path(__file__).parents[3])
+# Seconds for a zygote to be ready, beyond what it loads; for an answer after the program's time; for its end.
+_START_S, _ANSWER_S, _END_S = 60.0, 10.0, 5.0
+
+
+class UnavailableError(RewardError):
+    """This host, or this installation of Python, cannot confine programs as asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Surroundings of all programs of an executor.
+
+    Attributes:
+        python: interpreter, 3.11 or later; an empty string for this process' own, or else the system's.
+        readable: folders and files that programs may read and execute, besides the system's programs and libraries.
+        preload: modules that a zygote imports once for all its programs; from the standard library.
+    """
+
+    python: str = ""
+    readable: Sequence[str] = ()
+    preload: Sequence[str] = ()
+
+
+def _start(theirs: socket.socket, folder: str, python: str) -> subprocess.Popen[bytes]:
+    if os.geteuid() == 0:
+        os.chown(folder, ORDINARY_USER, ORDINARY_USER)
+    return subprocess.Popen(
+        [python, "-I", "-S", "-B", "-X", "utf8", "-c", _PROGRAM, _ROOT, str(theirs.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=(theirs.fileno(),),
+        start_new_session=True,
+        cwd="/",
+        env={},
+    )
+
+
+def _settings(rung: int, folder: str, runtime: Runtime) -> bytes:
+    readable = [os.path.abspath(path) for path in runtime.readable]
+    return pack({"rung": rung, "folder": folder, "readable": readable, "preload": list(runtime.preload)})
+
+
+class ZygoteProcess:
+    """A zygote from its start to its end. It runs one job at a time."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: str) -> None:
+        self.jobs = 0
+        self.landlock = 0
+        self._process = process
+        self._folder = folder
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter | None = None
+
+    @classmethod
+    async def open(cls, rung: int, runtime: Runtime) -> ZygoteProcess:
+        """A zygote that is ready for jobs on a rung.
+
+        Raises:
+            UnavailableError: this host lacks what the rung needs; the message names it.
+        """
+        ours, theirs = socket.socketpair()
+        folder = tempfile.mkdtemp(prefix="rollmesh-sandbox-")
+        try:
+            process = _start(theirs, folder, runtime.python or sys.executable)
+        except BaseException as error:
+            ours.close()
+            os.rmdir(folder)
+            if isinstance(error, OSError):
+                raise UnavailableError(f"no sandbox can be started: {error}") from error
+            raise
+        finally:
+            theirs.close()
+        zygote = cls(process, folder)
+        try:
+            await zygote._become_ready(ours, rung, runtime)
+        except BaseException:
+            await zygote.end()
+            raise
+        return zygote
+
+    @property
+    def pid(self) -> int:
+        """Id of the process that this one has started."""
+        return self._process.pid
+
+    async def run(self, job: Job) -> Ran | None:
+        """Runs a job; None if the zygote is lost, so that it has to be ended."""
+        self.jobs += 1
+        left_s = job.deadline - time.monotonic()
+        if left_s <= 0:
+            return Ran("infrastructure", reason="the deadline has passed before the program was run")
+        wall_s = min(job.limits.wall_s, left_s)
+        fields = {
+            "language": job.language,
+            "argv": list(job.argv),
+            "files": list(job.files),
+            "limits": asdict(job.limits),
+            "wall_s": wall_s,
+        }
+        try:
+            async with asyncio.timeout(wall_s + _ANSWER_S):
+                self._send(pack(fields, [job.stdin, *job.files.values()]))
+                answer, outputs = await self._receive()
+        except (TimeoutError, OSError, EOFError, ValueError):
+            return None
+        return _ran(job, answer, outputs, in_full=wall_s == job.limits.wall_s)
+
+    async def end(self) -> None:
+        """Ends the zygote and all that it has started, and waits for that; a second call does nothing."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self._reap))
+
+    def _reap(self) -> None:
+        for order in (self._process.terminate, self._process.kill):
+            order()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+                break
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _become_ready(self, ours: socket.socket, rung: int, runtime: Runtime) -> None:
+        try:
+            self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            raise
+        try:
+            async with asyncio.timeout(_START_S):
+                self._send(_settings(rung, self._folder, runtime))
+                answer, _ = await self._receive()
+        except (TimeoutError, OSError, EOFError) as error:
+            raise UnavailableError(
+                f"rung {rung}: the sandbox has ended, or was not ready within {_START_S:g} s",
+                hint="it needs Python 3.11; its standard error is in this service's log",
+            ) from error
+        if "missing" in answer:
+            raise UnavailableError(f"rung {rung}: {answer['missing']}")
+        self.landlock = answer["landlock"]
+
+    def _send(self, message: bytes) -> None:
+        assert self._writer is not None
+        self._writer.write(message)
+
+    async def _receive(self) -> tuple[dict[str, Any], list[bytes]]:
+        text_size, body_size = HEAD.unpack(await self._reader.readexactly(HEAD.size))
+        return unpack(await self._reader.readexactly(text_size), await self._reader.readexactly(body_size))
+
+
+def _ran(job: Job, answer: dict[str, Any], outputs: list[bytes], *, in_full: bool) -> Ran:
+    if answer["failure"]:
+        return Ran("infrastructure", reason=answer["failure"])
+    if answer["cause"] == "wall" and not in_full:
+        return Ran("infrastructure", reason="the deadline has passed before the program's time was over")
+    seen = {key: answer[key] for key in ("cause", "exit_code", "out_of_memory", "cpu_s")}
+    end, code = ended(job.limits, **seen)
+    return Ran(end, code, outputs[0], outputs[1], answer["cpu_s"], answer["peak"])
