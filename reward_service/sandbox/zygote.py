@@ -51,7 +51,7 @@ def main() -> None:
     with contextlib.suppress(OSError):  # where memory runs out, it is the programs that go
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     try:
-        _become_ordinary()
+        _attempt("an ordinary account for programs", _become_ordinary)
         if settings["rung"] > 2:
             _attempt("user and other namespaces", namespaces.enter)
     except _MissingError as missing:
