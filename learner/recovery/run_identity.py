@@ -161,7 +161,7 @@ def nothing_trained(folder: Path) -> bool:
 
 
 def reward_files(reward: RewardSection) -> list[Path]:
-    """Files of the user's own reward functions and schemas, as far as they are on this machine."""
+    """Files of the user's own reward functions, as far as they are on this machine."""
     return _files([*reward.functions, *(spec for specs in reward.by_data_source.values() for spec in specs)])
 
 
