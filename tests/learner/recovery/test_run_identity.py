@@ -91,8 +91,10 @@ def test_rewards_and_held_out_data_that_were_edited_are_told(files: Path) -> Non
     reward.write_text("def score(solution_str, ground_truth): return 1.0")
     routed = files / "routed.py"
     routed.write_text(reward.read_text())
+    schema = files / "schema.json"
+    schema.write_text("{}")
     rest = (
-        f"reward.functions=['{reward}:score', math]",
+        f"reward.functions=['{reward}:score', math, 'json_schema:{schema}', 'regex:{'a' * 300}']",
         f"reward.by_data_source={{a: ['{routed}:score'], b: ['grpc://127.0.0.1:9']}}",
         f"data.eval={held_out}",
     )
@@ -100,10 +102,11 @@ def test_rewards_and_held_out_data_that_were_edited_are_told(files: Path) -> Non
     assert make(files, *rest)[1].edited_files() == []
     reward.write_text("def score(solution_str, ground_truth): return 100.0")
     routed.write_text(reward.read_text())
+    schema.write_text("false")
     held_out.write_text(held_out.read_text() * 2)
     record = make(files, *rest)[1]
     record.check(allow_changes=False)
-    assert record.edited_files() == [str(reward), str(routed), str(held_out)]
+    assert record.edited_files() == [str(reward), str(schema), str(routed), str(held_out)]
     assert make(files)[1].edited_files() == [], "what is not used any more the configuration says"
 
 
