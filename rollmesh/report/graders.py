@@ -12,6 +12,7 @@ from itertools import chain
 from rollmesh.mesh.config.models import Config
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.scorers.graders import versions
+from rollmesh.reward_service.scorers.versions import versions_of
 
 _ASK = (
     "import json, sys; from rollmesh.reward_service.scorers.graders import versions; "
@@ -25,6 +26,8 @@ def grader_versions(config: Config) -> dict[str, str]:
     reward = config.reward
     local, _ = split_routes(reward.by_data_source)
     names = [*(() if reward.endpoints else reward.functions), *chain.from_iterable(local.values())]
+    if not versions_of(names):
+        return {}
     python = config.rollout.python if reward.in_process else reward.python
     if python is None:
         return versions(names)
