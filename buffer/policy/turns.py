@@ -5,7 +5,7 @@ each of their steps, for all the work that has been begun before them. So only a
 
 Invariants
   * First come, first served.
-  * While the learner is being served, work of generators begins only where less than `beside_learner` is in progress.
+  * While the learner is being served, work of generators begins only where less than `with_learner` is in progress.
     So it never stops, and each step of a call of the learner waits for a bounded amount of it.
   * A waiter that is cancelled leaves its turn to the next one.
 """
@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 # Redis groups the writes of one turn of its loop into one fsync, so several must be under way.
 _AT_ONCE = 32
-_BESIDE_LEARNER = 8
+_WITH_LEARNER = 8
 
 
 class GeneratorTurns:
@@ -27,12 +27,12 @@ class GeneratorTurns:
 
     Args:
         at_once: pieces of work in progress at most.
-        beside_learner: the same while the learner is being served.
+        with_learner: the same while the learner is being served.
     """
 
-    def __init__(self, at_once: int = _AT_ONCE, beside_learner: int = _BESIDE_LEARNER) -> None:
+    def __init__(self, at_once: int = _AT_ONCE, with_learner: int = _WITH_LEARNER) -> None:
         self._at_once = at_once
-        self._beside_learner = beside_learner
+        self._with_learner = with_learner
         self._in_progress = 0
         self._learner_calls = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -62,7 +62,7 @@ class GeneratorTurns:
 
     @property
     def _has_room(self) -> bool:
-        return self._in_progress < (self._beside_learner if self._learner_calls else self._at_once)
+        return self._in_progress < (self._with_learner if self._learner_calls else self._at_once)
 
     async def _wait(self) -> None:
         given = asyncio.get_running_loop().create_future()

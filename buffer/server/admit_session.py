@@ -166,7 +166,7 @@ class AdmitSession:
         return dead
 
     def _set_wait(self, reason: str) -> None:
-        # Free slots beside responses that are decoded are no wait: the generator works.
+        # Free slots are no wait while responses are decoded: the generator works.
         reason = "" if self._demand.outstanding else reason
         self._front.set_wait(self._table, SAMPLES, self._member_id, reason)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -53,6 +54,16 @@ class Section(BaseModel):
         if info.field_name and info.field_name.endswith("_s") and isinstance(value, float) and value > LONGEST_S:
             raise ValueError(f"needs at most {LONGEST_S:.0f} seconds (ten years)")
         return value
+
+
+def http_parts(url: str) -> SplitResult | None:
+    """The parts of a URL of http or https that names a host; None for anything else."""
+    try:
+        parts = urlsplit(url)
+        named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return None
+    return parts if named else None
 
 
 def section_of(annotation: Any) -> type[Section] | None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from pydantic import Field, field_validator
 
-from rollmesh.mesh.config.base import PositiveInt, Section
+from rollmesh.mesh.config.base import PositiveInt, Section, http_parts
 
 
 class TelemetrySection(Section):
@@ -27,11 +25,7 @@ class TelemetrySection(Section):
     def _is_collector(cls, value: str | None) -> str | None:
         if value is None:
             return None
-        try:
-            parts = urlsplit(value)
-            named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            named = False
-        if not named or parts.path.strip("/") or parts.query or parts.fragment:
+        parts = http_parts(value)
+        if parts is None or parts.path.strip("/") or parts.query or parts.fragment:
             raise ValueError("needs http://HOST:PORT or https://HOST:PORT, the address of OTLP over gRPC (port 4317)")
         return value

@@ -1,1 +1,1 @@
-"""The scorer `judge`: a language model behind an OpenAI-compatible endpoint gives the reward."""
+"""The scorer `judge`: a language model at an OpenAI-compatible endpoint gives the reward."""

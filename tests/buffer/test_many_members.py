@@ -108,7 +108,7 @@ async def test_members_are_parsed_again_where_they_say_something_new(
 
 async def test_writes_of_many_generators_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few at once, and fewer during the learner's calls, which do not wait for those of all generators."""
-    front: Any = SimpleNamespace(turns=GeneratorTurns(at_once=4, beside_learner=2))
+    front: Any = SimpleNamespace(turns=GeneratorTurns(at_once=4, with_learner=2))
     handlers = BufferServicer(front)
     at_work, most = 0, 0
 

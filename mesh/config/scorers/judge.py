@@ -1,14 +1,13 @@
-"""The configuration of the `judge` scorer: a language model behind an OpenAI-compatible endpoint."""
+"""The configuration of the `judge` scorer: a language model at an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
+from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section, http_parts
 
 NAME = "judge"
 """The scorer, in `reward.functions` and `reward.by_data_source`."""
@@ -89,12 +88,8 @@ class JudgeSection(Section):
     def _is_endpoint(cls, value: str | None) -> str | None:
         if value is None:
             return None
-        try:
-            parts = urlsplit(value)
-            named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            named = False
-        if not named or parts.query or parts.fragment or parts.username is not None:
+        parts = http_parts(value)
+        if parts is None or parts.query or parts.fragment or parts.username is not None:
             raise ValueError("needs https://HOST/v1 or http://HOST:PORT/v1, without login and options")
         return value.rstrip("/")
 

@@ -37,7 +37,7 @@ async def write(turns: GeneratorTurns, redis: Redis, done: list[int], number: in
 
 
 async def test_the_learner_waits_for_little_however_much_the_generators_ask_for() -> None:
-    turns, redis, done = GeneratorTurns(at_once=32, beside_learner=8), Redis(), list[int]()
+    turns, redis, done = GeneratorTurns(at_once=32, with_learner=8), Redis(), list[int]()
     writes = [asyncio.create_task(write(turns, redis, done, number)) for number in range(1000)]
     await settled()
     assert len(redis.queue) == 32
@@ -60,7 +60,7 @@ async def test_the_learner_waits_for_little_however_much_the_generators_ask_for(
 
 
 async def test_generators_are_served_while_the_learner_always_calls() -> None:
-    turns, redis, done = GeneratorTurns(at_once=4, beside_learner=1), Redis(), list[int]()
+    turns, redis, done = GeneratorTurns(at_once=4, with_learner=1), Redis(), list[int]()
     with turns.serving_learner():
         writes = [asyncio.create_task(write(turns, redis, done, number)) for number in range(20)]
         await settled()
