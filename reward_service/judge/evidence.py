@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rollmesh.mesh.private_files import check_closed
+
 log = logging.getLogger(__name__)
 _MOST_BYTES = 1 << 30
 
@@ -18,9 +20,14 @@ class Evidence:
 
     Args:
         path: of the file; several processes may share it. None: nothing is kept.
+
+    Raises:
+        ConfigError: the file is there, and other users may read or change it.
     """
 
     def __init__(self, path: Path | None) -> None:
+        if path is not None and path.exists():
+            check_closed(path, "reward.judge.evidence_file")
         self._path = path
 
     def add(self, record: Mapping[str, Any]) -> None:

@@ -46,7 +46,8 @@ class RewardMetrics:
         self._seconds = _SECONDS.as_histogram(_BUCKETS, self.registry)
         self._open = _OPEN.as_gauge(self.registry)
         self.registry.register(SpecCollector(_OF_ENGINE, self._engine_values))
-        self._codes: set[str] = set()
+        # Items without an error have a series whatever others have.
+        self._codes = {""}
         self._totals = dict.fromkeys(("items", "errors", "calls"), 0.0)
 
     @contextmanager

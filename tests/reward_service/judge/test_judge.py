@@ -22,6 +22,7 @@ from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.reward_service.client.client import RewardClient, build_scorer
 from rollmesh.reward_service.client.dispatcher import CallLimits
 from rollmesh.reward_service.judge.endpoint import Address
+from rollmesh.reward_service.judge.evidence import Evidence
 from rollmesh.reward_service.judge.judge import Judge
 from rollmesh.reward_service.outcomes import Failed, RewardItem, Scored
 from rollmesh.reward_service.scoring.engine import ScoringEngine
@@ -365,6 +366,14 @@ async def test_verdicts_are_kept_with_their_reasons(judge: Any, tmp_path: Path) 
         ("1", 4.0, "because"),
     ]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_evidence_goes_into_no_file_that_others_read(tmp_path: Path) -> None:
+    file = tmp_path / "verdicts.jsonl"
+    file.touch(0o644)
+    file.chmod(0o666)
+    with pytest.raises(ConfigError, match=r"evidence_file .* other users"):
+        Evidence(file)
 
 
 async def test_evidence_that_cannot_be_kept_stops_no_scoring(judge: Any, totals: Any, tmp_path: Path) -> None:
