@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -21,12 +22,16 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
         from rollmesh.cli import main
 
         monkeypatch.setattr(sys, "argv", ["rollmesh", *arguments])
-        umask = os.umask(0o022)
+        root = logging.getLogger()
+        umask, handlers, level = os.umask(0o022), root.handlers[:], root.level
         try:
             with pytest.raises(SystemExit) as end:
                 main()
         finally:
             os.umask(umask)
+            # A command's log goes to a captured stream, which is closed with its test.
+            root.handlers[:] = handlers
+            root.setLevel(level)
         out, err = capsys.readouterr()
         return subprocess.CompletedProcess(list(arguments), int(end.value.code or 0), out, err)
 
