@@ -6,6 +6,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ScoreStreamRequest(_message.Message):
+    __slots__ = ("item", "cancel", "timeout_ms")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    item: ScoreItem
+    cancel: str
+    timeout_ms: int
+    def __init__(self, item: _Optional[_Union[ScoreItem, _Mapping]] = ..., cancel: _Optional[str] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
 class ScoreRequest(_message.Message):
     __slots__ = ("items",)
     ITEMS_FIELD_NUMBER: _ClassVar[int]
@@ -13,7 +23,7 @@ class ScoreRequest(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[ScoreItem, _Mapping]]] = ...) -> None: ...
 
 class ScoreItem(_message.Message):
-    __slots__ = ("item_id", "group_id", "data_source", "prompt", "response", "ground_truth_json", "extra_info_json", "response_ids")
+    __slots__ = ("item_id", "group_id", "data_source", "prompt", "response", "ground_truth_json", "extra_info_json", "response_ids", "run", "trajectory_id", "attempt", "policy_version", "finish_reason", "messages_json", "images", "token_ends", "spans", "content_key")
     ITEM_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     DATA_SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +32,16 @@ class ScoreItem(_message.Message):
     GROUND_TRUTH_JSON_FIELD_NUMBER: _ClassVar[int]
     EXTRA_INFO_JSON_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_IDS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TRAJECTORY_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ENDS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_KEY_FIELD_NUMBER: _ClassVar[int]
     item_id: str
     group_id: str
     data_source: str
@@ -30,7 +50,35 @@ class ScoreItem(_message.Message):
     ground_truth_json: str
     extra_info_json: str
     response_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, item_id: _Optional[str] = ..., group_id: _Optional[str] = ..., data_source: _Optional[str] = ..., prompt: _Optional[str] = ..., response: _Optional[str] = ..., ground_truth_json: _Optional[str] = ..., extra_info_json: _Optional[str] = ..., response_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    run: str
+    trajectory_id: str
+    attempt: int
+    policy_version: int
+    finish_reason: str
+    messages_json: str
+    images: _containers.RepeatedCompositeFieldContainer[ImageReference]
+    token_ends: _containers.RepeatedScalarFieldContainer[int]
+    spans: _containers.RepeatedCompositeFieldContainer[Span]
+    content_key: bytes
+    def __init__(self, item_id: _Optional[str] = ..., group_id: _Optional[str] = ..., data_source: _Optional[str] = ..., prompt: _Optional[str] = ..., response: _Optional[str] = ..., ground_truth_json: _Optional[str] = ..., extra_info_json: _Optional[str] = ..., response_ids: _Optional[_Iterable[int]] = ..., run: _Optional[str] = ..., trajectory_id: _Optional[str] = ..., attempt: _Optional[int] = ..., policy_version: _Optional[int] = ..., finish_reason: _Optional[str] = ..., messages_json: _Optional[str] = ..., images: _Optional[_Iterable[_Union[ImageReference, _Mapping]]] = ..., token_ends: _Optional[_Iterable[int]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., content_key: _Optional[bytes] = ...) -> None: ...
+
+class ImageReference(_message.Message):
+    __slots__ = ("uri", "sha256")
+    URI_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    uri: str
+    sha256: bytes
+    def __init__(self, uri: _Optional[str] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+
+class Span(_message.Message):
+    __slots__ = ("begin", "end", "kind")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    begin: int
+    end: int
+    kind: str
+    def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("results",)
@@ -51,7 +99,7 @@ class ScoreResult(_message.Message):
     def __init__(self, item_id: _Optional[str] = ..., scored: _Optional[_Union[Scored, _Mapping]] = ..., unscorable: _Optional[_Union[Unscorable, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Scored(_message.Message):
-    __slots__ = ("total", "components", "per_token")
+    __slots__ = ("total", "components", "per_token", "spans", "evidence", "cost", "cached")
     class ComponentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -62,10 +110,28 @@ class Scored(_message.Message):
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
     total: float
     components: _containers.ScalarMap[str, float]
     per_token: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, total: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., per_token: _Optional[_Iterable[float]] = ...) -> None: ...
+    spans: _containers.RepeatedCompositeFieldContainer[SpanReward]
+    evidence: str
+    cost: float
+    cached: bool
+    def __init__(self, total: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., per_token: _Optional[_Iterable[float]] = ..., spans: _Optional[_Iterable[_Union[SpanReward, _Mapping]]] = ..., evidence: _Optional[str] = ..., cost: _Optional[float] = ..., cached: _Optional[bool] = ...) -> None: ...
+
+class SpanReward(_message.Message):
+    __slots__ = ("begin", "end", "value")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    begin: int
+    end: int
+    value: float
+    def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
 
 class Unscorable(_message.Message):
     __slots__ = ("reason",)
@@ -74,21 +140,23 @@ class Unscorable(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Error(_message.Message):
-    __slots__ = ("code", "message", "retryable")
+    __slots__ = ("code", "message", "retryable", "retry_after_ms")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
     retryable: bool
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ...) -> None: ...
+    retry_after_ms: int
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class InfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("name", "version", "max_items", "scorers")
+    __slots__ = ("name", "version", "max_items", "scorers", "max_bytes", "max_concurrency", "needs_group", "deterministic", "wants_ids", "wants_messages", "wants_offsets", "streams")
     class ScorersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -100,8 +168,24 @@ class InfoResponse(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_ITEMS_FIELD_NUMBER: _ClassVar[int]
     SCORERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_GROUP_FIELD_NUMBER: _ClassVar[int]
+    DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
+    WANTS_IDS_FIELD_NUMBER: _ClassVar[int]
+    WANTS_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    WANTS_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     max_items: int
     scorers: _containers.ScalarMap[str, str]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., max_items: _Optional[int] = ..., scorers: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    max_bytes: int
+    max_concurrency: int
+    needs_group: bool
+    deterministic: bool
+    wants_ids: bool
+    wants_messages: bool
+    wants_offsets: bool
+    streams: bool
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., max_items: _Optional[int] = ..., scorers: _Optional[_Mapping[str, str]] = ..., max_bytes: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., needs_group: _Optional[bool] = ..., deterministic: _Optional[bool] = ..., wants_ids: _Optional[bool] = ..., wants_messages: _Optional[bool] = ..., wants_offsets: _Optional[bool] = ..., streams: _Optional[bool] = ...) -> None: ...

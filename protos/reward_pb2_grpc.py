@@ -44,6 +44,11 @@ class RewardStub:
                 request_serializer=rollmesh_dot_protos_dot_reward__pb2.InfoRequest.SerializeToString,
                 response_deserializer=rollmesh_dot_protos_dot_reward__pb2.InfoResponse.FromString,
                 _registered_method=True)
+        self.ScoreStream = channel.stream_stream(
+                '/rollmesh.v1.Reward/ScoreStream',
+                request_serializer=rollmesh_dot_protos_dot_reward__pb2.ScoreStreamRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_reward__pb2.ScoreResult.FromString,
+                _registered_method=True)
 
 
 class RewardServicer:
@@ -65,6 +70,14 @@ class RewardServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ScoreStream(self, request_iterator, context):
+        """Optional (Info.streams says so): as Score, with each result as soon as it is there, in any order. A slow item holds
+        no other. The server ends the stream once the caller has closed its side and each item has its result.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RewardServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +90,11 @@ def add_RewardServicer_to_server(servicer, server):
                     servicer.Info,
                     request_deserializer=rollmesh_dot_protos_dot_reward__pb2.InfoRequest.FromString,
                     response_serializer=rollmesh_dot_protos_dot_reward__pb2.InfoResponse.SerializeToString,
+            ),
+            'ScoreStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.ScoreStream,
+                    request_deserializer=rollmesh_dot_protos_dot_reward__pb2.ScoreStreamRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_reward__pb2.ScoreResult.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -133,6 +151,33 @@ class Reward:
             '/rollmesh.v1.Reward/Info',
             rollmesh_dot_protos_dot_reward__pb2.InfoRequest.SerializeToString,
             rollmesh_dot_protos_dot_reward__pb2.InfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScoreStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/rollmesh.v1.Reward/ScoreStream',
+            rollmesh_dot_protos_dot_reward__pb2.ScoreStreamRequest.SerializeToString,
+            rollmesh_dot_protos_dot_reward__pb2.ScoreResult.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,8 +22,21 @@ NOT_BEGUN = "not_begun"
 # Characters of a reason, and of an error's code.
 REASON_LENGTH = 2000
 _CODE_LENGTH = 64
+# Characters of evidence.
+EVIDENCE_LENGTH = 8000
+# No server makes callers wait longer.
+_LONGEST_RETRY_MS = 600_000
 # Characters of a JSON field. Decoding holds the interpreter, about 10 ms for each million of them.
 JSON_LENGTH = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a response: characters (Unicode code points) from `begin` to before `end`; `kind`: turn, tool, step."""
+
+    begin: int
+    end: int
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +50,14 @@ class RewardItem:
         prompt, response: text; special tokens are left out of the response.
         ground_truth: the dataset's reward_model.ground_truth; None when the row has none.
         extra_info: the dataset's extra_info; empty when the row has none.
-        response_ids: token ids of the response.
+        response_ids: token ids of the response; empty for a service that does not want them.
+        run, trajectory_id, attempt, policy_version: origin of the response; see reward.proto.
+        finish_reason: stop, length, ...; empty if it is not known.
+        messages: prompt and response in the OpenAI form, where they are wanted; else empty.
+        images: address or path of each image of the prompt, and the SHA-256 of its bytes (empty if not read).
+        token_ends: for each token the characters of `response` up to its end, where they are wanted; else empty.
+        spans: parts of the response.
+        content_key: equal for items of equal content; empty if there is none.
     """
 
     item_id: str
@@ -48,18 +68,32 @@ class RewardItem:
     ground_truth: Any = None
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     response_ids: Sequence[int] = ()
+    run: str = ""
+    trajectory_id: str = ""
+    attempt: int = 0
+    policy_version: int = 0
+    finish_reason: str = ""
+    messages: Sequence[Mapping[str, Any]] = ()
+    images: Sequence[tuple[str, bytes]] = ()
+    token_ends: Sequence[int] = ()
+    spans: Sequence[Span] = ()
+    content_key: bytes = b""
 
     @classmethod
     def from_proto(cls, message: reward_pb2.ScoreItem) -> RewardItem:
         """Decodes the JSON fields.
 
         Raises:
-            PayloadError: where a JSON field is malformed, too long or too deeply nested, or extra_info is no object.
+            PayloadError: where a JSON field is malformed, too long or too deeply nested, extra_info is no object, or
+                messages are no list of objects.
         """
         text = message.extra_info_json
         extra_info = {} if text == "{}" else _decode(text, "extra_info_json")
         if extra_info is not None and not isinstance(extra_info, dict):
             raise PayloadError("extra_info_json", f"expected a JSON object, got {type(extra_info).__name__}")
+        messages = _decode(message.messages_json, "messages_json") or []
+        if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+            raise PayloadError("messages_json", "expected a JSON list of objects")
         return cls(
             item_id=message.item_id,
             group_id=message.group_id,
@@ -69,6 +103,16 @@ class RewardItem:
             ground_truth=_decode(message.ground_truth_json, "ground_truth_json"),
             extra_info=extra_info or {},
             response_ids=message.response_ids,
+            run=message.run,
+            trajectory_id=message.trajectory_id,
+            attempt=message.attempt,
+            policy_version=message.policy_version,
+            finish_reason=message.finish_reason,
+            messages=messages,
+            images=[(image.uri, image.sha256) for image in message.images],
+            token_ends=message.token_ends,
+            spans=[Span(span.begin, span.end, span.kind) for span in message.spans],
+            content_key=message.content_key,
         )
 
 
@@ -87,11 +131,29 @@ def _decode(text: str, field_name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A reward: `total`, named parts of it, and optionally one value per response token."""
+    """A reward.
+
+    Attributes:
+        total: finite.
+        components: named parts of it.
+        per_token: one value per response token, or empty.
+        spans: (begin, end, value) of rewarded parts, in characters of the response; or empty.
+        evidence: grounds for a reader, at most `EVIDENCE_LENGTH` characters.
+        cost: of the score, in the currency of the service's owner.
+        cached: it was found earlier, for equal content.
+    """
 
     total: float
     components: Mapping[str, float] = field(default_factory=dict)
     per_token: Sequence[float] = ()
+    spans: Sequence[tuple[int, int, float]] = ()
+    evidence: str = ""
+    cost: float = 0.0
+    cached: bool = False
+
+    def __post_init__(self) -> None:
+        if self.evidence:
+            object.__setattr__(self, "evidence", bounded(str(self.evidence), EVIDENCE_LENGTH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +168,19 @@ class Unscorable:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A failure of scoring. `code` is short and stable: timeout, crashed, exception, nan, bad_input, not_begun, ..."""
+    """A failure of scoring.
+
+    Attributes:
+        code: short and stable: timeout, crashed, exception, nan, bad_input, not_begun, ...
+        message: for a reader.
+        retryable: the same item may succeed when tried again.
+        retry_after_s: seconds to wait before that; 0: the caller decides.
+    """
 
     code: str
     message: str
     retryable: bool = False
+    retry_after_s: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "code", bounded(str(self.code), _CODE_LENGTH))
@@ -151,17 +221,40 @@ def checked_outcome(outcome: Outcome, item: RewardItem, function: str) -> Outcom
             )
         if not all(math.isfinite(value) for value in outcome.per_token):
             return Failed("nan", f"{function} returned a per-token value that is not finite")
+    if outcome.spans:
+        return _checked_spans(outcome, item, function)
+    return outcome
+
+
+def _checked_spans(outcome: Scored, item: RewardItem, function: str) -> Outcome:
+    if outcome.per_token:
+        return Failed("bad_output", f"{function} returned both per-token values and spans")
+    for begin, end, value in outcome.spans:
+        if not 0 <= begin < end <= len(item.response):
+            return Failed("bad_span", f"{function} returned span {begin}:{end} of {len(item.response)} characters")
+        if not math.isfinite(value):
+            return Failed("nan", f"{function} returned {value} for span {begin}:{end}")
     return outcome
 
 
 def to_proto(item_id: str, outcome: Outcome) -> reward_pb2.ScoreResult:
     """The wire form of an outcome."""
     if isinstance(outcome, Scored):
-        scored = reward_pb2.Scored(total=outcome.total, components=outcome.components, per_token=outcome.per_token)
+        scored = reward_pb2.Scored(
+            total=outcome.total,
+            components=outcome.components,
+            per_token=outcome.per_token,
+            spans=[reward_pb2.SpanReward(begin=begin, end=end, value=value) for begin, end, value in outcome.spans],
+            evidence=outcome.evidence,
+            cost=outcome.cost,
+            cached=outcome.cached,
+        )
         return reward_pb2.ScoreResult(item_id=item_id, scored=scored)
     if isinstance(outcome, Unscorable):
         return reward_pb2.ScoreResult(item_id=item_id, unscorable=reward_pb2.Unscorable(reason=outcome.reason))
-    return error_result(item_id, outcome.code, outcome.message, retryable=outcome.retryable)
+    result = error_result(item_id, outcome.code, outcome.message, retryable=outcome.retryable)
+    result.error.retry_after_ms = min(round(outcome.retry_after_s * 1000), _LONGEST_RETRY_MS)
+    return result
 
 
 def error_result(item_id: str, code: str, message: str, *, retryable: bool) -> reward_pb2.ScoreResult:

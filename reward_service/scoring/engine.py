@@ -17,7 +17,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import cast
 
@@ -282,7 +282,7 @@ def _by_place(function: str, units: Sequence[Sequence[int]], answers: Answers) -
 
 
 def _with_name(failed: Failed, function: str) -> Failed:
-    return Failed(failed.code, f"{function}: {failed.message}", failed.retryable)
+    return replace(failed, message=f"{function}: {failed.message}")
 
 
 def combine(names: Sequence[str], outcomes: Sequence[Outcome]) -> Outcome:
@@ -292,7 +292,7 @@ def combine(names: Sequence[str], outcomes: Sequence[Outcome]) -> Outcome:
     function, else under `function/part`. Per-token values are summed too.
     """
     if len(outcomes) == 1 and isinstance(only := outcomes[0], Scored):  # the common case, and on the hot path
-        return Scored(only.total, {names[0]: only.total, **only.components}, only.per_token)
+        return replace(only, components={names[0]: only.total, **only.components})
     # Where one has failed for good, it does not matter that another was not begun.
     failures = sorted((o for o in outcomes if isinstance(o, Failed)), key=lambda failed: failed.code == NOT_BEGUN)
     if failures:

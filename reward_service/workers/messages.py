@@ -58,27 +58,37 @@ def _packed(outcome: Outcome) -> tuple[Any, ...]:
     if isinstance(outcome, Unscorable):
         return _UNSCORABLE, outcome.reason
     if isinstance(outcome, Failed):
-        return _FAILED, outcome.code, outcome.message, outcome.retryable
+        return _FAILED, outcome.code, outcome.message, outcome.retryable, float(outcome.retry_after_s)
     try:
         components = {_sendable(str(name)): float(value) for name, value in outcome.components.items()}
-        return _SCORED, float(outcome.total), components, [float(value) for value in outcome.per_token]
+        per_token = [float(value) for value in outcome.per_token]
+        spans = [(int(begin), int(end), float(value)) for begin, end, value in outcome.spans]
+        grounds = _sendable(outcome.evidence), float(outcome.cost)
+        return _SCORED, float(outcome.total), components, per_token, spans, *grounds, bool(outcome.cached)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         return _packed(Failed("bad_output", f"a reward that is not made of numbers: {error}"))
 
 
-def _sendable(name: str) -> str:
-    name.encode()
-    return name
+def _sendable(text: str) -> str:
+    text.encode()
+    return text
 
 
 def _unpacked(kind: int, *values: Any) -> Outcome:
     if kind == _SCORED:
-        total, components, per_token = values
-        parts = {str(name): float(value) for name, value in components.items()}
-        return Scored(float(total), parts, [float(value) for value in per_token])
+        total, components, per_token, spans, evidence, cost, cached = values
+        return Scored(
+            float(total),
+            {str(name): float(value) for name, value in components.items()},
+            [float(value) for value in per_token],
+            [(int(begin), int(end), float(value)) for begin, end, value in spans],
+            str(evidence),
+            float(cost),
+            bool(cached),
+        )
     if kind == _UNSCORABLE:
         return Unscorable(*values)
     if kind == _FAILED:
-        code, message, retryable = values
-        return Failed(code, message, bool(retryable))
+        code, message, retryable, retry_after_s = values
+        return Failed(code, message, bool(retryable), float(retry_after_s))
     raise ValueError(f"no kind of outcome: {kind}")

@@ -14,7 +14,20 @@ from typing import Annotated
 
 import typer
 
-from rollmesh.cli import certificates, config, data, evaluation, init, plan, replay, run, services, token, trainers
+from rollmesh.cli import (
+    certificates,
+    config,
+    data,
+    evaluation,
+    init,
+    plan,
+    replay,
+    reward,
+    run,
+    services,
+    token,
+    trainers,
+)
 from rollmesh.cli.command_list import CommandList
 from rollmesh.cli.observe import dashboard, doctor, ledger, results, status, turns, weights
 from rollmesh.cli.override_forms import accept_overrides
@@ -45,6 +58,7 @@ init.register(app)
 run.register(app)
 trainers.register(app)
 services.register(app)
+reward.register(app)
 status.register(app)
 dashboard.register(app)
 doctor.register(app)

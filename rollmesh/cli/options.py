@@ -74,6 +74,13 @@ Node = Annotated[
         help="Number of this machine among learner.distributed.nodes; SLURM_NODEID if left out.",
     ),
 ]
+Host = Annotated[str | None, typer.Option("--host", help="Address to bind to; network.host if left out.")]
+Port = Annotated[
+    int,
+    typer.Option(
+        "--port", min=0, max=65535, envvar=option_variable("port"), help="Port to bind to; 0 picks a free one."
+    ),
+]
 ReadyFile = Annotated[
     Path | None,
     typer.Option(

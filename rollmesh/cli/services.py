@@ -1,14 +1,12 @@
-"""`rollmesh buffer|reward|generator|learner|evaluator`: one service in this process."""
+"""`rollmesh buffer|generator|learner|evaluator|role`: one service in this process."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from rollmesh.cli.joining import Join, join_of, joined_config, required
 from rollmesh.cli.options import (
@@ -17,11 +15,13 @@ from rollmesh.cli.options import (
     ConfigPath,
     EndpointKeyFile,
     FromCheckpoint,
+    Host,
     LogProbs,
     Mesh,
     MetricsKeyFile,
     Node,
     Notice,
+    Port,
     ReadyFile,
     TelemetryKeyFile,
     TlsCa,
@@ -38,31 +38,10 @@ from rollmesh.mesh.config.variables import key_variable, option_variable
 from rollmesh.mesh.runtime.ranks import become_ranks, node_of
 from rollmesh.mesh.runtime.threads import thread_environment
 
-Host = Annotated[str | None, typer.Option("--host", help="Address to bind to; network.host if left out.")]
-Port = Annotated[
-    int,
-    typer.Option(
-        "--port", min=0, max=65535, envvar=option_variable("port"), help="Port to bind to; 0 picks a free one."
-    ),
-]
-
-
-class _ServeByDefault(TyperGroup):
-    """`rollmesh reward cfg.yaml` means `rollmesh reward serve cfg.yaml`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, *self.get_help_option_names(ctx)):
-            args = ["serve", *args]
-        return super().parse_args(ctx, args)
-
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command("buffer", context_settings=OVERRIDES)(_buffer)
-    reward = typer.Typer(cls=_ServeByDefault, help="Serve or check a reward service.", no_args_is_help=True)
-    reward.command("serve", context_settings=OVERRIDES)(_reward)
-    reward.command("check")(_reward_check)
-    app.add_typer(reward, name="reward")
     app.command("generator")(_generator)
     app.command("learner", context_settings=OVERRIDES)(_learner)
     app.command("evaluator", context_settings=OVERRIDES)(_evaluator)
@@ -88,43 +67,6 @@ def _buffer(
             ready_file=ready_file,
         )
     )
-
-
-def _reward(
-    context: typer.Context,
-    config_path: ConfigPath,
-    mesh: Mesh = None,
-    join: Join = None,
-    host: Host = None,
-    port: Port = 0,
-    ready_file: ReadyFile = None,
-) -> None:
-    """Serve the configuration's reward functions; with --mesh or --join, generators find the service by themselves."""
-    config, mesh = joined_config(join, mesh, read_config(config_path, context))
-    from rollmesh.reward_service.server import service
-
-    _end(service.run(config, host=host or config.network.host, port=port, mesh=mesh, ready_file=ready_file))
-
-
-def _reward_check(
-    endpoint: Annotated[str, typer.Argument(metavar="GRPC://HOST:PORT", help="Reward service to check.")],
-    samples: Annotated[
-        Path | None, typer.Option("--samples", help="Dataset with rows to try; built-in arithmetic, if left out.")
-    ] = None,
-    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds each call may take.")] = 10.0,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-) -> None:
-    """Call a reward service with sample items and say what is wrong with its answers."""
-    from rollmesh.reward_service.check import check_endpoint
-
-    security = security_of(token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
-    report = asyncio.run(check_endpoint(endpoint, timeout_s=timeout_s, sample_file=samples, security=security))
-    for line in report.lines():
-        typer.echo(line)
-    raise typer.Exit(0 if report.ok else 1)
 
 
 def _generator(

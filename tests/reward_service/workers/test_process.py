@@ -151,7 +151,12 @@ def test_the_page_says_what_and_since_when() -> None:
 
 
 def test_answers_survive_and_are_bounded() -> None:
-    outcomes = [Scored(1.5, {"part": 2.0}, [0.5]), Unscorable("why"), Failed("code", "message", retryable=True)]
+    outcomes = [
+        Scored(1.5, {"part": 2.0}, [0.5], [], "grounds", 0.25, cached=True),
+        Scored(1.5, {}, [], [(0, 2, 0.5)]),
+        Unscorable("why"),
+        Failed("code", "message", retryable=True, retry_after_s=2.0),
+    ]
     assert unpack_answer(pack_answer(outcomes)) == outcomes
     (huge,) = unpack_answer(pack_answer([Scored(1.0, {}, [0.0] * (ANSWER_BYTES // 8))]))
     assert isinstance(huge, Failed)
