@@ -26,6 +26,10 @@ from rollmesh.reward_service.sandbox.zygote_process import Runtime, UnavailableE
 log = logging.getLogger(__name__)
 
 HIGHEST, LOWEST = 3, 2
+WHAT = {
+    2: "resource limits, Landlock and a list of allowed system calls",
+    3: "namespaces, resource limits, Landlock and a list of allowed system calls",
+}
 _SYSTEM_PYTHON = "/usr/bin/python3"
 # Runs of one zygote.
 _SHARE = 1000
@@ -117,6 +121,10 @@ class Sandbox:
         """See `Executor.run`."""
         (ran,) = await self.run_all(job, [job.stdin])
         return ran
+
+    def describe(self) -> str:
+        """See `Executor.describe`."""
+        return f"rung {self.rung}: {WHAT[self.rung]}{f'; no higher one ({self.missing})' if self.missing else ''}"
 
     async def close(self) -> None:
         """Ends all zygotes, once the jobs in progress have ended."""

@@ -146,6 +146,10 @@ class Executor(Protocol):
         """Ends what this executor has started."""
         ...
 
+    def describe(self) -> str:
+        """The isolation in force, in one line for people."""
+        ...
+
 
 def ended(limits: Limits, *, cause: str, exit_code: int, out_of_memory: bool, cpu_s: float) -> tuple[End, int]:
     """The end of a program and its code, from what its keeper has seen.
