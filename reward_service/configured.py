@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rollmesh.mesh.config.reward import RewardSection
-from rollmesh.mesh.config.scorers import judge
+from rollmesh.mesh.config.scorers import code, judge
 from rollmesh.mesh.errors import ConfigError
 
 Function = Callable[..., Any]
@@ -26,7 +26,18 @@ def _judge(reward: RewardSection) -> Function:
     return Judge(reward.judge, call_timeout_s=reward.scorer_timeout_s)
 
 
-BUILDERS: Mapping[str, Callable[[RewardSection], Function]] = MappingProxyType({judge.NAME: _judge})
+def _code(name: str) -> Callable[[RewardSection], Function]:
+    def build(reward: RewardSection) -> Function:
+        from rollmesh.reward_service.code.scorer import Code
+
+        return Code(reward, name, fraction=name == "code_fraction")
+
+    return build
+
+
+BUILDERS: Mapping[str, Callable[[RewardSection], Function]] = MappingProxyType(
+    {**{name: _code(name) for name in code.NAMES}, judge.NAME: _judge}
+)
 """Name -> builder of its function, from the section of rewards. A builder imports what only its scorer needs."""
 
 

@@ -1,10 +1,11 @@
 """Reward functions in one form, whatever signature they were written with.
 
-Three signatures are accepted unchanged, distinguished by their parameter names:
+Four signatures are accepted unchanged, distinguished by their parameter names:
 
 * verl: `compute_score(data_source, solution_str, ground_truth, extra_info)` -> float, or dict with "score";
 * TRL: `reward(prompts, completions, completion_ids, **columns)` -> list of floats, None where unscorable;
-* ours: `reward(items: Sequence[RewardItem])` -> list of outcomes (or floats, or None).
+* ours: `reward(items: Sequence[RewardItem])` -> list of outcomes (or floats, or None);
+  `reward(item: RewardItem)` -> one of these.
 
 Each may be a coroutine function. The batch forms see whole groups: one call per group.
 Invariant: an adapted function returns one outcome per item or raises.
@@ -89,7 +90,7 @@ def adapt(name: str, function: Callable[..., Any]) -> RewardFunction:
     """Recognizes the signature of a user's function.
 
     Raises:
-        RewardError: none of the three signatures fits.
+        RewardError: none of the signatures fits.
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -102,12 +103,15 @@ def adapt(name: str, function: Callable[..., Any]) -> RewardFunction:
         return RewardFunction(name, True, asynchronous, _trl_call(function, parameters), _read_batch)
     if {"solution_str", "ground_truth"} <= parameters.keys():
         return RewardFunction(name, False, asynchronous, _verl_call(function, parameters), _read_verl)
-    if [p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD] == ["items"]:
+    needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if needed == ["items"]:
         return RewardFunction(name, True, asynchronous, function, _read_batch)
+    if needed == ["item"]:
+        return RewardFunction(name, False, asynchronous, lambda items: function(items[0]), _read_one)
     raise RewardError(
         f"reward function {name}{inspect.signature(function)} has no known signature",
         hint="write compute_score(data_source, solution_str, ground_truth, extra_info), "
-        "reward(prompts, completions, **columns) or reward(items)",
+        "reward(prompts, completions, **columns), reward(items) or reward(item)",
     )
 
 
@@ -222,6 +226,10 @@ def _read_batch(items: Sequence[RewardItem], values: Any) -> list[Outcome]:
     if len(values) != len(items):
         raise OutputError(f"returned {len(values)} rewards for {len(items)} items")
     return [_read_entry(value) for value in values]
+
+
+def _read_one(_items: Sequence[RewardItem], value: Any) -> list[Outcome]:
+    return [_read_entry(value)]
 
 
 def _read_entry(value: Any) -> Outcome:

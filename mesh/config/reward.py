@@ -7,6 +7,8 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
+from rollmesh.mesh.config.scorers.code import NAMES as CODE
+from rollmesh.mesh.config.scorers.code import CodeSection
 from rollmesh.mesh.config.scorers.isolation import Isolation, IsolationSection
 from rollmesh.mesh.config.scorers.judge import NAME, NEEDS, JudgeSection
 
@@ -14,12 +16,13 @@ from rollmesh.mesh.config.scorers.judge import NAME, NEEDS, JudgeSection
 class RewardSection(Section):
     functions: list[str] = Field(
         default_factory=lambda: ["auto"],
-        description="Scorers, summed: registered names (auto, arithmetic, choice, environment, exact_match, gsm8k, "
-        "gsm8k_strict, gsm8k_flexible, ifeval, ifeval_fraction, json_schema, json_schema_fraction, judge, math, "
-        "math_string, math_dapo, none, qa, regex, strings). Two take an option: `regex:PATTERN` and "
-        "`json_schema:FILE`. Functions with verl's or TRL's signature are `module:function` or `file.py:function`. "
-        "`model:FOLDER` is a reward model of `rollmesh rm`, and `judge` the language model of `reward.judge`. `auto` "
-        "takes the reward of the episode if it has one, else picks by the exact name of the data_source.",
+        description="Scorers, summed: registered names (auto, arithmetic, choice, code, code_fraction, environment, "
+        "exact_match, gsm8k, gsm8k_strict, gsm8k_flexible, ifeval, ifeval_fraction, json_schema, "
+        "json_schema_fraction, judge, math, math_string, math_dapo, none, qa, regex, strings). Two take an option: "
+        "`regex:PATTERN` and `json_schema:FILE`. Functions with verl's or TRL's signature are `module:function` or "
+        "`file.py:function`. `model:FOLDER` is a reward model of `rollmesh rm`, and `judge` the language model of "
+        "`reward.judge`. `auto` takes the reward of the episode if it has one, else picks by the exact name of the "
+        "data_source.",
     )
     by_data_source: dict[str, list[str]] = Field(
         default_factory=dict,
@@ -59,6 +62,9 @@ class RewardSection(Section):
         default_factory=IsolationSection,
         description="Where programs that a model has written are run; `auto` is the highest rung of the host.",
     )
+    code: CodeSection = Field(
+        default_factory=CodeSection, description="Programs of the scorers `code` and `code_fraction`."
+    )
     judge: JudgeSection = Field(
         default_factory=JudgeSection, description="The language model that the scorer `judge` asks."
     )
@@ -66,7 +72,19 @@ class RewardSection(Section):
     @property
     def asks_judge(self) -> bool:
         """True if a source's functions name the judge."""
-        return any(NAME in names for names in (self.functions, *self.by_data_source.values()))
+        return self._names(NAME)
+
+    def _names(self, scorer: str) -> bool:
+        return any(scorer in names for names in (self.functions, *self.by_data_source.values()))
+
+    @model_validator(mode="after")
+    def _programs_have_time(self) -> RewardSection:
+        if any(map(self._names, CODE)) and self.code.time_s >= 0.9 * self.scorer_timeout_s:
+            raise ValueError(
+                "deadlines must nest: reward.code.time_s < 0.9 * reward.scorer_timeout_s, got "
+                f"{self.code.time_s:g} / {self.scorer_timeout_s:g}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _judge_can_be_asked(self) -> RewardSection:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from rollmesh.mesh.config.scorers.isolation import IsolationSection
 from rollmesh.reward_service.sandbox.executor import Sandbox
 from rollmesh.reward_service.sandbox.interface import Executor
+from rollmesh.reward_service.sandbox.zygote_process import Runtime
 
 log = logging.getLogger(__name__)
 
 
-async def open_executor(isolation: IsolationSection) -> Executor:
+async def open_executor(isolation: IsolationSection, *, preload: Sequence[str] = ()) -> Executor:
     """Opens the executor of a service, on the highest rung that the host allows or by the plug-in that is named.
+
+    Args:
+        isolation: of the configuration.
+        preload: modules of the standard library that most Python programs will import.
 
     Raises:
         UnavailableError: the host does not allow the rung that is required, or the plug-in does not work; the message
             says what is missing.
     """
-    executor = await Sandbox.open(require=isolation.require, size=isolation.concurrency or 0)
+    executor = await Sandbox.open(
+        require=isolation.require, size=isolation.concurrency or 0, runtime=Runtime(preload=preload)
+    )
     log.info("isolation of programs: %s", executor.describe())
     return executor
