@@ -72,7 +72,7 @@ class Ground:
         (self.model / "tokenizer.json").write_text("{}")
         save_file({"weight": np.zeros(64, np.float32)}, self.model / "model.safetensors")
         self.rows.write_text(json.dumps(_ROW) + "\n")
-        (self.folder / "reward_functions.py").write_text(_REWARDS)
+        (self.folder / "rewards.py").write_text(_REWARDS)
         for name in ("http_proxy", "https_proxy", "grpc_proxy", "no_proxy", "no_grpc_proxy", "HF_HUB_OFFLINE"):
             self.monkeypatch.delenv(name, raising=False)
 
