@@ -12,7 +12,7 @@ import signal
 import socket
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from mmap import mmap
 from typing import Any, NoReturn
 
@@ -49,17 +49,29 @@ class Confinement:
     @staticmethod
     def filters_of(rung: int) -> dict[seccomp.Profile, linux.Filter]:
         """All filters of a rung."""
+        kinds = [(False, False), (True, False), (True, True)]
         return {
             profile: linux.Filter(
                 seccomp.filter_program(profile, linux.MACHINE, seccomp.ANY_PROCESS), seccomp.ANY_PROCESS
             )
-            for executes in (False, True)
-            for profile in (
-                _profile(rung, children=False, executes=executes),
-                _profile(rung, children=True, executes=executes),
-                _profile(rung, children=True, executes=executes, prepares=True),
-            )
+            for executes, runtime in kinds
+            for base in [seccomp.Profile(writes=rung > 2, executes=executes, runtime=runtime)]
+            for profile in (base, replace(base, children=True), _preparing(base))
         }
+
+    def profile(self, job: dict[str, Any]) -> seccomp.Profile:
+        """System calls of a job's program."""
+        executes = job["language"] == "native"
+        return seccomp.Profile(
+            writes=self.rung > 2,
+            children=job["limits"]["processes"] > 1,
+            executes=executes,
+            runtime=executes and job["limits"]["reserved"] > 0,
+        )
+
+
+def _preparing(profile: seccomp.Profile) -> seccomp.Profile:
+    return replace(profile, children=True, prepares=True)
 
 
 def start(
@@ -81,16 +93,14 @@ def start(
         orders: from the keeper to successors; None if no run follows.
     """
     native = job["language"] != "python"
-    python = None
+    python, profile = None, means.profile(job)
     try:
         kept = {failure, means.ruleset, -1 if orders is None else orders.fileno()}
         _confine(job, means, streams, kept - {-1}, native=native)
         if orders is not None:
-            preparing = _profile(means.rung, children=True, executes=native, prepares=True)
-            means.filters[preparing].install()
+            means.filters[_preparing(profile)].install()
         if not native:
             python = PythonProgram(job["argv"], means.folder, no_memory)
-        profile = _profile(means.rung, children=job["limits"]["processes"] > 1, executes=native)
         confined = means.filters[profile]
         if orders is not None:
             failure = _leave_successor(orders, means.folder, failure)
@@ -98,7 +108,7 @@ def start(
         linux.die_with_parent()
         confined.install()
         if python is None:
-            os.execve(job["argv"][0], job["argv"], {})  # noqa: S606  # the program, in its confinement
+            os.execve(job["argv"][0], job["argv"], job["environment"])  # noqa: S606  # the program, in its confinement
     except BaseException as error:  # noqa: BLE001  # the keeper tells the owner
         os.write(failure, f"{type(error).__name__}: {error}".encode()[:1000])
         os._exit(1)
@@ -151,7 +161,3 @@ def _leave_successor(orders: socket.socket, folder: str, failure: int) -> int:
             break
     orders.close()
     return failure
-
-
-def _profile(rung: int, *, children: bool, executes: bool, prepares: bool = False) -> seccomp.Profile:
-    return seccomp.Profile(writes=rung > 2, children=children, executes=executes, prepares=prepares)

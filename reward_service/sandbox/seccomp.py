@@ -18,6 +18,7 @@ from rollmesh.reward_service.sandbox.syscall_numbers import (
     CHILDREN,
     EXECUTES,
     JUDGED,
+    OPTIONAL,
     UNSUPPORTED,
     WRITES,
     Table,
@@ -57,12 +58,14 @@ class Profile:
         writes: it writes to a folder of its own.
         children: it may have child processes, and signal what it sees.
         executes: it is executed, and may execute others.
+        runtime: it is a runtime that asks for what it can do without.
         prepares: it is to be confined further before it runs anything of a model's.
     """
 
     writes: bool = False
     children: bool = False
     executes: bool = False
+    runtime: bool = False
     prepares: bool = False
 
 
@@ -78,6 +81,8 @@ def filter_program(profile: Profile, machine: str, pid: int) -> bytes:
     answers: dict[int, list[Instruction]] = {}
     for table, result in (*_permitted(profile), (UNSUPPORTED, _ENOTSUP), (ATTACKS, _KILL)):
         answers.update({number: [_return(result)] for _, number in _numbers(table, column)})
+    if profile.runtime:
+        answers.update({number: [_return(_ENOSYS)] for _, number in _numbers(OPTIONAL, column)})
     for name, number in _numbers(JUDGED, column):
         if not (profile.children and name in CHILDREN):
             answers[number] = _judgement(name, profile, pid)

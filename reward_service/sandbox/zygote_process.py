@@ -196,6 +196,7 @@ def _begin(job: Job) -> bytes:
         "files": list(job.files),
         "outputs": list(job.outputs),
         "limits": asdict(job.limits),
+        "environment": dict(job.environment),
     }
     return pack(fields, list(job.files.values()))
 
