@@ -25,8 +25,8 @@ class Limits:
         threads: threads that these processes may have in addition.
         disk: bytes that the program may write to its folder, on rung 3; rung 2 writes nothing.
         files: open descriptors per process.
-        reserved: bytes of address space that a runtime such as Node or the JVM reserves and does not use. What else such
-            runtimes try, and programs do without, fails and does not end the program.
+        reserved: bytes of address space that a runtime such as Node or the JVM reserves and does not use. Calls of
+            attackers that such runtimes try as well then fail, and do not end the program.
     """
 
     cpu_s: float = 4.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollmesh.reward_service.sandbox.interface import Executor, Job, Limits, Ran
 from rollmesh.reward_service.sandbox.languages.table import LANGUAGES, Language, language_of
-from rollmesh.reward_service.sandbox.languages.toolchains import Toolchain, filled, probe
+from rollmesh.reward_service.sandbox.languages.toolchains import Toolchain, environment_of, filled, probe
 from rollmesh.reward_service.sandbox.zygote_process import UnavailableError
 
 _CACHE_BYTES = 256 << 20
@@ -120,16 +120,15 @@ class Builder:
         main = language.main(source)
 
         def arguments(given: tuple[str, ...]) -> tuple[str, ...]:
-            for word, value in (*enumerate(toolchain.programs), ("name", main)):
-                given = tuple(each.replace(f"{{{word}}}", value) for each in given)
-            return given
+            words = {"name": main, **{str(at): path for at, path in enumerate(toolchain.programs)}}
+            return tuple(filled(each, toolchain.programs, words) for each in given)
 
         (path,) = arguments((language.source,))
         files = {path: source, **dict(language.files)}
         kind = _kind(language, self._executor)
         if kind != "native":
             return Built(kind, files, language.run if language.files else (path,), language.limits, {})
-        environment = filled(language.environment, toolchain.programs)
+        environment = environment_of(language, toolchain.programs)
         if not language.compile:
             return Built("native", files, arguments(language.run), language.limits, environment)
         compiling = Built("native", files, arguments(language.compile), language.compile_limits, environment)

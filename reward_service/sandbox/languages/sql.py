@@ -1,4 +1,4 @@
-"""Runs SQL: standard input makes the tables, `query.sql` is the program, and rows go out as the `sqlite3` shell has them.
+"""Runs SQL: standard input makes the tables, `query.sql` is the program, and rows go out as from the `sqlite3` shell.
 
 It is a job's file: no other module imports it.
 """
@@ -30,8 +30,7 @@ def statements(text: str) -> list[str]:
         if sqlite3.complete_statement(begun):
             found.append(begun)
             begun = ""
-    rest = begun.rstrip(";").strip()
-    return [*found, rest] if rest else found
+    return [*found, begun] if begun else found
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ _MIB, _GIB = 1 << 20, 1 << 30
 FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/go/bin")
 """Where programs of languages are, in the sandbox too."""
 _PATH = (("PATH", ":".join(FOLDERS)),)
+# Without /proc, a program does not find libraries by its own path.
+_OWN_LIBRARIES = (*_PATH, ("LD_LIBRARY_PATH", "{home}/lib"))
 # Compilers: a minute of CPU time is far more than a program of an answer takes.
 _COMPILES = Limits(cpu_s=60.0, wall_s=60.0, memory=2 * _GIB, processes=16, threads=32, disk=256 * _MIB, files=256)
 _PUBLIC_CLASS = re.compile(rb"\bpublic\s+(?:(?:final|abstract|strictfp|sealed)\s+)*(?:class|record|enum)\s+(\w+)")
@@ -103,6 +105,8 @@ LANGUAGES = (
         "main.js",
         ("{0}", "--max-old-space-size={heap}", "--stack-size=4000", "main.js"),
         limits=_NODE,
+        # Else one that it may not read ends it.
+        environment=(*_PATH, ("OPENSSL_CONF", "/dev/null")),
     ),
     Language(
         "bash",
@@ -128,8 +132,7 @@ LANGUAGES = (
         compile_limits=Limits(
             cpu_s=60.0, wall_s=60.0, memory=2 * _GIB, threads=64, reserved=64 * _GIB, disk=256 * _MIB, files=256
         ),
-        # A program finds no folder of its own without /proc.
-        environment=(*_PATH, ("LD_LIBRARY_PATH", "{home}/lib")),
+        environment=_OWN_LIBRARIES,
         main=_main_class,
         readable=tuple(map(str, sorted(Path("/etc").glob("java-*")))),
     ),
@@ -154,7 +157,13 @@ LANGUAGES = (
             disk=_GIB,
             files=1024,
         ),
-        environment=(*_PATH, ("GOCACHE", "/box/work/cache"), ("GOPATH", "/box/work/go"), ("GOTMPDIR", "/box/work")),
+        environment=(
+            *_PATH,
+            ("GOROOT", "{home}"),
+            ("GOCACHE", "/box/work/cache"),
+            ("GOPATH", "/box/work/go"),
+            ("GOTMPDIR", "/box/work"),
+        ),
     ),
     Language(
         "rust",
@@ -164,8 +173,9 @@ LANGUAGES = (
         "rustc",
         "main.rs",
         ("./program",),
-        ("{0}", "-O", "--edition=2021", "-C", "linker={1}", "-o", "program", "main.rs"),
+        ("{0}", "-O", "--sysroot", "{home}", "--edition=2021", "-C", "linker={1}", "-o", "program", "main.rs"),
         ("program",),
+        environment=_OWN_LIBRARIES,
     ),
     Language(
         "sql",

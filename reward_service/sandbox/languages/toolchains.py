@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from rollmesh.reward_service.sandbox.interface import Executor, Job
 from rollmesh.reward_service.sandbox.languages.table import FOLDERS, LANGUAGES, Language
@@ -47,20 +48,17 @@ async def probe(executor: Executor, language: Language, folders: Sequence[Path] 
     if language.name in executor.languages:
         return Toolchain(language, version="of the sandbox")
     if "native" not in executor.languages:
-        return Toolchain(language, missing=f"the sandbox has no {language.name}", remedy="another reward.isolation.plugin")
+        return Toolchain(
+            language, missing=f"the sandbox has no {language.name}", remedy="another reward.isolation.plugin"
+        )
     if not language.programs:
         return Toolchain(language, version="of Python")
-    where = ":".join([*(f"{folder.absolute()}/bin" for folder in folders), *FOLDERS])
-    paths = [shutil.which(name, path=where) for name in language.programs]
-    package = f"install the package {language.package}"
-    if lacking := [name for name, path in zip(language.programs, paths, strict=True) if path is None]:
-        others = [found for name in lacking if (found := shutil.which(name)) is not None]
-        elsewhere = f"; {', '.join(others)} is out of the sandbox" if others else ""
-        missing = f"no {' and no '.join(lacking)} in {where}{elsewhere}"
-        return Toolchain(language, missing=missing, remedy=f"{package}, or name its folder in {KEY}")
-    programs = tuple(os.path.realpath(path) for path in paths if path is not None)
+    found = _found(language, folders)
+    if isinstance(found, Toolchain):
+        return found
+    programs = found
     limits = replace(language.compile_limits if language.compile else language.limits, wall_s=_PROBE_S)
-    environment = filled(language.environment, programs)
+    environment = environment_of(language, programs)
     job = Job("native", {}, [programs[0], *language.version], limits=limits)
     # Not for their content: where no program makes files, it cannot be compiled either.
     job = replace(job, environment=environment, outputs=language.products)
@@ -70,15 +68,44 @@ async def probe(executor: Executor, language: Language, folders: Sequence[Path] 
         return Toolchain(language, programs, missing=str(error), remedy="a host with rung 3")
     if (ran.end, ran.code) != ("exit", 0):
         told = ran.reason or ran.stderr.decode(errors="replace").strip()
-        return Toolchain(language, programs, missing=f"{programs[0]} ends with {ran.end} {ran.code}: {told}", remedy=package)
+        return Toolchain(
+            language,
+            programs,
+            missing=f"{programs[0]} ends with {ran.end} {ran.code}: {told}",
+            remedy=_install(language),
+        )
     text = (ran.stdout or ran.stderr).decode(errors="replace")
     return Toolchain(language, programs, version=text.strip().partition("\n")[0])
 
 
-def filled(variables: Iterable[tuple[str, str]], programs: Sequence[str]) -> dict[str, str]:
-    """Variables with the folder of the language's programs."""
-    home = os.path.dirname(os.path.dirname(programs[0]))
-    return {name: value.replace("{home}", home) for name, value in variables}
+def _found(language: Language, folders: Sequence[Path]) -> tuple[str, ...] | Toolchain:
+    """Paths of a language's programs, or what is missing."""
+    where = ":".join([*(f"{folder.absolute()}/bin" for folder in folders), *FOLDERS])
+    paths = [shutil.which(name, path=where) for name in language.programs]
+    lacking = [name for name, path in zip(language.programs, paths, strict=True) if path is None]
+    if not lacking:
+        return tuple(os.path.realpath(path) for path in paths if path is not None)
+    others = [found for name in lacking if (found := shutil.which(name)) is not None]
+    elsewhere = f"; {', '.join(others)} is out of the sandbox" if others else ""
+    missing = f"no {' and no '.join(lacking)} in {where}{elsewhere}"
+    return Toolchain(language, missing=missing, remedy=f"{_install(language)}, or name its folder in {KEY}")
+
+
+def _install(language: Language) -> str:
+    return f"install the package {language.package}"
+
+
+def filled(text: str, programs: Sequence[str], words: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A text of a language's description, with the folder of its programs and other words in their places."""
+    words = {"home": os.path.dirname(os.path.dirname(programs[0])) if programs else "", **words}
+    for word, value in words.items():
+        text = text.replace(f"{{{word}}}", value)
+    return text
+
+
+def environment_of(language: Language, programs: Sequence[str]) -> dict[str, str]:
+    """Variables of a language's programs."""
+    return {name: filled(value, programs) for name, value in language.environment}
 
 
 def readable(folders: Sequence[Path]) -> list[str]:
