@@ -33,7 +33,10 @@ async def run_texts(
         ValueError: the checker cannot be used.
     """
     cases = tests.cases[: place.section.cases]
-    job = place.program_job(program, deadline, expected=max(len(expected) for _, expected in cases) * 4)
+    made = await place.program_job(program, deadline, expected=4 * max(len(expected) for _, expected in cases))
+    if isinstance(made, str):
+        return Verdict(len(cases), compile_error=made)
+    job = made
     outputs: list[str] = []
 
     def judge(number: int, ran: Ran) -> CaseEnd:

@@ -6,11 +6,13 @@ first word that it prints is a number below 1 or one of the words of refusal; it
 
 from __future__ import annotations
 
-from rollmesh.reward_service.code.programs import PYTHON
+from dataclasses import replace
+
+from rollmesh.reward_service.code.programs import PYTHON, Program
 from rollmesh.reward_service.code.rows import Texts
 from rollmesh.reward_service.code.verdicts import last_words, trouble
 from rollmesh.reward_service.code.workplace import Workplace, run_one
-from rollmesh.reward_service.sandbox.interface import Executor, Job
+from rollmesh.reward_service.sandbox.interface import Executor
 
 _FILES = ("input.txt", "expected.txt", "output.txt")
 _REFUSALS = ("false", "no", "wrong", "wa", "reject", "rejected", "refused")
@@ -23,9 +25,8 @@ class Checker:
     def __init__(self, place: Workplace, executor: Executor, tests: Texts) -> None:
         self._place = place
         self._executor = executor
-        self._source = tests.checker.encode(errors="replace")
-        if tests.checker_language.lower() not in ("", PYTHON, "py", "python3"):
-            raise ValueError(f"checkers are written in Python; this one is {tests.checker_language}")
+        self._source = tests.checker
+        self._language = tests.checker_language or _language(tests.checker)
 
     async def refuses(self, given: str, expected: str, found: str, deadline: float) -> str | None:
         """The words with which the checker refuses an output; None if it accepts it.
@@ -36,8 +37,11 @@ class Checker:
         """
         texts = (given, expected, found)
         files = {name: text.encode(errors="replace") for name, text in zip(_FILES, texts, strict=True)}
-        files = {**files, "checker.py": self._source}
-        job = Job("python", files, ["checker.py", *_FILES], limits=self._place.limits(), deadline=deadline)
+        longest = max(map(len, texts))
+        job = await self._place.program_job(Program(self._language, self._source), deadline, expected=longest)
+        if isinstance(job, str):
+            raise ValueError(f"the checker cannot be compiled: {job[-500:]}")
+        job = replace(job, files={**job.files, **files}, argv=[*job.argv, *_FILES])
         ran = await run_one(self._executor, job, b"")
         said = ran.stdout[:200].decode(errors="replace").strip()
         if ran.end == "exit" and ran.code in _REFUSES and b"Traceback" not in ran.stderr:
@@ -53,3 +57,7 @@ def _is_refusal(said: str) -> bool:
         return float(word) < 1
     except ValueError:
         return word in _REFUSALS
+
+
+def _language(source: str) -> str:
+    return "cpp" if "#include" in source else PYTHON

@@ -9,19 +9,19 @@ from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.reward_service.code.cases import run_calls, run_texts
-from rollmesh.reward_service.code.programs import PYTHON, Program, program_of
+from rollmesh.reward_service.code.programs import Program, program_of
 from rollmesh.reward_service.code.rows import Calls, Script, Tests, Texts, tests_of
 from rollmesh.reward_service.code.scripts import run_script
 from rollmesh.reward_service.code.verdicts import SandboxError, Verdict
 from rollmesh.reward_service.code.workplace import BusyError, workplace_of
 from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable, not_begun
 from rollmesh.reward_service.sandbox.interface import Executor
+from rollmesh.reward_service.sandbox.languages.table import language_of
 
 # Share of a call's time in which its programs have to end.
 _SHARE = 0.9
 # Seconds for which a lack of turns is reported.
 _RECENT_S = 10.0
-_NAMES = dict.fromkeys(("python", "py", "python3", "python2", "pypy3"), PYTHON)
 
 
 class Code:
@@ -51,7 +51,7 @@ class Code:
         try:
             tests = tests_of(item)
             wanted = item.extra_info.get("language")
-            program = program_of(item.response, wanted if isinstance(wanted, str) and wanted else None, _NAMES)
+            program = program_of(item.response, wanted if isinstance(wanted, str) and wanted else None, _name_of)
         except ValueError as error:
             return Unscorable(f"{self.scorer}: {error}")
         began = time.monotonic()
@@ -68,6 +68,7 @@ class Code:
         except ValueError as error:
             return Unscorable(f"{self.scorer}: {error}")
         except RollmeshError as error:
+            # No sandbox, or no such language; another service may have it.
             return Failed("no_sandbox", f"{self.scorer}: {error}", retryable=True)
         share = verdict.passed / verdict.cases
         total = share if self._fraction else float(verdict.passed == verdict.cases)
@@ -81,3 +82,8 @@ class Code:
             return await run_calls(place, executor, program, tests, deadline, to_first=to_first)
         assert isinstance(tests, Script)
         return await run_script(place, executor, program, tests, deadline)
+
+
+def _name_of(name: str) -> str | None:
+    language = language_of(name)
+    return language.name if language is not None else None

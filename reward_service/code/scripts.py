@@ -32,6 +32,7 @@ class _Trial:
         self._request = {"setup": tests.setup, "parts": list(tests.parts), "entry_point": tests.entry_point}
         self._deadline = deadline
         self._cpu_s = place.section.time_s
+        self._ended = ""
 
     async def verdict(self) -> Verdict:
         """The cases' ends; see `run_script`."""
@@ -52,7 +53,11 @@ class _Trial:
                 return await self._together(verdict, answer["reason"], [case["name"] for case in answer["cases"]])
             if not answer["pending"]:
                 verdict.ends = [
-                    CaseEnd(case["name"], "" if case["passed"] else f"it failed: {case['text']}")
+                    CaseEnd(
+                        case["name"],
+                        "" if case["passed"] else f"it failed: {case['text']}",
+                        {"program": self._ended},
+                    )
                     for case in answer["cases"]
                 ]
                 return verdict
@@ -79,9 +84,11 @@ class _Trial:
         loaded, results = rows[:1] == [{"loaded": True}], rows[1 : len(ops) + 1]
         if not loaded and is_compile_error(ran):
             verdict.compile_error = last_words(ran)
-        ended = f"{trouble(ran, job.limits.wall_s) or 'it ended'}: {last_words(ran)[-200:]}"
         results = results if loaded else []
-        return [*results, *[{"ended": ended}] * (len(ops) - len(results))]
+        missing = len(ops) - len(results)
+        why = trouble(ran, job.limits.wall_s)
+        self._ended = f"{why or 'it has ended'}\n{last_words(ran)}" if missing else ""
+        return [*results, *[{"ended": why}] * missing]
 
     async def _together(self, verdict: Verdict, reason: str, names: Sequence[str]) -> Verdict:
         if not self._place.section.same_process:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,9 @@ from rollmesh.reward_service.sandbox.interface import Ran
 
 # Share of its time that a program which waits does not compute.
 _BUSY = 0.1
+# Bytes of standard error that are looked at; rows of a traceback that are none of the program's.
+_READ = 8192
+_SANDBOXS_OWN = re.compile(r'  File "[^"\n]*/reward_service/sandbox/[^"\n]*", line.*\n')
 # Characters of one text in the evidence.
 _SHOWN = 600
 _OVER = {
@@ -112,7 +116,8 @@ def trouble(ran: Ran, wall_s: float) -> str:
 
 def last_words(ran: Ran) -> str:
     """The end of what a program has written to standard error."""
-    return ran.stderr[-_SHOWN:].decode(errors="replace").strip()
+    words = ran.stderr[-_READ:].decode(errors="replace")
+    return _SANDBOXS_OWN.sub("", words)[-_SHOWN:].strip()
 
 
 def is_compile_error(ran: Ran) -> bool:

@@ -13,16 +13,16 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.reward_service.code.inside.loading import PRELUDE
-from rollmesh.reward_service.code.programs import Program
+from rollmesh.reward_service.code.programs import PYTHON, Program
 from rollmesh.reward_service.code.verdicts import SandboxError
 from rollmesh.reward_service.sandbox.configured import open_executor
 from rollmesh.reward_service.sandbox.interface import Executor, Job, Limits, Ran
+from rollmesh.reward_service.sandbox.languages.building import Builder, CompileFailed
 
 _INSIDE = Path(__file__).with_name("inside")
 # Modules that programs and tests import, loaded once.
@@ -36,6 +36,9 @@ _WAITS = 4
 # Bytes of output above what is expected.
 _OUTPUT = 1 << 16
 _FUTURE = re.compile(r"^from __future__ ", re.MULTILINE)
+
+
+Opened = tuple[Executor, Builder]
 
 
 class BusyError(Exception):
@@ -55,7 +58,7 @@ class Workplace:
         self.section = reward.code
         self._isolation = reward.isolation
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._opened: asyncio.Task[Executor] | None = None
+        self._opened: asyncio.Task[Opened] | None = None
         self._gate: asyncio.Semaphore
         self._keeper: asyncio.Task[None]
 
@@ -73,7 +76,7 @@ class Workplace:
         opened = self._opened_here()
         try:
             async with asyncio.timeout(max(0.0, begin_by - time.monotonic())):
-                executor = await asyncio.shield(opened)
+                executor, _ = await asyncio.shield(opened)
                 await self._gate.acquire()
         except TimeoutError as error:
             raise BusyError from error
@@ -91,26 +94,43 @@ class Workplace:
         """A job of Python files."""
         return Job("python", files, [main], limits=self.limits(cpu_s=cpu_s), deadline=deadline)
 
-    def program_job(self, program: Program, deadline: float, *, expected: int) -> Job:
-        """The job of a whole program that reads standard input.
+    async def program_job(self, program: Program, deadline: float, *, expected: int) -> Job | str:
+        """The job of a whole program that reads standard input, or the compiler's words about it.
 
         Args:
             expected: bytes of the longest output that is expected.
+
+        Raises:
+            SandboxError: the infrastructure kept it from being compiled.
+            UnavailableError: the language is not to be had here.
         """
         source = program.source
         # A future import has to be the first statement.
-        whole = source if _FUTURE.search(source) else f"{_ONE_ROW}\n{source}"
-        job = self.python_job({"main.py": whole.encode(errors="replace")}, "main.py", deadline)
-        return replace(job, limits=replace(job.limits, output=2 * expected + _OUTPUT))
+        if program.language == PYTHON and not _FUTURE.search(source):
+            source = f"{_ONE_ROW}\n{source}"
+        _, builder = await self._opened_here()
+        built = await builder.build(program.language, source.encode(errors="replace"), deadline)
+        if isinstance(built, CompileFailed):
+            if built.ran.end == "infrastructure":
+                raise SandboxError(built.ran.reason)
+            return (built.ran.stderr or built.ran.stdout or built.ran.end.encode()).decode(errors="replace")
+        own = self.limits()
+        memory = own.memory if program.language == PYTHON else max(own.memory, built.limits.memory)
+        output = 2 * expected + _OUTPUT
+        return built.job(deadline=deadline, cpu_s=own.cpu_s, wall_s=own.wall_s, memory=memory, output=output)
 
-    def _opened_here(self) -> asyncio.Task[Executor]:
+    async def _open(self) -> Opened:
+        executor = await open_executor(self._isolation, preload=PRELOADED)
+        return executor, Builder(executor, self._isolation.toolchains)
+
+    def _opened_here(self) -> asyncio.Task[Opened]:
         """The executor of the running event loop: a loop that was blocked has been replaced."""
         loop = asyncio.get_running_loop()
         failed = self._opened is not None and self._opened.done() and self._opened.exception() is not None
         if self._opened is None or self._loop is not loop or failed:
             self._loop = loop
             self._gate = asyncio.Semaphore(self._isolation.concurrency or len(os.sched_getaffinity(0)))
-            self._opened = loop.create_task(open_executor(self._isolation, preload=PRELOADED))
+            self._opened = loop.create_task(self._open())
             self._keeper = loop.create_task(_keep_open(self._opened))
         return self._opened
 
@@ -118,10 +138,10 @@ class Workplace:
 _ONE_ROW = "; ".join(PRELUDE.strip().split("\n"))
 
 
-async def _keep_open(opened: asyncio.Task[Executor]) -> None:
+async def _keep_open(opened: asyncio.Task[Opened]) -> None:
     """Closes an executor when the task that runs this is cancelled, as its loop's end does."""
     try:
-        executor = await opened
+        executor, _ = await opened
     except RollmeshError:  # told to those who asked for it
         return
     try:

@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from link import Link, TooManyError
+from link import EndedError, Link, TooManyError
 from loading import private_channel, put
 from runner import PROGRAM, BrokenError, Runner
 
@@ -26,7 +26,15 @@ class _Program(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self.__dict__["_link"].ask("get", name)
+        return _lookup(self.__dict__["_link"], name)
+
+
+def _lookup(link: Link, name: str) -> Any:
+    """A name of the program; a program that has ended has none."""
+    try:
+        return link.ask("get", name)
+    except EndedError as error:
+        raise AttributeError(str(error)) from error
 
 
 def main() -> None:
@@ -44,7 +52,7 @@ def main() -> None:
     runner, broken = None, ""
     try:
         runner = Runner(
-            request, lambda name: link.ask("get", name), lambda *_: None, swallow=swallow, stops=(TooManyError,)
+            request, lambda name: _lookup(link, name), lambda *_: None, swallow=swallow, stops=(TooManyError,)
         )
         runner.run()
     except TooManyError:
