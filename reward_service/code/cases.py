@@ -8,6 +8,7 @@ from typing import Any
 
 from rollmesh.reward_service.code.checkers import Checker
 from rollmesh.reward_service.code.comparing import same_text, same_value
+from rollmesh.reward_service.code.imports import with_imports
 from rollmesh.reward_service.code.programs import PYTHON, Program
 from rollmesh.reward_service.code.rows import Calls, Texts
 from rollmesh.reward_service.code.verdicts import CaseEnd, Verdict, is_compile_error, last_words, trouble
@@ -16,6 +17,8 @@ from rollmesh.reward_service.sandbox.interface import Executor, Job, Ran
 
 # Characters of an input or an output in the evidence.
 _SHOWN = 600
+FIRST = '__name__ = "solution"; rollmesh_channel = __import__("os").dup(1); __import__("os").dup2(2, 1)'
+"""In front of a program whose function is called: what it prints is none of the result."""
 # Judges one run: the number of the case, and its end.
 Judge = Callable[[int, Ran], CaseEnd]
 
@@ -73,8 +76,9 @@ async def run_calls(
     if program.language != PYTHON:
         raise ValueError(f"functions are called in Python; the program is {program.language}")
     cases = tests.cases[: place.section.cases]
-    files = {**inside("calling.py", "loading.py"), "solution.py": program.source.encode(errors="replace")}
-    job = place.python_job(files, "calling.py", deadline)
+    (calling,) = inside("calling.py").values()
+    source = with_imports(program.source, first=FIRST).encode(errors="replace")
+    job = place.python_job({"solution.py": source + b"\n" + calling}, "solution.py", deadline)
 
     def judge(number: int, ran: Ran) -> CaseEnd:
         arguments, expected = cases[number]

@@ -14,7 +14,7 @@ from typing import Any
 from rollmesh.reward_service.code.programs import PYTHON, Program
 from rollmesh.reward_service.code.rows import Script
 from rollmesh.reward_service.code.verdicts import CaseEnd, Verdict, is_compile_error, last_words, trouble
-from rollmesh.reward_service.code.workplace import Workplace, inside, run_one
+from rollmesh.reward_service.code.workplace import Workplace, inside, run_one, solution
 from rollmesh.reward_service.sandbox.interface import Executor
 
 # Times that tests are run: calls whose arguments are results of other calls take one more for each of these.
@@ -28,7 +28,7 @@ class _Trial:
     def __init__(self, place: Workplace, executor: Executor, program: Program, tests: Script, deadline: float) -> None:
         self._place = place
         self._executor = executor
-        self._source = program.source.encode(errors="replace")
+        self._source = solution(program)
         self._request = {"setup": tests.setup, "parts": list(tests.parts), "entry_point": tests.entry_point}
         self._deadline = deadline
         self._cpu_s = place.section.time_s

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import time
 import weakref
 from collections.abc import AsyncIterator, Mapping
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.errors import RollmeshError
-from rollmesh.reward_service.code.inside.loading import PRELUDE
+from rollmesh.reward_service.code.imports import PRELOADED, with_imports
 from rollmesh.reward_service.code.programs import PYTHON, Program
 from rollmesh.reward_service.code.verdicts import SandboxError
 from rollmesh.reward_service.sandbox.configured import open_executor
@@ -25,17 +24,12 @@ from rollmesh.reward_service.sandbox.interface import Executor, Job, Limits, Ran
 from rollmesh.reward_service.sandbox.languages.building import Builder, CompileFailed
 
 _INSIDE = Path(__file__).with_name("inside")
-# Modules that programs and tests import, loaded once.
-PRELOADED = (
-    *("ast", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq"),
-    *("inspect", "io", "itertools", "json", "math", "operator", "os", "random", "re", "statistics", "string", "time"),
-    *("traceback", "typing"),
-)
+# Modules that tests import, besides those of programs; loaded once.
+_PRELOADED = ("ast", "builtins", "inspect", "traceback", "types", *PRELOADED)
 # A case that waits ends after so many times its CPU time.
 _WAITS = 4
 # Bytes of output above what is expected.
 _OUTPUT = 1 << 16
-_FUTURE = re.compile(r"^from __future__ ", re.MULTILINE)
 
 
 Opened = tuple[Executor, Builder]
@@ -104,10 +98,7 @@ class Workplace:
             SandboxError: the infrastructure kept it from being compiled.
             UnavailableError: the language is not to be had here.
         """
-        source = program.source
-        # A future import has to be the first statement.
-        if program.language == PYTHON and not _FUTURE.search(source):
-            source = f"{_ONE_ROW}\n{source}"
+        source = with_imports(program.source) if program.language == PYTHON else program.source
         _, builder = await self._opened_here()
         built = await builder.build(program.language, source.encode(errors="replace"), deadline)
         if isinstance(built, CompileFailed):
@@ -120,7 +111,7 @@ class Workplace:
         return built.job(deadline=deadline, cpu_s=own.cpu_s, wall_s=own.wall_s, memory=memory, output=output)
 
     async def _open(self) -> Opened:
-        executor = await open_executor(self._isolation, preload=PRELOADED)
+        executor = await open_executor(self._isolation, preload=_PRELOADED)
         return executor, Builder(executor, self._isolation.toolchains)
 
     def _opened_here(self) -> asyncio.Task[Opened]:
@@ -133,9 +124,6 @@ class Workplace:
             self._opened = loop.create_task(self._open())
             self._keeper = loop.create_task(_keep_open(self._opened))
         return self._opened
-
-
-_ONE_ROW = "; ".join(PRELUDE.strip().split("\n"))
 
 
 async def _keep_open(opened: asyncio.Task[Opened]) -> None:
@@ -159,6 +147,11 @@ def workplace_of(reward: RewardSection) -> Workplace:
     if place is None or place.reward is not reward:
         place = _workplaces[id(reward)] = Workplace(reward)
     return place
+
+
+def solution(program: Program) -> bytes:
+    """A Python program as a module for its tests."""
+    return with_imports(program.source).encode(errors="replace")
 
 
 def inside(*names: str) -> dict[str, bytes]:
