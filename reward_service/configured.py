@@ -12,6 +12,7 @@ from typing import Any
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.config.scorers import code, judge
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.reward_service.scorers import auto
 
 Function = Callable[..., Any]
 Functions = Sequence[str | Function]
@@ -35,6 +36,12 @@ def _code(name: str) -> Callable[[RewardSection], Function]:
     return build
 
 
+def _automatic_code(reward: RewardSection) -> Function:
+    from rollmesh.reward_service.code.automatic import AutomaticCode
+
+    return AutomaticCode(reward)
+
+
 BUILDERS: Mapping[str, Callable[[RewardSection], Function]] = MappingProxyType(
     {**{name: _code(name) for name in code.NAMES}, judge.NAME: _judge}
 )
@@ -46,6 +53,8 @@ def with_configured(
 ) -> tuple[Functions, Mapping[str, Functions]]:
     """Functions and functions by source, in which each name of `BUILDERS` is its function.
 
+    Where `auto` stands for a source of programs, it is the function that runs them.
+
     Args:
         reward: of the run.
         functions, by_data_source: as of `reward_service.scoring.engine`.
@@ -56,14 +65,17 @@ def with_configured(
     """
     built: dict[str, Function] = {}
 
-    def function(name: str | Function) -> str | Function:
-        if not isinstance(name, str) or name not in BUILDERS:
+    def function(name: str | Function, source: str | None) -> str | Function:
+        if not isinstance(name, str):
             return name
-        if name not in built:
-            built[name] = BUILDERS[name](reward)
-        return built[name]
+        build = _automatic_code if name == "auto" and source in auto.CODE_SOURCES else BUILDERS.get(name)
+        if build is not None and name not in built:
+            built[name] = build(reward)
+        return name if build is None else built[name]
 
-    def put_in(names: Functions) -> Functions:
-        return [function(name) for name in names]
+    def put_in(names: Functions, source: str | None = None) -> Functions:
+        return [function(name, source) for name in names]
 
-    return put_in(functions), {source: put_in(names) for source, names in by_data_source.items()}
+    sources = dict.fromkeys(auto.CODE_SOURCES, functions) if "auto" in functions else {}
+    chosen = {source: put_in(names, source) for source, names in {**sources, **by_data_source}.items()}
+    return put_in(functions), chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rollmesh.reward_service.code.checkers import Checker
@@ -23,19 +24,32 @@ FIRST = '__name__ = "solution"; rollmesh_channel = __import__("os").dup(1); __im
 Judge = Callable[[int, Ran], CaseEnd]
 
 
+@dataclass(frozen=True, slots=True)
+class Most:
+    """Bounds of what is run.
+
+    Attributes:
+        cases: of a row, the first ones; None: all.
+        to_first: no further case after one that has failed.
+    """
+
+    cases: int | None
+    to_first: bool
+
+
 async def run_texts(
-    place: Workplace, executor: Executor, program: Program, tests: Texts, deadline: float, *, to_first: bool
+    place: Workplace, executor: Executor, program: Program, tests: Texts, deadline: float, most: Most
 ) -> Verdict:
     """Runs a program on the input of each case.
 
     Args:
-        to_first: no further case is run after a failure.
+        most: cases that are run.
 
     Raises:
         SandboxError: the infrastructure kept it from its end.
         ValueError: the checker cannot be used.
     """
-    cases = tests.cases[: place.section.cases]
+    cases = tests.cases[: most.cases]
     made = await place.program_job(program, deadline, expected=4 * max(len(expected) for _, expected in cases))
     if isinstance(made, str):
         return Verdict(len(cases), compile_error=made)
@@ -54,7 +68,7 @@ async def run_texts(
         return CaseEnd(name, why or "its output is wrong", {**shown, "error": last_words(ran)})
 
     inputs = [given.encode(errors="replace") for given, _ in cases]
-    verdict = await _run_cases(place, executor, job, inputs, judge, to_first=to_first)
+    verdict = await _run_cases(place, executor, job, inputs, judge, to_first=most.to_first)
     if tests.checker and not verdict.compile_error:
         checker = Checker(place, executor, tests)
         for number, end in enumerate(verdict.ends):
@@ -64,18 +78,18 @@ async def run_texts(
             if (said := await checker.refuses(given, expected, outputs[number], deadline)) is not None:
                 shown = {"input": given[:_SHOWN], "output": outputs[number][:_SHOWN], "checker": said}
                 verdict.ends[number] = CaseEnd(end.name, "the checker refuses its output", shown)
-                if to_first:
+                if most.to_first:
                     break
     return verdict
 
 
 async def run_calls(
-    place: Workplace, executor: Executor, program: Program, tests: Calls, deadline: float, *, to_first: bool
+    place: Workplace, executor: Executor, program: Program, tests: Calls, deadline: float, most: Most
 ) -> Verdict:
     """Calls a function of a Python program with the arguments of each case; as `run_texts`."""
     if program.language != PYTHON:
         raise ValueError(f"functions are called in Python; the program is {program.language}")
-    cases = tests.cases[: place.section.cases]
+    cases = tests.cases[: most.cases]
     (calling,) = inside("calling.py").values()
     source = with_imports(program.source, first=FIRST).encode(errors="replace")
     job = place.python_job({"solution.py": source + b"\n" + calling}, "solution.py", deadline)
@@ -91,7 +105,7 @@ async def run_calls(
         return CaseEnd(name, why or "its result is wrong", shown)
 
     inputs = [json.dumps({"function": tests.function, "arguments": list(given)}).encode() for given, _ in cases]
-    return await _run_cases(place, executor, job, inputs, judge, to_first=to_first)
+    return await _run_cases(place, executor, job, inputs, judge, to_first=most.to_first)
 
 
 def _is_result(text: bytes, expected: Any, *, wrapped: bool) -> bool:

@@ -179,7 +179,7 @@ def _function(fields: Mapping[str, Any]) -> str:
 def _setup(fields: Mapping[str, Any]) -> str:
     imports = fields.get("test_imports") or []
     lines = [imports] if isinstance(imports, str) else [str(line) for line in imports]
-    return "\n".join([*lines, str(fields.get("test_setup_code") or "")])
+    return "\n".join(filter(None, [*lines, str(fields.get("test_setup_code") or "")]))
 
 
 def _listed(value: Any, name: str) -> list[Any]:

@@ -8,7 +8,7 @@ import time
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.wait import NO_WAIT, Wait
-from rollmesh.reward_service.code.cases import run_calls, run_texts
+from rollmesh.reward_service.code.cases import Most, run_calls, run_texts
 from rollmesh.reward_service.code.programs import Program, program_of
 from rollmesh.reward_service.code.rows import Calls, Script, Tests, Texts, tests_of
 from rollmesh.reward_service.code.scripts import run_script
@@ -31,10 +31,12 @@ class Code:
         reward: of the configuration.
         name: of the scorer.
         fraction: the reward is the share of cases that pass; else 1 if all do, and 0 otherwise.
+        cases: most cases of a row; None: as configured.
     """
 
-    def __init__(self, reward: RewardSection, name: str, *, fraction: bool) -> None:
+    def __init__(self, reward: RewardSection, name: str, *, fraction: bool, cases: int | None = None) -> None:
         self.__name__ = self.scorer = name
+        self._cases = min(filter(None, (cases, reward.code.cases)), default=None)
         self._fraction = fraction
         self._place = workplace_of(reward)
         self._time_s = _SHARE * reward.scorer_timeout_s
@@ -75,11 +77,11 @@ class Code:
         return Scored(total, verdict.components(), evidence=verdict.evidence())
 
     async def _verdict(self, executor: Executor, program: Program, tests: Tests, deadline: float) -> Verdict:
-        place, to_first = self._place, not self._fraction
+        place, most = self._place, Most(self._cases, to_first=not self._fraction)
         if isinstance(tests, Texts):
-            return await run_texts(place, executor, program, tests, deadline, to_first=to_first)
+            return await run_texts(place, executor, program, tests, deadline, most)
         if isinstance(tests, Calls):
-            return await run_calls(place, executor, program, tests, deadline, to_first=to_first)
+            return await run_calls(place, executor, program, tests, deadline, most)
         assert isinstance(tests, Script)
         return await run_script(place, executor, program, tests, deadline)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rollmesh.reward_service.code.programs import PYTHON, Program
@@ -19,6 +20,8 @@ from rollmesh.reward_service.sandbox.interface import Executor
 
 # Times that tests are run: calls whose arguments are results of other calls take one more for each of these.
 _ROUNDS = 12
+# Bytes of a program's answers to its tests.
+_ANSWERS = 4 << 20
 _TESTS = ("trial.py", "runner.py", "link.py", "values.py", "loading.py", "pytest.py")
 _PROGRAM = ("session.py", "values.py", "loading.py")
 _TOGETHER = ("together.py", "runner.py", "loading.py", "pytest.py")
@@ -31,7 +34,7 @@ class _Trial:
         self._source = solution(program)
         self._request = {"setup": tests.setup, "parts": list(tests.parts), "entry_point": tests.entry_point}
         self._deadline = deadline
-        self._cpu_s = place.section.time_s
+        self._left_s = place.section.time_s
         self._ended = ""
 
     async def verdict(self) -> Verdict:
@@ -67,7 +70,7 @@ class _Trial:
 
     async def _run_tests(self, ops: Sequence[Any], results: Sequence[Any]) -> tuple[dict[str, Any] | None, str]:
         """The answer of `trial.py`, or the reason why there is none."""
-        job = self._place.python_job(inside(*_TESTS), "trial.py", self._deadline, cpu_s=self._cpu_s)
+        job = self._place.python_job(inside(*_TESTS), "trial.py", self._deadline, cpu_s=self._place.section.time_s)
         request = {**self._request, "ops": ops, "results": results}
         ran = await run_one(self._executor, job, json.dumps(request).encode())
         if why := trouble(ran, job.limits.wall_s):
@@ -76,10 +79,15 @@ class _Trial:
 
     async def _run_program(self, ops: Sequence[Any], verdict: Verdict) -> list[Any]:
         """Results of operations; those for which the program did not live are told as such."""
+        if self._left_s <= 0:
+            self._ended = "its CPU time is over"
+            return [{"ended": self._ended}] * len(ops)
         files = {**inside(*_PROGRAM), "solution.py": self._source}
-        job = self._place.python_job(files, "session.py", self._deadline, cpu_s=self._cpu_s)
+        job = self._place.python_job(files, "session.py", self._deadline, cpu_s=self._left_s)
+        job = replace(job, limits=replace(job.limits, output=_ANSWERS))
         ran = await run_one(self._executor, job, json.dumps({"ops": ops}).encode())
-        verdict.cpu_s = max(verdict.cpu_s, ran.cpu_s)
+        verdict.cpu_s += ran.cpu_s
+        self._left_s -= ran.cpu_s
         rows = _rows(ran.stdout)
         loaded, results = rows[:1] == [{"loaded": True}], rows[1 : len(ops) + 1]
         if not loaded and is_compile_error(ran):
@@ -97,7 +105,7 @@ class _Trial:
             )
         passwords = [secrets.token_hex(16) for _ in names]
         files = {**inside(*_TOGETHER), "solution.py": self._source}
-        job = self._place.python_job(files, "together.py", self._deadline, cpu_s=self._cpu_s)
+        job = self._place.python_job(files, "together.py", self._deadline, cpu_s=self._left_s)
         request = {**self._request, "passwords": passwords}
         ran = await run_one(self._executor, job, json.dumps(request).encode())
         verdict.same_process = True

@@ -113,7 +113,7 @@ class ScoringEngine:
         call_timeout_s: float = 8.0,
     ) -> None:
         specs = [*functions, *(spec for own in by_data_source.values() for spec in own)]
-        self.scorers = versions_of(spec for spec in specs if isinstance(spec, str))
+        self.scorers = versions_of(spec if isinstance(spec, str) else getattr(spec, "scorer", "") for spec in specs)
         most = max(workers, waiting_workers or 0)
         self._call_timeout_s = call_timeout_s
         self._remote: list[tuple[str, str]] = []

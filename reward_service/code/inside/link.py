@@ -106,7 +106,7 @@ class Unknown:
     """A result that is not known yet. It can be handed on, called, and asked for attributes."""
 
     # `isinstance()` asks for it.
-    __class__ = property(_not_known)  # type: ignore[assignment]
+    __class__ = property(_not_known)
 
     def __init__(self, link: Link, number: int) -> None:
         object.__setattr__(self, "_link", link)
@@ -152,16 +152,16 @@ class Remote:
         return self._link.ask("call", self, list(arguments), named)
 
     def __len__(self) -> int:
-        return _of_kind(self._link.ask("len", self), int)  # type: ignore[no-any-return]
+        return _of_kind(self._link.ask("len", self), int)
 
     def __bool__(self) -> bool:
-        return _of_kind(self._link.ask("truth", self), bool)  # type: ignore[no-any-return]
+        return _of_kind(self._link.ask("truth", self), bool)
 
     def __str__(self) -> str:
-        return _of_kind(self._link.ask("text", self), str)  # type: ignore[no-any-return]
+        return _of_kind(self._link.ask("text", self), str)
 
     def __repr__(self) -> str:
-        return _of_kind(self._link.ask("words", self), str)  # type: ignore[no-any-return]
+        return _of_kind(self._link.ask("words", self), str)
 
     def __iter__(self) -> Any:
         return iter(_of_kind(self._link.ask("list", self), list))

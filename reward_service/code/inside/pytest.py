@@ -14,11 +14,11 @@ _approx_relative, _approx_absolute = 1e-6, 1e-12
 class _Raised:
     """What `raises` tells about the exception."""
 
-    value: BaseException | None = None
+    value: BaseException
 
     @property
     def type(self) -> type[BaseException]:
-        return builtins.type(self.value)  # type: ignore[arg-type]
+        return builtins.type(self.value)
 
 
 class _Raises:

@@ -11,6 +11,7 @@ import inspect
 import random
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -72,12 +73,12 @@ class Runner:
         self._find_names()
         whole = len(self._trees) == 1
         for statement in self._setup.body:
-            self._attempt(lambda statement=statement: self._execute([statement]), "")
+            self._attempt(partial(self._execute, [statement]), "")
         for number, tree in enumerate(self._trees):
             if whole:
                 self._run_file(tree)
             else:
-                self._attempt(lambda tree=tree: self._execute(tree.body), f"part {number + 1}")
+                self._attempt(partial(self._execute, tree.body), f"part {number + 1}")
         if not self.cases:
             raise BrokenError("the tests have no case: no assertion and no test function")
 
@@ -124,7 +125,7 @@ class Runner:
         for statement in tree.body:
             name = f"line {statement.lineno}" if _is_case(statement) else ""
             checked = checked or "check" in name_of_call(statement)
-            self._attempt(lambda statement=statement: self._execute([statement]), name)
+            self._attempt(partial(self._execute, [statement]), name)
         if self._entry_point and not checked and callable(self._names.get("check")):
             self._attempt(lambda: self._names["check"](self._lookup(self._entry_point)), "check")
         defined = {
@@ -137,7 +138,7 @@ class Runner:
             value = self._names[name]
             if unittest and inspect.isclass(value) and issubclass(value, unittest.TestCase):
                 for method in unittest.defaultTestLoader.getTestCaseNames(value):
-                    self._attempt(lambda value=value, method=method: _run_unittest(value, method), f"{name}.{method}")
+                    self._attempt(partial(_run_unittest, value, method), f"{name}.{method}")
             elif inspect.isclass(value) and name.startswith("Test"):
                 for method in [method for method in vars(value) if method.startswith("test")]:
                     self._run_function(f"{name}.{method}", getattr(value, method), value)
@@ -148,7 +149,7 @@ class Runner:
         for given in _parameters(function):
 
             def call(given: dict[str, Any] = given) -> None:
-                held = owner() if owner is not None else None
+                held: Any = owner() if owner is not None else None
                 if hasattr(held, "setup_method"):
                     held.setup_method(function) if _takes(held.setup_method) else held.setup_method()
                 bound = function.__get__(held) if held is not None else function
@@ -158,7 +159,7 @@ class Runner:
             self._attempt(call, f"{name}[{', '.join(map(_short, given.values()))}]" if given else name)
 
     def _fixture(self, name: str) -> Any:
-        function = self._names.get(name)
+        function: Any = self._names.get(name)
         if not getattr(function, "_is_fixture", False):
             raise BrokenError(f"the tests need the fixture {name!r}, which is not here")
         wanted = {each: self._fixture(each) for each in inspect.signature(function).parameters}

@@ -19,6 +19,8 @@ _OPERATORS = {
     name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv")
 }
 
+_ASKED: dict[str, Any] = {"len": len, "text": str, "words": repr, "list": list, "truth": bool, "next": next}
+
 
 class _Missing:
     """A name that the program lacks."""
@@ -63,7 +65,7 @@ class _Session:
             return setattr(value, *arguments)
         if kind in _OPERATORS:
             return _OPERATORS[kind](value, arguments[0])
-        return {"len": len, "text": str, "words": repr, "list": list, "truth": bool, "next": next}[kind](value)
+        return _ASKED[kind](value)
 
     def _kept_or_result(self, named: dict[str, Any]) -> Any:
         ((name, number),) = named.items()

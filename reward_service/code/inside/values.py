@@ -19,7 +19,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "T": datetime.datetime.fromisoformat,
 }
 # Bases of classes whose values are as good as those of the base.
-_PLAIN = (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
+_PLAIN: tuple[Any, ...] = (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
 
 
 def encode(value: Any, other: Callable[[Any], Any]) -> Any:
@@ -54,7 +54,7 @@ def plain(value: Any) -> Any:
     if kind.__module__ != "solution" or hasattr(value, "_fields"):
         for base in _PLAIN:
             if isinstance(value, base):
-                return base(value)  # type: ignore[call-overload, no-any-return]  # one that holds a value of its kind
+                return base(value)
     return value
 
 
