@@ -1,4 +1,4 @@
-"""What `auto` does for sources of programs: verl's rule, the share of the first ten cases that pass."""
+"""The part of `auto` for sources of programs: verl's rule, the share of the first ten cases that pass."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Special judges: a program of the row that is given input, expected output and output, in a run of its own.
 
-Its arguments are the names of three files: input, expected output, output. It accepts with exit code 0, unless the
-first word that it prints is a number below 1 or one of the words of refusal; it refuses with exit code 1 or 2.
+Its arguments are the names of three files: input, expected output, output. It refuses with exit code 1 or
+2, and accepts with 0. It also refuses if the first word that it prints is a number below 1, or a word of refusal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a program has put out, against what was expected. Pure."""
+"""Comparison of outputs and results with those that were expected. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def same_text(found: str, expected: str) -> bool:
     """True for the same words in the same rows.
 
     Spaces around and between words do not count, nor do empty rows. A word is the same if it is equal, or if both are
-    numbers of equal value; where the expected one is no integer, within `TOLERANCE`.
+    numbers of equal value. Where the expected one is no integer, they may differ by `TOLERANCE`.
     """
     if found == expected:
         return True

@@ -1,7 +1,7 @@
 """Assertions and test files, run in another process than the program.
 
-The tests run with what is known of the program's answers; what they ask beyond that is asked of the program, and they
-run again (`inside/link.py`). Where they hand the program functions or objects of their own, both share a process.
+The tests run with the answers of the program that are known. All that they ask beyond is asked of the program, and
+they run again (`inside/link.py`). Where they hand the program functions or objects of their own, both share a process.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class _Trial:
                 raise ValueError(answer["broken"])
             verdict.cases = len(answer["cases"])
             if answer["reason"]:
+                if ops:  # the program has had a part in it
+                    raise ValueError(f"the tests need the program's own process: {answer['reason']}")
                 return await self._together(verdict, answer["reason"], [case["name"] for case in answer["cases"]])
             if not answer["pending"]:
                 verdict.ends = [

@@ -1,4 +1,4 @@
-"""How the cases of a program ended, in numbers and in words. Pure."""
+"""Ends of a program's cases, in numbers and in words. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SandboxError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CaseEnd:
-    """How a case ended.
+    """The end of a case.
 
     Attributes:
         name: of the case.
@@ -46,7 +46,7 @@ class CaseEnd:
 
 @dataclass(slots=True)
 class Verdict:
-    """How a program's cases ended.
+    """The ends of a program's cases.
 
     Attributes:
         cases: number of cases.
@@ -93,8 +93,8 @@ class Verdict:
 def trouble(ran: Ran, wall_s: float) -> str:
     """The reason why a run failed, whatever it has put out; empty for one that ended well.
 
-    A program whose time is over has waited for something, unless it has computed all the while: then it is the machine
-    that was busy with others.
+    A program whose time is over has waited for something. If it has computed all the while, the machine was busy with
+    others instead.
 
     Args:
         ran: its end.

@@ -29,7 +29,7 @@ class Runner:
     """One run of the tests.
 
     Args:
-        setup, parts, entry_point: see `rows.Script`.
+        request: `setup`, `parts` and `entry_point`, see `rows.Script`.
         lookup: the value of a name of the program; AttributeError if it has none.
         passes: called with the number and name of each case that has passed.
         swallow: asked in a statement that has raised; raises again, or passes over it. None: nothing is passed over.
