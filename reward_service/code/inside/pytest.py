@@ -1,4 +1,4 @@
-"""What test files use of pytest, for a place where there is none."""
+"""The part of pytest that test files use, for a place where there is none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _approx_relative, _approx_absolute = 1e-6, 1e-12
 
 
 class _Raised:
-    """What `raises` tells about the exception."""
+    """The exception that `raises` has met."""
 
     value: BaseException
 
