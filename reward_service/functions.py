@@ -15,20 +15,18 @@ Invariant: an adapted function returns one outcome per item or raises.
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rollmesh.mesh.errors import PayloadError, RewardError
+from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.adapters import openrlhf, trl, verl
 from rollmesh.reward_service.adapters.arguments import Signature
-from rollmesh.reward_service.adapters.results import OutputError, read_batch, read_scores
+from rollmesh.reward_service.adapters.results import failure, read_batch, read_scores
 from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, checked_outcome
 from rollmesh.reward_service.scorers import ItemScorer
 
-log = logging.getLogger(__name__)
 Call = Callable[[Sequence[RewardItem]], Any]
 
 
@@ -67,14 +65,7 @@ class RewardFunction:
 
     def failure(self, error: BaseException) -> Failed:
         """The outcome of an exception, naming this function."""
-        if isinstance(error, PayloadError):
-            return Failed("bad_input", f"{self.name}: {error}")
-        if isinstance(error, OutputError):
-            return Failed("bad_output", f"{self.name}: {error}")
-        log.debug("reward function %s raised", self.name, exc_info=error)
-        # A failed connection or file access may pass; a bug in the function does not.
-        transient = isinstance(error, OSError)
-        return Failed("exception", f"{self.name} raised {type(error).__name__}: {error}", retryable=transient)
+        return failure(self.name, error)
 
     def _checked(self, items: Sequence[RewardItem], outcomes: list[Outcome]) -> list[Outcome]:
         return [checked_outcome(outcome, item, self.name) for item, outcome in zip(items, outcomes, strict=True)]

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollmesh.mesh.errors import RewardError
+from rollmesh.mesh.errors import PayloadError, RewardError
 from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable
+
+log = logging.getLogger(__name__)
 
 
 class OutputError(RewardError):
     """A reward function returned something that is no reward."""
 
     code = "bad_output"
+
+
+def failure(name: str, error: BaseException) -> Failed:
+    """The outcome of an exception that `name` raised."""
+    if isinstance(error, PayloadError):
+        return Failed("bad_input", f"{name}: {error}")
+    if isinstance(error, OutputError):
+        return Failed("bad_output", f"{name}: {error}")
+    log.debug("reward function %s raised", name, exc_info=error)
+    # A failed connection or file access may pass; a bug in the function does not.
+    transient = isinstance(error, OSError)
+    return Failed("exception", f"{name} raised {type(error).__name__}: {error}", retryable=transient)
 
 
 def number(value: Any) -> float:
