@@ -77,6 +77,19 @@ def channel_credentials(security: SecuritySection) -> grpc.ChannelCredentials | 
     return grpc.ssl_channel_credentials(_pem(security.tls_ca), _pem(security.tls_key), _pem(security.tls_cert))
 
 
+def client_context(security: SecuritySection) -> ssl.SSLContext:
+    """The TLS context of calls to other people's HTTPS servers: of `tls_ca`, else of the usual public authorities.
+
+    Raises:
+        ConfigError: a file that cannot be read, or used.
+    """
+    if security.tls_ca is None:
+        return ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _trust(context, security.tls_ca, "tls_ca")
+    return context
+
+
 def _show(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     check_closed(key, "security.tls_key")
     try:

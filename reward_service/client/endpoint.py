@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,11 +20,17 @@ import grpc
 
 from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.private_files import read_secret
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client.channels import foreign_channels, mesh_channels
 from rollmesh.reward_service.client.endpoint_circuit import EndpointCircuit
 from rollmesh.reward_service.client.transports.grpc_calls import GrpcTransport
-from rollmesh.reward_service.client.transports.interface import CallError, Connect
+from rollmesh.reward_service.client.transports.http_calls import Site
+from rollmesh.reward_service.client.transports.interface import CallError, Connect, Transport
+from rollmesh.reward_service.client.transports.json_calls import JsonTransport
+from rollmesh.reward_service.client.transports.nemo_gym import NemoGymTransport
+from rollmesh.reward_service.client.transports.openrlhf import OpenRlhfTransport
+from rollmesh.reward_service.routing import NEMO_GYM, OPENRLHF, is_grpc, url_of
 
 _FREE_CALLS = 2
 _MAX_CALLS = 32
@@ -32,6 +38,11 @@ _MAX_CALLS = 32
 _SPACING_S = 0.02
 _INFO_TIMEOUT_S = 2.0
 _MAX_ITEMS = 512
+_BY_FORM: Mapping[str, Callable[[Site], Transport]] = {
+    "": JsonTransport,
+    OPENRLHF: OpenRlhfTransport,
+    NEMO_GYM: NemoGymTransport,
+}
 # By how much fewer items are sent after silence: it costs a call's deadline each time.
 _FEWER = 8
 
@@ -146,13 +157,23 @@ class RewardEndpoint:
 def connector(
     security: SecuritySection, keys: Mapping[str, Path] = MappingProxyType({}), *, max_message_mb: int = 64
 ) -> Connect:
-    """Connects to configured endpoints, which may be other people's servers; see `foreign_channels`.
+    """Connects to configured endpoints, which may be other people's servers; see `foreign_channels` and `HttpCalls`.
 
     Args:
         keys: by endpoint, the file with the key that is sent there.
     """
-    open_foreign = foreign_channels(security, keys, max_message_mb=max_message_mb)
-    return lambda address: GrpcTransport(open_foreign(address))
+    open_channel = foreign_channels(security, keys, max_message_mb=max_message_mb)
+    files = {url_of(address): path for address, path in keys.items() if not is_grpc(address)}
+
+    def connect(address: str) -> Transport:
+        if is_grpc(address):
+            return GrpcTransport(open_channel(address))
+        form, url = url_of(address)
+        path = files.get((form, url))
+        key = "" if path is None else read_secret(path, f"reward.key_files.{address}")
+        return _BY_FORM[form](Site(url, key, security, max_message_mb << 20))
+
+    return connect
 
 
 def mesh_connector(security: SecuritySection, identity: Identity | None = None, *, max_message_mb: int = 64) -> Connect:

@@ -27,6 +27,7 @@ from rollmesh.protos import membership_pb2
 from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.server.http import http_server
 from rollmesh.reward_service.server.server import RewardServer
 
 log = logging.getLogger(__name__)
@@ -94,8 +95,9 @@ async def serve(
         port=network.metrics_port,
         enabled=network.metrics,
     )
+    http = http_server(server.servicer, reward.http, host, config.security, max_message_mb=network.max_message_mb)
     try:
-        async with metrics:
+        async with metrics, http:
             if mesh is None:
                 _write_ready(config, address, ready_file)
                 await shutdown.requested.wait()
