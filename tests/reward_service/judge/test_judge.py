@@ -359,7 +359,11 @@ async def test_a_single_response_has_no_pair(judge: Any, endpoint: Endpoint) -> 
 
 async def test_verdicts_are_kept_with_their_reasons(judge: Any, tmp_path: Path) -> None:
     file = tmp_path / "verdicts.jsonl"
-    await judge(evidence_file=file)("abc", "abcd")
+    scored = await judge(evidence_file=file)("abc", "abcd")
+    assert [result.scored.evidence for result in scored] == ["3: because", "4: because"]
+    async with asyncio.timeout(LONG_S):
+        while not file.exists() or file.read_text().count("\n") < 2:
+            await asyncio.sleep(0.01)
     records = [json.loads(line) for line in file.read_text().splitlines()]
     assert sorted((record["item_id"], record["value"], record["reason"]) for record in records) == [
         ("0", 3.0, "because"),
