@@ -74,7 +74,7 @@ def look_at_unscored(run: RunEvidence) -> Iterator[Finding]:
             **numbers,
         )
     else:
-        yield note(UNSCORED, text, **numbers)
+        yield note(UNSCORED, text, "", **numbers)
 
 
 def look_at_held_out(run: RunEvidence) -> Iterator[Finding]:
