@@ -30,6 +30,7 @@ class Counts:
         waits: questions that ended without a request because there was no room.
         wait_s: for which requests waited for their turn, of all together.
         prompt_tokens, answer_tokens: used, by estimate where the endpoint does not count.
+        cost: of them.
     """
 
     requests: int = 0
@@ -40,6 +41,7 @@ class Counts:
     wait_s: float = 0.0
     prompt_tokens: int = 0
     answer_tokens: int = 0
+    cost: float = 0.0
 
 
 class Accounts:
@@ -103,7 +105,9 @@ class Accounts:
         self.budget.settle(estimate, used)
         self.counts.prompt_tokens += used.prompt
         self.counts.answer_tokens += used.answer
-        return self.budget.cost_of(used)
+        cost = self.budget.cost_of(used)
+        self.counts.cost += cost
+        return cost
 
     def gauges(self) -> Mapping[str, float]:
         """Values for heartbeats, by name without the service."""

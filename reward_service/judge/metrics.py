@@ -30,7 +30,7 @@ def values(accounts: Accounts) -> Values:
         "judge_votes": {(origin,): count for origin, count in counts.votes.copy().items()},
         "judge_hedges": {(): counts.hedges},
         "judge_tokens": {("prompt",): counts.prompt_tokens, ("answer",): counts.answer_tokens},
-        "judge_cost": {(): accounts.budget.cost},
+        "judge_cost": {(): counts.cost},
         "judge_waits": {(): counts.waits},
         "judge_wait_seconds": {(): counts.wait_s},
         "judge_share": {(): accounts.share},

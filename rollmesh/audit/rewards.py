@@ -49,7 +49,7 @@ def look_at_saturation(run: RunEvidence) -> Iterator[Finding]:
             SATURATION,
             f"{text}, as group {group} of step {step}: such groups teach nothing",
             "harder prompts where the highest is reached, easier ones where the lowest is; a reward with more than two "
-            "values; `algorithm.filter` leaves such groups out",
+            "values; algorithm.filter.zero_variance=true trains other groups instead",
             step=step,
             group=group,
             **numbers,
