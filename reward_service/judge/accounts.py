@@ -1,4 +1,4 @@
-"""What all requests of a process share: limits, budget, times, and counts of what was asked and answered.
+"""Accounts that all requests of a process share: limits, budget, times, and counts of requests and answers.
 
 The judge's event loop counts. Other threads read, and say which part of limits and budget is this process's.
 """

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rollmesh.reward_service.judge.errors import BusyError, SpentError
 
 _MILLION = 1e6
-# Of sums of fractions.
+# Rounding errors of fractions.
 _ROUNDING = 1e-9
 
 

@@ -57,7 +57,7 @@ class _Answer:
     cost: float
 
     def pay(self) -> float:
-        """What has to be paid now."""
+        """The cost that is due now."""
         cost, self.cost = self.cost, 0.0
         return cost
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 _BURST_S = 10.0
 # Longest pause that an endpoint can ask for.
 _LONGEST_PAUSE_S = 60.0
-# Of sums of amounts.
+# Rounding errors of amounts.
 _ROUNDING = 1e-6
 
 
@@ -34,7 +34,7 @@ class TokenBucket:
         self._at = now
 
     def set_share(self, share: float, now: float) -> None:
-        """Changes the rate to a share of the whole one, from 0 to 1. What a larger one adds comes with time."""
+        """Changes the rate to a share of the whole one, from 0 to 1. A larger one adds nothing at once."""
         self._fill(now)
         self._per_s = share * self._whole_per_s
         self._size = max(1.0, self._per_s * _BURST_S) if share else 0.0

@@ -1,7 +1,7 @@
 """The judge of a member of the mesh: it shares limits and budget with all others that score for the run.
 
 There are no calls of its own for it: heartbeats carry each process's standing, and `List` shows those of all. A process
-that the mesh has not heard of for a member's time to live is gone for the others, and by then it asks nothing any more.
+without a heartbeat for a member's time to live is gone for the others. By then it asks nothing any more.
 """
 
 from __future__ import annotations

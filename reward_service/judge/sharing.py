@@ -1,10 +1,11 @@
-"""Limits and a budget that several processes share: what each claims, and the part that it may use.
+"""Limits and a budget that several processes share: the claims of each, and the part that it may use.
 
-Each process publishes claims in its heartbeats, and reads those of all others. It uses less at once, and more only
-once a reading shows its own newest claim, and that all claims together are no more than the whole. Of two that grow at
-the same time, the one that reads later sees both claims.
+Each process publishes claims in its heartbeats, and reads those of all others. It uses less at once. It uses more only
+once a reading shows its own newest claim, and all claims together are no more than the whole. If two grow at the same
+time, the one that reads later sees both claims.
 
-Invariant: what all use together is never more than the whole, whoever comes, goes, or is cut off. Pure decisions.
+Invariant: all processes together never use more than the whole, also while some come, end or are cut off. Pure
+decisions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Part:
     number: int = 0
 
     def next(self, seen: Part, wanted: float) -> Part:
-        """What to publish now; a growth waits until the part before was seen.
+        """The part to publish now; a growth waits until the part before was seen.
 
         Args:
             seen: by this process of itself, in its last reading.
@@ -47,7 +48,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a process says of itself.
+    """The word of a process on itself.
 
     Attributes:
         share: of the limits.
@@ -83,7 +84,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """What a process knows of the others.
+    """The others, as a process knows them.
 
     Attributes:
         standings: of those that live.

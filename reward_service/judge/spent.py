@@ -1,7 +1,7 @@
-"""What judges of a run have used, in files of its folder: a budget outlives the processes that spend it.
+"""The use of the judges of a run, in files of its folder: a budget outlives the processes that spend it.
 
-One file for each process, which alone writes it. What a process that is killed has used since its last writing, a
-second before at most, is not known.
+There is one file for each process, which alone writes it, each second. If a process is killed, its use since then is
+not known.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an audit looks at: a run's kept samples and records."""
+"""Kept samples and records of a run, as an audit looks at them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollmesh.report.metrics import Record
 from rollmesh.report.samples import read_all, read_spread
 from rollmesh.report.unscored import UnscoredMembers
 
-# Of a longer file, samples of some steps are read, spread over the run.
+# A longer file is not read whole, but the samples of some steps that are spread over the run.
 _WHOLE_BYTES = 256 << 20
 _PLACES = 1000
 

@@ -85,7 +85,7 @@ def _distance(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
 
 @dataclass(slots=True)
 class Enrichment:
-    """How much more often something is in one class than in another, compared within each step (Mantel-Haenszel)."""
+    """The excess of something in one class over another, compared within each step (Mantel-Haenszel)."""
 
     observed: float = 0.0
     expected: float = 0.0

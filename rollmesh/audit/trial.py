@@ -30,7 +30,7 @@ _PROGRESS_S = 5.0
 
 @dataclass(slots=True)
 class Trial:
-    """What is to be tried.
+    """Rows to be tried, and the scorer for them.
 
     Attributes:
         rows: as they are read.

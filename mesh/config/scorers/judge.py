@@ -75,7 +75,7 @@ class JudgeSection(Section):
     )
     budget_tokens: PositiveInt | None = Field(
         None,
-        description="Tokens that a run may use in all, however often it is continued; then items end as `judge_budget`.",
+        description="Tokens that a run may use in all, however often it continues; then items end so.",
     )
     budget_cost: PositiveFloat | None = Field(
         None, description="The same for their cost, in the currency of the prices."

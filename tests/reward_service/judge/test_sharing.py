@@ -1,4 +1,4 @@
-"""Limits and budget of several processes: together they never have more than the whole, whoever comes and goes."""
+"""Limits and budget of several processes: together they never have more than the whole, whatever becomes of each."""
 
 from __future__ import annotations
 
