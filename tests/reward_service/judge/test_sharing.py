@@ -13,9 +13,11 @@ import pytest
 
 from rollmesh.mesh.config.scorers.judge import JudgeSection
 from rollmesh.protos import membership_pb2
+from rollmesh.reward_service.client.client import LocalScorer
 from rollmesh.reward_service.judge.accounts import Accounts
 from rollmesh.reward_service.judge.budget import Claim, Usage
 from rollmesh.reward_service.judge.errors import BusyError, SpentError
+from rollmesh.reward_service.judge.judge import Judge
 from rollmesh.reward_service.judge.limits import Limits
 from rollmesh.reward_service.judge.member import SharedJudge
 from rollmesh.reward_service.judge.slots import Slots
@@ -87,6 +89,23 @@ async def test_shares_follow_those_who_come_and_go(tmp_path: Path) -> None:
     del mesh.members["one"]
     await two.settle()
     assert two.accounts.share == 1.0
+
+
+async def test_a_generator_that_scores_itself_shares_its_judge(tmp_path: Path) -> None:
+    agent = Process(Mesh(), "generator", tmp_path)
+    none = LocalScorer(["exact_match"])
+    await none.share_judge(agent, ROLE, tmp_path)  # type: ignore[arg-type]  # what it needs of an agent
+    await none.close()
+    judge = Judge(JudgeSection(base_url="http://127.0.0.1:9/v1", model="m"), call_timeout_s=10.0)
+    scorer = LocalScorer([judge])
+    sharing = asyncio.create_task(scorer.share_judge(agent, ROLE, tmp_path))  # type: ignore[arg-type]
+    async with asyncio.timeout(60):
+        while judge.accounts.share < 1.0:
+            await asyncio.sleep(0.05)
+            agent.heartbeat()
+    sharing.cancel()
+    await asyncio.gather(sharing, return_exceptions=True)
+    await scorer.close()
 
 
 async def test_who_is_cut_off_asks_nothing(tmp_path: Path) -> None:
