@@ -1,8 +1,9 @@
-"""`rollmesh reward serve|check`: a reward service, and what looks at one."""
+"""`rollmesh reward serve|check|try|audit`: a reward service, and what looks at rewards."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from rollmesh.cli.options import (
     Mesh,
     Port,
     ReadyFile,
+    RunFolder,
     TlsCa,
     TlsCert,
     TlsKey,
@@ -37,9 +39,11 @@ class _ServeByDefault(TyperGroup):
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    reward = typer.Typer(cls=_ServeByDefault, help="Serve or check a reward service.", no_args_is_help=True)
+    reward = typer.Typer(cls=_ServeByDefault, help="Serve a reward service, or look at rewards.", no_args_is_help=True)
     reward.command("serve", context_settings=OVERRIDES)(_serve)
     reward.command("check")(_check)
+    reward.command("try", context_settings=OVERRIDES)(_try)
+    reward.command("audit")(_audit)
     app.add_typer(reward, name="reward")
 
 
@@ -88,3 +92,70 @@ def _check(
     for line in report.lines():
         typer.echo(line)
     raise typer.Exit(0 if report.ok else 1)
+
+
+Function = Annotated[
+    list[str] | None,
+    typer.Option("--function", metavar="NAME", help="This function instead of the configuration's. May be repeated."),
+]
+
+
+def _try(
+    context: typer.Context,
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE|RUN", help="Rows with `response` or `responses`, as JSONL or Parquet; or a run's samples."
+        ),
+    ],
+    config_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="CFG.YAML",
+            help="Configuration with the reward, and --section.key=value; that of the run, if left out.",
+        ),
+    ] = None,
+    functions: Function = None,
+    endpoint: Annotated[
+        str | None, typer.Option("--endpoint", metavar="GRPC://HOST:PORT", help="Ask this reward service instead.")
+    ] = None,
+    key_file: Annotated[Path | None, typer.Option("--key-file", help="File with the key for --endpoint.")] = None,
+    step: Annotated[
+        list[int] | None, typer.Option("--step", help="Of a run's samples: those of this step. May be repeated.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most responses to try.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Score responses of a file, and compare with rewards that were recorded.
+
+    Exits with 1 where a response ends in an error, or has another reward than the recorded one. Ctrl-C prints what is
+    there.
+    """
+    from rollmesh.audit.trial import show_trial, trial_of
+
+    trial = trial_of(source, config_path, context.args, functions or [], endpoint, key_file, steps=step, limit=limit)
+    raise typer.Exit(show_trial(trial, typer.echo, partial(typer.echo, err=True), as_json=as_json))
+
+
+def _audit(
+    run: RunFolder,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against", metavar="FUNCTION|GRPC://HOST:PORT", help="Score the kept samples with this too, and compare."
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also show what was looked at and is as it should be.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Look for signs that the model deceives its reward, in the records and kept samples of a run.
+
+    Exits with 1 where there is a problem; warnings are none.
+    """
+    from rollmesh.audit.audit import audit_run
+    from rollmesh.cli.observe.doctor import show
+
+    show(audit_run(run, against=against), everything=everything, as_json=as_json)
