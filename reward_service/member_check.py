@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.reward_service.client.endpoint import mesh_connector
+from rollmesh.reward_service.client.channels import mesh_channels
 from rollmesh.reward_service.conformance.grpc_transport import GrpcTransport
 
 
@@ -21,6 +21,6 @@ def member_transport(address: str, security: SecuritySection) -> GrpcTransport:
     stranger = security.model_copy(update={"token_file": None})
 
     def open_channel(trusted: bool) -> grpc.aio.Channel:
-        return mesh_connector(security if trusted else stranger)(address)
+        return mesh_channels(security if trusted else stranger)(address)
 
     return GrpcTransport(open_channel, has_key=security.token_file is not None)

@@ -15,6 +15,11 @@ def is_endpoint(text: str) -> bool:
     return text.startswith(SCHEMES)
 
 
+def is_grpc(endpoint: str) -> bool:
+    """True if a server is called over gRPC: the scheme says so, or there is none."""
+    return "://" not in endpoint or endpoint.startswith(SCHEMES)
+
+
 def target_of(endpoint: str) -> str:
     """`grpc://host:port` -> `host:port`.
 

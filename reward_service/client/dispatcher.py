@@ -21,12 +21,12 @@ from itertools import chain
 
 import grpc
 
-from rollmesh.mesh.errors import UnauthenticatedError
 from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import membership_pb2, reward_pb2
-from rollmesh.reward_service.client.endpoint import Connect, RewardEndpoint, close_all
+from rollmesh.reward_service.client.endpoint import RewardEndpoint, close_all
 from rollmesh.reward_service.client.tickets import Entry, Ticket
+from rollmesh.reward_service.client.transports.interface import CallError, Connect
 from rollmesh.reward_service.client.validation import match_answer
 from rollmesh.reward_service.outcomes import error_result, is_not_begun
 
@@ -62,8 +62,8 @@ class Dispatcher:
     """Client of a set of equal endpoints.
 
     Args:
-        endpoints: addresses, `grpc://host:port`; may be empty at first.
-        connect: opens a channel to one.
+        endpoints: addresses; may be empty at first.
+        connect: makes the transport to one.
         limits: of its calls.
     """
 
@@ -225,11 +225,8 @@ class Dispatcher:
         except asyncio.CancelledError:
             _refuse_closed(batch)
             raise
-        except grpc.aio.AioRpcError as error:
-            self._on_failed_call(endpoint, batch, error.code(), error.details() or "")
-        except UnauthenticatedError as error:
-            # This service's own grant is over. A new one may take its place; meanwhile no endpoint can be reached.
-            self._on_failed_call(endpoint, batch, grpc.StatusCode.UNAVAILABLE, str(error))
+        except CallError as error:
+            self._on_failed_call(endpoint, batch, error)
         else:
             endpoint.circuit.record_success()
             self._heard_at = loop.time()
@@ -241,12 +238,9 @@ class Dispatcher:
         try:
             await endpoint.describe()
             endpoint.circuit.record_sign_of_life()
-        except grpc.aio.AioRpcError as error:
-            trouble = _in_words(error.code(), error.details() or "")
-            endpoint.circuit.record_failure(asyncio.get_running_loop().time(), trouble, fatal=True)
-        except UnauthenticatedError as error:
-            trouble = _in_words(grpc.StatusCode.UNAVAILABLE, str(error))
-            endpoint.circuit.record_failure(asyncio.get_running_loop().time(), trouble, fatal=True)
+        except CallError as error:
+            now = asyncio.get_running_loop().time()
+            endpoint.circuit.record_failure(now, _in_words(error), fatal=True, pause_s=error.retry_after_s or 0.0)
         finally:
             self._on_call_ended(endpoint, 0)
 
@@ -293,20 +287,23 @@ class Dispatcher:
         else:
             endpoint.on_success(len(batch))
 
-    def _on_failed_call(
-        self, endpoint: RewardEndpoint, batch: list[Entry], status: grpc.StatusCode, details: str
-    ) -> None:
-        trouble = _in_words(status, details)
+    def _on_failed_call(self, endpoint: RewardEndpoint, batch: list[Entry], error: CallError) -> None:
+        now = asyncio.get_running_loop().time()
+        status, trouble = error.status, _in_words(error)
         what = f"{endpoint.address}: {trouble}"
         lost = status in _LOST
         endpoint.described &= not lost
-        endpoint.circuit.record_failure(asyncio.get_running_loop().time(), trouble, fatal=lost or status in _HOPELESS)
+        fatal = lost or error.throttled or status in _HOPELESS
+        endpoint.circuit.record_failure(now, trouble, fatal=fatal, pause_s=error.retry_after_s or 0.0)
+        if error.throttled:
+            self._heard_at = now
+            self._requeue_first(batch)
+            return
         if status is grpc.StatusCode.RESOURCE_EXHAUSTED and len(batch) > 1:
             endpoint.circuit.record_success()
             endpoint.reduce_limit(len(batch))
             self._retry(batch, at_once=True)
             return
-        now = asyncio.get_running_loop().time()
         if status is grpc.StatusCode.DEADLINE_EXCEEDED and endpoint.outstanding > 1:
             # It may have more than it can do: that is no failure of these, and they get their time again with less.
             self._heard_at = now
@@ -363,9 +360,9 @@ def _refuse_closed(entries: Iterable[Entry]) -> None:
         entry.resolve(error_result(entry.item.item_id, "closed", message, retryable=False))
 
 
-def _in_words(status: grpc.StatusCode, details: str) -> str:
+def _in_words(error: CallError) -> str:
     """A failed call, after its endpoint's name."""
-    return "does not answer in time" if status is grpc.StatusCode.DEADLINE_EXCEEDED else f"{status.name}: {details}"
+    return "does not answer in time" if error.status is grpc.StatusCode.DEADLINE_EXCEEDED else str(error)
 
 
 def _describe_failure(status: grpc.StatusCode, what: str, timeout_s: float) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""One reward endpoint as the client sees it: its channel, what is in flight, and whether it may be called.
+"""One reward endpoint as the client sees it: what is in flight there, and whether it may be called.
 
 Calls in flight: two at any time; more only if the last call began a while ago. So items pile up into larger requests
 while an endpoint is busy, and a slow endpoint still gets a fresh request every few milliseconds. The CPU that calls
@@ -12,27 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
-from itertools import chain
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 import grpc
 
-from rollmesh.mesh.access.authenticated_channel import AuthenticatedChannel
-from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.access.roles import Identity
-from rollmesh.mesh.access.tls import channel_credentials
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.config.reward import RewardSection
-from rollmesh.mesh.private_files import read_secret
-from rollmesh.mesh.rpc.channel import open_channel
-from rollmesh.protos import reward_pb2, reward_pb2_grpc
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.client.channels import foreign_channels, mesh_channels
 from rollmesh.reward_service.client.endpoint_circuit import EndpointCircuit
-from rollmesh.reward_service.routing import split_routes, target_of
-
-Connect = Callable[[str], grpc.aio.Channel]
+from rollmesh.reward_service.client.transports.grpc_calls import GrpcTransport
+from rollmesh.reward_service.client.transports.interface import CallError, Connect
 
 _FREE_CALLS = 2
 _MAX_CALLS = 32
@@ -48,7 +40,7 @@ class RewardEndpoint:
     """A reward service at one address.
 
     Attributes:
-        address: as configured, `grpc://host:port`.
+        address: as configured.
         circuit: its recent failures.
         outstanding: items in flight.
         described: true once it has stated its limits (Info). It is asked before the first request, and again after
@@ -62,8 +54,7 @@ class RewardEndpoint:
         self.described = False
         self.last_start = 0.0
         self._window = math.inf
-        self._channel = connect(address)
-        self._stub = reward_pb2_grpc.RewardStub(self._channel)
+        self._transport = connect(address)
         self._calls = 0
         self._declared = _MAX_ITEMS
         self._limit = _MAX_ITEMS
@@ -128,92 +119,50 @@ class RewardEndpoint:
         """Calls Score once.
 
         Raises:
-            grpc.aio.AioRpcError: as it failed.
+            CallError: as it failed.
         """
-        response: reward_pb2.ScoreResponse = await self._stub.Score(
-            reward_pb2.ScoreRequest(items=items), timeout=timeout_s
-        )
-        return response
+        return await self._transport.score(reward_pb2.ScoreRequest(items=items), timeout_s)
 
     async def describe(self) -> None:
         """Asks for the server's limits; a server without Info has none.
 
         Raises:
-            grpc.aio.AioRpcError: where the server cannot be reached.
+            CallError: where the server cannot be reached.
         """
         declared = 0
         try:
-            info = await self._stub.Info(reward_pb2.InfoRequest(), timeout=_INFO_TIMEOUT_S)
-            declared = info.max_items
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
+            declared = (await self._transport.info(_INFO_TIMEOUT_S)).max_items
+        except CallError as error:
+            if error.status is grpc.StatusCode.UNAVAILABLE:
                 raise
         self._declared = self._limit = min(declared or _MAX_ITEMS, _MAX_ITEMS)
         self.described = True
 
     async def close(self) -> None:
-        """Ends running calls and the channel."""
-        await self._channel.close()
+        """Ends running calls and the connection."""
+        await self._transport.close()
 
 
 def connector(
     security: SecuritySection, keys: Mapping[str, Path] = MappingProxyType({}), *, max_message_mb: int = 64
 ) -> Connect:
-    """Opens channels to configured endpoints, which may be other people's servers.
-
-    `grpc://` is plain text; `grpcs://` is TLS, checked by `security.tls_ca` or else by the usual public authorities.
-    Neither carries the mesh's credentials: reward services of the mesh itself are found through its membership. Neither
-    carries the mesh's keepalive pings: a server with gRPC's defaults hangs up on clients that ping so often. The
-    deadline of every call finds a dead connection anyway.
+    """Connects to configured endpoints, which may be other people's servers; see `foreign_channels`.
 
     Args:
         keys: by endpoint, the file with the key that is sent there.
     """
-    files = {target_of(address): path for address, path in keys.items()}
-    options = [
-        ("grpc.max_send_message_length", max_message_mb << 20),
-        ("grpc.max_receive_message_length", max_message_mb << 20),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1_000),
-        ("grpc.use_local_subchannel_pool", 1),
-    ]
-
-    def connect(address: str) -> grpc.aio.Channel:
-        target = target_of(address)
-        path = files.get(target)
-        if not address.startswith("grpcs://"):
-            channel = grpc.aio.insecure_channel(target, options=options)
-        else:
-            tls = channel_credentials(SecuritySection(tls_ca=security.tls_ca)) or grpc.ssl_channel_credentials()
-            channel = grpc.aio.secure_channel(target, tls, options=options)
-        if path is None:
-            return channel
-        return AuthenticatedChannel(channel, SharedKey(read_secret(path, f"reward.key_files.{address}")))
-
-    return connect
+    open_foreign = foreign_channels(security, keys, max_message_mb=max_message_mb)
+    return lambda address: GrpcTransport(open_foreign(address))
 
 
 def mesh_connector(security: SecuritySection, identity: Identity | None = None, *, max_message_mb: int = 64) -> Connect:
-    """Opens channels to reward services that are members of the mesh, with its credentials and TLS.
+    """Connects to reward services that are members of the mesh; see `mesh_channels`.
 
     Args:
         identity: the caller's; None: as the token file makes it.
     """
-    return lambda address: open_channel(target_of(address), security, identity, max_message_mb=max_message_mb)
-
-
-def configured(reward: RewardSection, security: SecuritySection) -> dict[str, Callable[[], grpc.aio.Channel]]:
-    """Openers of channels, as the client has them, to all servers that the configuration names; by address.
-
-    Args:
-        reward: of the run.
-        security: of the caller.
-    """
-    connect = connector(security, reward.key_files)
-    routed = split_routes(reward.by_data_source)[1].values()
-    addresses = dict.fromkeys((*reward.endpoints, *chain.from_iterable(routed)))
-    return {address: partial(connect, address) for address in addresses}
+    open_member = mesh_channels(security, identity, max_message_mb=max_message_mb)
+    return lambda address: GrpcTransport(open_member(address))
 
 
 async def close_all(endpoints: list[RewardEndpoint]) -> None:
