@@ -138,11 +138,13 @@ class GrpcStream:
 
     async def send(self, request: reward_pb2.ScoreStreamRequest) -> None:
         """See `Stream.send`."""
-        with _errors():
-            try:
-                await self._call.write(request)
-            except asyncio.InvalidStateError as error:
-                raise CallError("unavailable", "OK", "the server has ended the stream") from error
+        try:
+            await self._call.write(request)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            # The error of a write says that the stream has ended; its status says why.
+            code, details = await self._call.code(), await self._call.details()
+            kind = _KINDS.get(code, "failed")
+            raise CallError(kind, code.name, details or "the server has ended the stream") from error
 
     async def close(self) -> None:
         """See `Stream.close`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import shlex
@@ -28,6 +29,10 @@ _REMEDIES: dict[Kind, str] = {
     "garbled": "answer with a ScoreResponse in the JSON form of protobuf",
     "failed": "the handler raised; one bad item must not fail the call: answer it with `error`",
 }
+
+
+# Seconds for which items are asked again that could not be begun, and between two tries.
+_BEGIN_S, _PAUSE_S = 120.0, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +135,8 @@ class Session:
         Args:
             items: with unique ids, within the server's limits.
             timeout_s: of the call; None: the caller's choice for all calls.
-            probe: a call that fails, or an answer that breaks the contract, is a finding of this probe; empty: it is
-                not.
+            probe: a call that fails, or an answer that breaks the contract, is a finding of this probe, and items that
+                could not be begun are asked again, as callers do; empty: neither.
         """
         limit = self.timeout_s if timeout_s is None else timeout_s
         began = time.monotonic()
@@ -143,9 +148,29 @@ class Session:
             return Answer(seconds=time.monotonic() - began, failure=error)
         answer = Answer(response.results, time.monotonic() - began)
         if probe:
+            answer.results = await self._until_begun(items, answer.results, limit)
             for severity, message, remedy in faults_of_answer(items, answer.results):
                 self.find(severity, probe, message, remedy)
         return answer
+
+    async def _until_begun(
+        self, items: Sequence[reward_pb2.ScoreItem], results: Sequence[reward_pb2.ScoreResult], timeout_s: float
+    ) -> Sequence[reward_pb2.ScoreResult]:
+        """Results with those of items that could not be begun replaced by later ones, for a while."""
+        until = time.monotonic() + _BEGIN_S
+        while waiting := {r.item_id for r in results if r.error.code == "not_begun" and r.error.retryable}:
+            if time.monotonic() > until:
+                break
+            await asyncio.sleep(_PAUSE_S)
+            request = reward_pb2.ScoreRequest(
+                items=[self._as_wished(item) for item in items if item.item_id in waiting]
+            )
+            try:
+                later = (await self.transport.score(request, timeout_s)).results
+            except CallError:
+                break
+            results = [*(result for result in results if result.item_id not in waiting), *later]
+        return results
 
     def _as_wished(self, asked: reward_pb2.ScoreItem) -> reward_pb2.ScoreItem:
         """An item with the fields that the server wants, as callers send it."""

@@ -25,7 +25,7 @@ _CHANGING = "its scores change from call to call"
 async def repeat(session: Session) -> None:
     """The same items again, in reverse."""
     items = session.samples[: session.most(len(session.samples))]
-    before = (await session.call(items)).totals
+    before = (await session.call(items, probe=REPEAT)).totals
     after = (await session.call(list(reversed(items)), probe=REPEAT)).totals
     changed = [key for key in before.keys() & after.keys() if before[key] != after[key]]
     session.is_repeatable = not changed
@@ -46,7 +46,7 @@ async def random_scores(session: Session) -> None:
     for turn in range(_ROUNDS):
         for scores, like, name in ((good, right, "right"), (bad, wrong, "wrong")):
             made = [session.made(like, f"random/{turn}/{name}/{n}", like.response) for n in range(session.most(_EACH))]
-            scores += (await session.call(made)).totals.values()
+            scores += (await session.call(made, probe=RANDOM)).totals.values()
     if min(len(good), len(bad)) < 2:
         return
     spread = (statistics.variance(good) / len(good) + statistics.variance(bad) / len(bad)) ** 0.5

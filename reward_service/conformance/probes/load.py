@@ -24,7 +24,7 @@ SINGLE, PARALLEL, DEADLINE, CANCEL, LARGE, STORM = (
     "calls.storm",
 )
 RATES = "figures.items-per-s"
-_ROUNDS = 4
+_ROUNDS = 3
 # Calls quicker than this may take turns, and need no proof that they end early.
 _QUICK_CALL_S, _QUICK_BATCH_S = 0.03, 0.2
 _AT_ONCE = 8
