@@ -1,7 +1,7 @@
 """A reward server of your own: this file, reward.proto in the folder above, and gRPC.
 
-    pip install grpcio grpcio-tools grpcio-health-checking
-    python server.py [PORT]
+pip install grpcio grpcio-tools grpcio-health-checking
+python server.py [PORT]
 """
 
 import json
