@@ -15,7 +15,7 @@ from rollmesh.reward_service.outcomes import error_result
 
 
 class Ticket:
-    """A `score` call: its items, with details if they have some, its results so far, its beginning (monotonic seconds)."""
+    """A `score` call: its items with their details, if any, its results so far, its beginning (monotonic seconds)."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Calls as streams: each result counts at once, and a server that fails in the middle fails no more than what is left."""
+"""Calls as streams: each result counts at once, and a server that fails in the middle fails only what is left."""
 
 from __future__ import annotations
 
