@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
-from rollmesh.reward_service.client.endpoint import connector, mesh_connector
+from rollmesh.reward_service.client.channels import foreign_channels, mesh_channels
 from rollmesh.reward_service.client.validation import match_answer
 from rollmesh.reward_service.samples import builtin_items, item, items_from_file
 
@@ -110,7 +110,7 @@ async def check_endpoint(
     """
     samples = builtin_items() if sample_file is None else items_from_file(sample_file)
     security = security or SecuritySection()
-    connect = mesh_connector if security.token_file or security.tls_cert else connector
+    connect = mesh_channels if security.token_file or security.tls_cert else foreign_channels
     channel = connect(security)(address)
     try:
         return await _Check(channel, address, timeout_s).run(samples)

@@ -7,6 +7,8 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
+from rollmesh.mesh.config.scorers.http import HttpSection
+from rollmesh.mesh.config.scorers.isolation import Isolation, IsolationSection
 from rollmesh.mesh.config.scorers.judge import NAME, NEEDS, JudgeSection
 
 
@@ -36,12 +38,13 @@ class RewardSection(Section):
     )
     by_data_source: dict[str, list[str]] = Field(
         default_factory=dict,
-        description="data_source -> scorer names or `grpc://host:port` endpoints, which take precedence over "
-        "`functions` and `endpoints`.",
+        description="data_source -> scorer names or endpoints, which take precedence over `functions` and `endpoints`.",
     )
     endpoints: list[str] = Field(
         default_factory=list,
-        description="`grpc://host:port` of reward services, or `host:port` for short; none: one is started here.",
+        description="Reward services: `grpc://host:port`, or `host:port` for short, or `https://host/base`. Servers "
+        "for OpenRLHF are `openrlhf+http://host:port/path`, those of NeMo Gym `nemo-gym+http://host:port`. None: one "
+        "is started here.",
     )
     key_files: dict[str, Path] = Field(
         default_factory=dict,
@@ -72,8 +75,16 @@ class RewardSection(Section):
         "something.",
     )
     python: Path | None = Field(None, description="Interpreter of the reward service; none: that of `rollmesh`.")
+    isolation: Isolation = Field(
+        default_factory=IsolationSection,
+        description="Where programs that a model has written are run; `auto` is the highest rung of the host.",
+    )
     judge: JudgeSection = Field(
         default_factory=JudgeSection, description="The language model that the scorer `judge` asks."
+    )
+
+    http: HttpSection = Field(
+        default_factory=HttpSection, description="The reward service over HTTP, for callers without gRPC."
     )
 
     @property

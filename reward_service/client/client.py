@@ -20,9 +20,10 @@ from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.call_times import GRACE_S
 from rollmesh.reward_service.client.dispatcher import CallLimits, Dispatcher
-from rollmesh.reward_service.client.endpoint import Connect, connector, mesh_connector
+from rollmesh.reward_service.client.endpoint import connector, mesh_connector
 from rollmesh.reward_service.client.outgoing import ItemDetails, Wants, outgoing
-from rollmesh.reward_service.judge.configured import with_judge
+from rollmesh.reward_service.client.transports.interface import Connect
+from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.loading import FunctionSpec
 from rollmesh.reward_service.outcomes import is_not_begun
 from rollmesh.reward_service.routing import split_routes
@@ -172,15 +173,15 @@ class LocalScorer:
 
 
 class RewardClient:
-    """Scores over gRPC.
+    """Scores at endpoints.
 
     Args:
         endpoints: `grpc://host:port`, several share the load and stand in for one another.
         by_data_source: data_source -> its own endpoints.
         default: scores the sources without endpoints of their own instead of `endpoints` (in-process runs).
         limits: of the calls.
-        connect: opens a channel to a default endpoint.
-        connect_source: opens a channel to an endpoint of `by_data_source`; by default as `connect`.
+        connect: makes the transport to a default endpoint.
+        connect_source: the same for an endpoint of `by_data_source`; by default as `connect`.
     """
 
     def __init__(
@@ -300,7 +301,7 @@ def build_scorer(config: Config, *, discovered: Iterable[str] = ()) -> RewardSco
     if reward.in_process:
         computing, waiting = reward_workers(reward.workers)
         local = LocalScorer(
-            *with_judge(reward, reward.functions, functions),
+            *with_configured(reward, reward.functions, functions),
             workers=computing,
             waiting_workers=waiting,
             call_timeout_s=reward.scorer_timeout_s,

@@ -50,12 +50,21 @@ def _serve(
     join: Join = None,
     host: Host = None,
     port: Port = 0,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            "--http-port", min=0, max=65535, help="Port for callers over HTTP (reward.http.port); 0: a free one."
+        ),
+    ] = None,
     ready_file: ReadyFile = None,
 ) -> None:
     """Serve the configuration's reward functions; with --mesh or --join, generators find the service by themselves."""
     config, mesh = joined_config(join, mesh, read_config(config_path, context))
     from rollmesh.reward_service.server import service
 
+    if http_port is not None:
+        http = config.reward.http.model_copy(update={"port": http_port})
+        config = config.model_copy(update={"reward": config.reward.model_copy(update={"http": http})})
     status = service.run(config, host=host or config.network.host, port=port, mesh=mesh, ready_file=ready_file)
     raise typer.Exit(status)
 

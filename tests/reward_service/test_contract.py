@@ -1,4 +1,4 @@
-"""One contract for all ways of scoring: in process, our server, and the third-party server of `examples/`."""
+"""One contract for all ways of scoring: in process, our server (gRPC, HTTP), the third-party one of `examples/`."""
 
 import asyncio
 import json
@@ -28,13 +28,15 @@ from tests.certificates import Authority
 from tests.secrets_here import write_secret
 
 
-@pytest_asyncio.fixture(params=["local", "remote", "third_party"])
-async def scorer(request: pytest.FixtureRequest, serve: Any) -> AsyncIterator[RewardScorer]:
+@pytest_asyncio.fixture(params=["local", "remote", "http", "third_party"])
+async def scorer(request: pytest.FixtureRequest, serve: Any, serve_http: Any) -> AsyncIterator[RewardScorer]:
     made: RewardScorer
     if request.param == "local":
         made = LocalScorer(["exact_match"])
     elif request.param == "remote":
         made = RewardClient([await serve("exact_match")])
+    elif request.param == "http":
+        made = RewardClient([await serve_http("exact_match")])
     else:
         made = RewardClient([request.getfixturevalue("third_party_server")])
     yield made
