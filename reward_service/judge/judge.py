@@ -78,6 +78,7 @@ class Judge:
     """
 
     __name__ = NAME
+    wants = ()
 
     def __init__(self, section: JudgeSection, *, call_timeout_s: float) -> None:
         self._section = section
