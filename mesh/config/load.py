@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from rollmesh.mesh.config.base import Section, holds_several, section_of
+from rollmesh.mesh.config.base import FORM, Section, holds_several, section_of
 from rollmesh.mesh.config.foreign.answers import answers, describe, without
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.placement import section_from
@@ -223,7 +223,7 @@ def _explain(error: ValidationError, model: type[Section]) -> str:
     for item in error.errors():
         if item["type"] == "default_factory_not_called":
             continue
-        location = [str(part) for part in item["loc"]]
+        location = [str(part) for part in item["loc"] if not str(part).startswith(FORM)]
         dotted = ".".join(location) or "configuration"
         if item["type"] == "extra_forbidden":
             fields = _fields_at(model, location[:-1])
