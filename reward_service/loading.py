@@ -7,10 +7,11 @@ A name is a built-in scorer, one with an option (`regex:PATTERN`, `json_schema:F
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rollmesh.mesh.config.scorers.parts import label
 from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.user_code import load_callable
 from rollmesh.reward_service.configured import BUILDERS
@@ -19,16 +20,6 @@ from rollmesh.reward_service.scorers import SCORERS, WITH_OPTION, takes_option
 from rollmesh.reward_service.scorers.reward_model import PREFIX, RewardModel, is_reward_model
 
 FunctionSpec = str | Callable[..., Any]
-
-
-def with_names(specs: Iterable[FunctionSpec]) -> list[tuple[FunctionSpec, str]]:
-    """Functions with their names in components and errors; equal ones are distinguished by their full spelling."""
-    listed = list(specs)
-    labels = [_label(spec) for spec in listed]
-    return [
-        (spec, label if labels.count(label) == 1 else f"{spec}#{index}")
-        for index, (spec, label) in enumerate(zip(listed, labels, strict=True))
-    ]
 
 
 def is_path(spec: FunctionSpec) -> bool:
@@ -47,24 +38,21 @@ def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunct
         RewardError: an unknown name, a file or function that is missing, or a signature that does not fit.
     """
     if not isinstance(spec, str):
-        return adapt(name or _label(spec), spec)
+        return adapt(name or label_of(spec), spec)
     if not is_path(spec):
         return from_scorer(name or spec, _registered(spec))
     if is_reward_model(spec):
-        return adapt(name or _label(spec), RewardModel(Path(spec.removeprefix(PREFIX)).expanduser()))
+        return adapt(name or label_of(spec), RewardModel(Path(spec.removeprefix(PREFIX)).expanduser()))
     if takes_option(spec):
         scorer, _, option = spec.partition(":")
         return from_scorer(name or scorer, WITH_OPTION[scorer](option))
     function = load_callable(spec, "reward function", RewardError)
-    return adapt(name or _label(spec), function)
+    return adapt(name or label_of(spec), function)
 
 
-def _label(spec: FunctionSpec) -> str:
-    if is_reward_model(spec):
-        return "reward_model"
-    if isinstance(spec, str):
-        return spec.partition(":")[0] if takes_option(spec) else spec.rpartition(":")[2]
-    return str(getattr(spec, "__name__", type(spec).__name__))
+def label_of(spec: FunctionSpec) -> str:
+    """The short name of a function, which is that of its part unless this is given another one."""
+    return label(spec) if isinstance(spec, str) else str(getattr(spec, "__name__", type(spec).__name__))
 
 
 def _registered(name: str) -> Any:

@@ -20,8 +20,8 @@ class RewardSection(Section):
         "math_string, math_dapo, none, qa, regex, strings). Two take an option: `regex:PATTERN` and "
         "`json_schema:FILE`. Functions with verl's or TRL's signature are `module:function` or `file.py:function`. "
         "`model:FOLDER` is a reward model of `rollmesh rm`, and `judge` the language model of `reward.judge`. `auto` "
-        "takes the reward of the episode if it has one, else picks by the exact name of the data_source. In the place of "
-        "a name: `{use: NAME, weight: 0.1}`, see docs/reward-composition.md.",
+        "takes the reward of the episode if it has one, else picks by the exact name of the data_source. A part with "
+        "options is `{use: NAME, weight: 0.1}`, see docs/reward-composition.md.",
     )
     by_data_source: dict[str, list[Entry]] = Field(
         default_factory=dict,

@@ -14,6 +14,7 @@ from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.access.token_file import identity_of
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.scorers.parts import describe
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.failover_channel import open_mesh
@@ -145,7 +146,7 @@ async def _serve_in_mesh(
 
 def _write_ready(config: Config, address: str, ready_file: Path | None) -> None:
     write_ready_file(ready_file, address)
-    log.info("serving rewards at %s: %s", address, ", ".join(config.reward.functions))
+    log.info("serving rewards at %s: %s", address, " + ".join(map(describe, config.reward.functions)))
 
 
 async def _report_until_end(shutdown: Shutdown, agent: MembershipAgent, server: RewardServer) -> None:

@@ -95,6 +95,14 @@ def all_uses(entries: Iterable[str | PartSection], by_source: Mapping[str, Itera
     return uses([*entries, *(entry for own in by_source.values() for entry in own)])
 
 
+def describe(entry: str | PartSection) -> str:
+    """A part in words: `0.1 * format if math above 0`."""
+    if isinstance(entry, str):
+        return entry
+    weight = "" if entry.weight == 1.0 else f"{entry.weight:g} * "
+    return f"{weight}{entry.use}{'' if entry.gate is None else f' if {entry.gate}'}"
+
+
 def label(use: str) -> str:
     """The short name of a function: `function` of `file.py:function`, `regex` of `regex:PATTERN`."""
     if use.startswith(_REWARD_MODEL):

@@ -16,6 +16,7 @@ from rollmesh.learner.data.locations import is_hub_id
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
+from rollmesh.mesh.config.scorers.parts import uses
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client.endpoint import configured
@@ -126,7 +127,7 @@ def judge(tried: Tried, reward: RewardSection) -> Iterator[Finding]:
         tried: the answers about one row.
         reward: of the run.
     """
-    functions = ", ".join(reward.by_data_source.get(tried.data_source, reward.functions))
+    functions = ", ".join(uses(reward.by_data_source.get(tried.data_source, reward.functions)))
     source = f"data_source {tried.data_source!r}" if tried.data_source else "a row without data_source"
     failed = next((answer for answer in (tried.right, tried.wrong) if answer.outcome == "error"), None)
     numbers = {"seconds": tried.seconds, "right": tried.right.total, "wrong": tried.wrong.total}
