@@ -7,19 +7,17 @@ A name is a built-in scorer, one with an option (`regex:PATTERN`, `json_schema:F
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rollmesh.mesh.config.scorers.parts import label
 from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.user_code import load_callable
 from rollmesh.reward_service.configured import BUILDERS
+from rollmesh.reward_service.function_spec import FunctionSpec, label_of
 from rollmesh.reward_service.functions import RewardFunction, adapt, from_scorer
 from rollmesh.reward_service.scorers import SCORERS, WITH_OPTION, takes_option
 from rollmesh.reward_service.scorers.reward_model import PREFIX, RewardModel, is_reward_model
-
-FunctionSpec = str | Callable[..., Any]
 
 
 def is_path(spec: FunctionSpec) -> bool:
@@ -48,11 +46,6 @@ def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunct
         return from_scorer(name or scorer, WITH_OPTION[scorer](option))
     function = load_callable(spec, "reward function", RewardError)
     return adapt(name or label_of(spec), function)
-
-
-def label_of(spec: FunctionSpec) -> str:
-    """The short name of a function, which is that of its part unless this is given another one."""
-    return label(spec) if isinstance(spec, str) else str(getattr(spec, "__name__", type(spec).__name__))
 
 
 def _registered(name: str) -> Any:

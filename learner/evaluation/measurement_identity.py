@@ -64,9 +64,7 @@ def reward_measurement(reward: RewardSection, functions: Sequence[str]) -> dict[
         reward: routes and services.
         functions: identities of the functions for all other sources.
     """
-    routes = {
-        source: list(map(part_identity, parts)) for source, parts in sorted(reward.by_data_source.items())
-    }
+    routes = {source: list(map(part_identity, parts)) for source, parts in sorted(reward.by_data_source.items())}
     return {
         "reward.functions": list(functions),
         "reward.by_data_source": routes,
@@ -89,7 +87,7 @@ def part_identity(part: str | PartSection) -> str:
     if isinstance(part, str):
         return scorer_identity(part)
     options = part.model_dump(mode="json", exclude_defaults=True, exclude={"use"})
-    return f"{scorer_identity(part.use)} {json.dumps(options, sort_keys=True)}" if options else scorer_identity(part.use)
+    return " ".join([scorer_identity(part.use), *([json.dumps(options, sort_keys=True)] if options else [])])
 
 
 def scorer_identity(name: str) -> str:

@@ -77,4 +77,10 @@ def section_of(annotation: Any) -> type[Section] | None:
 
 def holds_several(annotation: Any) -> bool:
     """True where a field holds entries by name or by number: those of a mapping or a list."""
-    return get_origin(annotation) in (dict, list, tuple) or any(map(holds_several, get_args(annotation)))
+    return levels(annotation) > 0
+
+
+def levels(annotation: Any) -> int:
+    """Mappings and lists in one another, in whose innermost a field holds its entries."""
+    own = get_origin(annotation) in (dict, list, tuple)
+    return own + max(map(levels, get_args(annotation)), default=0)

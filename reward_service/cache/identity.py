@@ -1,8 +1,8 @@
 """The identity of a function in the cache: all on which its scores depend besides the item.
 
-A function has one only if equal items get equal scores from it. Scorers of the package declare that, as far as they
-cost more than a look into the cache. Other functions have to be named in `reward.cache.functions`, and have a version:
-a file of the user's by its contents, an object by its `cache_version`.
+Scores of a function are kept if equal items get equal ones: the function declares that (`deterministic`), or its user
+does (`reward.cache.functions`). It also needs a version. Scorers of the package have one, a file of the user's has its
+contents, and an object its `cache_version`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from pathlib import Path
 
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.content_key import digest
-from rollmesh.reward_service.loading import FunctionSpec, is_path, label_of
-from rollmesh.reward_service.scorers import CACHEABLE, takes_option
+from rollmesh.reward_service.function_kind import FunctionKind
+from rollmesh.reward_service.function_spec import FunctionSpec, label_of
+from rollmesh.reward_service.loading import is_path
+from rollmesh.reward_service.scorers import takes_option
 from rollmesh.reward_service.scorers.graders import versions
 
 _SCORER, _SCORE = b"rollmesh scorer1", b"rollmesh score 1"
@@ -59,21 +61,30 @@ class Identity:
     """See above.
 
     Attributes:
+        names: under which the user may call the function deterministic.
         scorer: digest of name, version and options.
         sees_all: the function may look at more of an item than its texts: tokens, spans, the reason of its end.
         is_independent: the function is given groups, and scores each item by itself.
         file: on which scores depend.
     """
 
+    names: tuple[str, ...]
     scorer: bytes
     sees_all: bool = False
     is_independent: bool = False
     file: _File | None = None
 
-    @property
-    def holds(self) -> bool:
-        """False once its file has changed: workers that start from then on load another function."""
-        return self.file is None or self.file.is_unchanged
+    def covers(self, kind: FunctionKind, named: Collection[str]) -> bool:
+        """True if scores of the function are kept.
+
+        Args:
+            kind: its own description.
+            named: functions that the user calls deterministic.
+        """
+        if kind.whole_group and not self.is_independent:
+            return False
+        # Once its file has changed, workers that start load another function.
+        return (kind.deterministic or is_named(self, named)) and (self.file is None or self.file.is_unchanged)
 
     def key(self, item: reward_pb2.ScoreItem, content: bytes) -> bytes:
         """The key of an item's score.
@@ -84,37 +95,39 @@ class Identity:
         return digest((self.scorer, content, *(_details(item) if self.sees_all else ())), person=_SCORE)
 
 
-def identity_of(spec: FunctionSpec, named: Collection[str]) -> Identity | str:
-    """The identity of a function, or the reason why it has none, in words; empty where none is expected.
+def is_named(function: FunctionSpec | Identity, named: Collection[str]) -> bool:
+    """True if the user calls a function deterministic."""
+    names = function.names if isinstance(function, Identity) else _names(function)
+    return any(name in named for name in names)
 
-    Args:
-        named: functions that the user calls deterministic, `reward.cache.functions`.
-    """
+
+def identity_of(spec: FunctionSpec) -> Identity | str:
+    """The identity of a function, or the reason why it has none, in words."""
+    names = _names(spec)
     if not isinstance(spec, str):
-        if label_of(spec) not in named:
-            return ""
         version = getattr(spec, "cache_version", None)
         if version is None:
             return "it has no `cache_version`"
-        return Identity(_scorer(label_of(spec), str(version)), sees_all=True, is_independent=True)
-    name, _, option = spec.partition(":")
-    if name in CACHEABLE and (not option or takes_option(spec)):
+        return Identity(names, _scorer(*names, str(version)), sees_all=True, is_independent=True)
+    location, option = spec.rpartition(":")[0], spec.partition(":")[2]
+    if takes_option(spec) or not is_path(spec):
         used = [f"{package} {version}" for package, version in versions([spec]).items()]
-        return _with_file(Path(option), spec, *used) if os.path.isfile(option) else Identity(_scorer(spec, *used))
-    if spec not in named:
-        return ""
-    location = spec.rpartition(":")[0]
-    if not (is_path(spec) and location.endswith(".py")):
+        return _of_file(Path(option), spec, *used) if os.path.isfile(option) else Identity(names, _scorer(spec, *used))
+    if not location.endswith(".py"):
         return "only functions in a file of their own, FILE.py:FUNCTION, have a version"
-    return _with_file(Path(location), spec, sees_all=True)
+    return _of_file(Path(location), spec, sees_all=True)
 
 
-def _with_file(path: Path, *words: str, sees_all: bool = False) -> Identity | str:
+def _names(spec: FunctionSpec) -> tuple[str, ...]:
+    return (spec,) if isinstance(spec, str) else (label_of(spec),)
+
+
+def _of_file(path: Path, *words: str, sees_all: bool = False) -> Identity | str:
     try:
         file = _File.read(path)
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
-    return Identity(_scorer(*words, file.digest.hex()), sees_all=sees_all, file=file)
+    return Identity(words[:1], _scorer(*words, file.digest.hex()), sees_all=sees_all, file=file)
 
 
 def _scorer(*words: str) -> bytes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from rollmesh.mesh.config.scorers.parts import OnError, PartSection, distinct_names
-from rollmesh.reward_service.loading import FunctionSpec, label_of
+from rollmesh.reward_service.function_spec import FunctionSpec, label_of
 from rollmesh.reward_service.outcomes import Scored
 
 
@@ -26,7 +26,7 @@ class Part:
     clip: tuple[float, float] | None = None
     range: tuple[float, float] | None = None
     on_error: OnError = "fail"
-    value: float = 0.0
+    value: float | None = None
     required: bool = False
 
     @classmethod

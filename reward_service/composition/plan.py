@@ -124,8 +124,8 @@ class Composition:
         """The raw outcome with which a part counts; None where it is left out."""
         if isinstance(outcome, Scored):
             return outcome
-        part = self.parts[place]
-        return Scored(part.value) if isinstance(outcome, Failed) and part.on_error == "value" else None
+        value = self.parts[place].value
+        return Scored(value) if isinstance(outcome, Failed) and value is not None else None
 
     def _counted(self, outcomes: Sequence[PartOutcome]) -> Iterator[_Counted]:
         for place, outcome in enumerate(outcomes):
@@ -172,7 +172,7 @@ class Composition:
                 components[f"{name}/error"] = float(isinstance(outcome, Failed))
         return components
 
-    def _details(self, counted: Sequence[_Counted]) -> tuple[list[float], list[tuple[int, int, float]]]:
+    def _details(self, counted: Sequence[_Counted]) -> tuple[list[float], tuple[tuple[int, int, float], ...]]:
         """Sums of per-token values, and spans, which are summed where they are equal."""
         slope = 1.0 if self._normalize is None else 1.0 / (self._normalize[1] - self._normalize[0])
         tokens: list[list[float]] = []
@@ -183,7 +183,8 @@ class Composition:
                 tokens.append(per_token)
             for begin, end, value in rewarded:
                 spans[begin, end] = spans.get((begin, end), 0.0) + value
-        return [sum(values) for values in zip(*tokens, strict=True)], [(*ends, value) for ends, value in spans.items()]
+        per_token = [sum(values) for values in zip(*tokens, strict=True)]
+        return per_token, tuple((*ends, value) for ends, value in spans.items())
 
     def _evidence(self, outcomes: Sequence[PartOutcome]) -> Iterator[str]:
         several = len(self.parts) > 1

@@ -87,12 +87,6 @@ LINEAR = frozenset(
     }
 )
 
-CACHEABLE = frozenset({"auto", "ifeval", "ifeval_fraction", "json_schema", "json_schema_fraction", "math", "regex"})
-"""Scorers that give equal items equal scores, and cost more than a look into the cache (`auto` where it is not linear).
-
-A scorer whose score depends on time, chance or another program does not belong here.
-"""
-
 
 def is_linear(name: str, data_source: str) -> bool:
     """True if a scorer's time is linear for items of a source; see above."""

@@ -22,12 +22,9 @@ from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.log_format import LogSettings
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.service import Shutdown, advertised_address, run_service, write_ready_file
-from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.mesh.telemetry.tracing import open_tracer
 from rollmesh.protos import membership_pb2
-from rollmesh.reward_service.configured import with_configured
-from rollmesh.reward_service.routing import split_routes
-from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.scoring.configured import configured_engine
 from rollmesh.reward_service.server.server import RewardServer
 
 log = logging.getLogger(__name__)
@@ -64,15 +61,7 @@ async def serve(
     """
     check_security(config.security, Identity(Role.REWARD), endpoint=False)
     reward = config.reward
-    functions, local = with_configured(reward, reward.functions, split_routes(reward.by_data_source)[0])
-    computing, waiting = reward_workers(reward.workers)
-    engine = ScoringEngine(
-        functions,
-        local,
-        workers=computing,
-        waiting_workers=waiting,
-        call_timeout_s=reward.scorer_timeout_s,
-    )
+    engine = configured_engine(reward)
     identity = identity_of(config.security, Role.REWARD)
     server = RewardServer(
         engine,

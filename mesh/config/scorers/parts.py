@@ -44,7 +44,7 @@ class PartSection(Section):
         description="A part that fails for good: `fail` fails the item, `skip` leaves the part out, and `value` puts "
         "`value` in the place of its raw total. Errors that may pass are first tried again, `reward.attempts` times.",
     )
-    value: float = Field(0.0, description="The raw total with `on_error: value`.")
+    value: float | None = Field(None, description="The raw total with `on_error: value`.")
     required: bool = Field(
         False,
         description="An item that the function declares unscorable: true makes the whole item unscorable, false leaves "
@@ -72,8 +72,8 @@ class PartSection(Section):
 
     @model_validator(mode="after")
     def _value_is_used(self) -> PartSection:
-        if self.on_error != "value" and "value" in self.model_fields_set:
-            raise ValueError(f"value is used with on_error: value, which is {self.on_error}")
+        if (self.on_error == "value") != (self.value is not None):
+            raise ValueError("`on_error: value` and a number as `value` go together: give both or none")
         return self
 
 

@@ -20,10 +20,9 @@ from rollmesh.mesh.config.scorers.parts import uses
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client.endpoint import configured
-from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.samples import item
-from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.scoring.configured import configured_engine
 
 CHECK = "rewards"
 # Beyond the limit of one call: the first worker loads the function.
@@ -100,9 +99,8 @@ async def try_rewards(config: Config, rows: Sequence[Row]) -> list[Tried]:
         RewardError: a function cannot be loaded.
     """
     reward = config.reward
-    local, remote = split_routes(reward.by_data_source)
-    functions = with_configured(reward, reward.functions, local)
-    engine = ScoringEngine(*functions, workers=1, call_timeout_s=reward.scorer_timeout_s)
+    remote = split_routes(reward.by_data_source)[1]
+    engine = configured_engine(reward, workers=1)
     found = []
     try:
         await engine.start()

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
 from rollmesh.mesh.config.scorers.cache import CacheSection
 from rollmesh.reward_service.cache.cache import OnOutcome, ScoreCache
 from rollmesh.reward_service.call_times import CallTimes
@@ -64,7 +63,7 @@ async def settled() -> None:
 
 
 def scored(content: int, *, cached: bool = False) -> Scored:
-    return Scored(float(content), {"content": float(content)}, cached=cached)
+    return Scored(float(content), {"content": float(content)}, [], [], cached=cached)
 
 
 STEPS = st.lists(
@@ -191,9 +190,10 @@ async def test_who_waited_too_long_is_not_begun_and_nothing_is_lost() -> None:
     assert outcome.code == NOT_BEGUN
 
 
-async def test_scores_are_shared_by_redis_and_bad_bytes_there_are_a_miss(score_redis: EmbeddedRedis) -> None:
-    section = CacheSection(redis=score_redis.admin_url, redis_timeout_s=60)
-    one, other, third = (ScoreCache(section) for _ in range(3))
+async def test_scores_are_shared_by_redis_and_bad_bytes_there_are_a_miss(
+    redis_section: CacheSection,
+) -> None:
+    one, other, third = (ScoreCache(redis_section) for _ in range(3))
     first = Caller(one, [7])
     task = asyncio.create_task(first.run())
     async with asyncio.timeout(50):

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
-from rollmesh.mesh.config.redis_url import RedisAddress, parse_redis_url
+from rollmesh.mesh.config.redis_url import RedisAddress
+from rollmesh.mesh.config.scorers.cache import CacheSection
 from rollmesh.reward_service.cache import values
 from rollmesh.reward_service.cache.memory import MemoryStore
 from rollmesh.reward_service.cache.redis_store import RedisStore
@@ -47,8 +47,9 @@ class Memory:
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[Memory | RedisStore]:
     made: Memory | RedisStore = Memory()
     if request.param == "redis":
-        server: EmbeddedRedis = request.getfixturevalue("score_redis")
-        made = RedisStore(parse_redis_url(server.admin_url), timeout_s=PATIENT_S, ttl_s=3600)
+        section: CacheSection = request.getfixturevalue("redis_section")
+        assert section.address is not None
+        made = RedisStore(section.address, timeout_s=PATIENT_S, ttl_s=3600)
     yield made
     await made.close()
 
@@ -97,7 +98,9 @@ def test_a_value_larger_than_the_memory_is_not_kept() -> None:
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 
 
-@given(st.builds(Scored, NUMBERS, st.dictionaries(st.text(), NUMBERS), st.lists(NUMBERS), st.just([]), st.text(), NUMBERS))
+@given(
+    st.builds(Scored, NUMBERS, st.dictionaries(st.text(), NUMBERS), st.lists(NUMBERS), st.just([]), st.text(), NUMBERS)
+)
 def test_a_score_comes_back_as_one_that_was_found_earlier(scored: Scored) -> None:
     try:
         value = values.pack(scored)

@@ -30,7 +30,7 @@ def parts(draw: Any) -> Part:
         clip=draw(st.none() | INTERVALS),
         range=draw(st.none() | INTERVALS),
         on_error=on_error,
-        value=draw(NUMBERS) if on_error == "value" else 0.0,
+        value=draw(NUMBERS) if on_error == "value" else None,
         required=draw(st.booleans()),
     )
 
@@ -67,17 +67,21 @@ def test_scales_meet(interval: tuple[float, float], raw: float) -> None:
     assert 0.0 <= total(composed([Part("a", range=interval, clip=interval)], [Scored(raw)])) <= 1.0
 
 
-@given(st.lists(st.tuples(parts(), st.sampled_from([Scored(1.0), NO_TRUTH, LATER, BROKEN, not_begun("busy")])), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.tuples(parts(), st.sampled_from([Scored(1.0), NO_TRUTH, LATER, BROKEN, not_begun("busy")])),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_each_outcome_has_its_effect_and_no_failure_becomes_a_number(drawn: list[tuple[Part, Outcome]]) -> None:
     outcome = composed([part for part, _ in drawn], [each for _, each in drawn])
     required = [each for part, each in drawn if part.required and isinstance(each, Unscorable)]
     final = [
-        each
-        for part, each in drawn
-        if isinstance(each, Failed) and (part.on_error == "fail" or each.code == NOT_BEGUN)
+        each for part, each in drawn if isinstance(each, Failed) and (part.on_error == "fail" or each.code == NOT_BEGUN)
     ]
     left = [
-        part.worth(each.total if isinstance(each, Scored) else part.value)
+        part.worth(each.total if isinstance(each, Scored) else part.value or 0.0)
         for part, each in drawn
         if isinstance(each, Scored) or (isinstance(each, Failed) and part.on_error == "value")
     ]
@@ -107,6 +111,7 @@ def test_raw_components_are_kept_with_what_was_decided() -> None:
         2.0 + 0.5 + 0.25 - 1.0,
         {"math": 1.0, "math/x": 3.0, "style": 5.0, "style/y": 4.0, "style/gate": 1.0, "judge": 0.25, "judge/error": 0.0}
         | {"g": -1.0, "g/error": 1.0},
+        per_token=[],
         evidence="g: exception: a bug",
     )
     wrong = composed(entries, [Scored(0.0), SHUT, LATER, Scored(1.0)])
@@ -129,7 +134,9 @@ def test_gates_open_above_their_threshold_and_for_values_that_stand_in() -> None
 
 def test_tokens_and_spans_are_weighted_as_their_part_and_never_shifted() -> None:
     entries = [Part("a", weight=3.0, range=(-1.0, 1.0), clip=(0.0, 0.5)), Part("b", weight=-1.0)]
-    both = composed(entries, [Scored(1.0, per_token=[1.0, 2.0]), Scored(1.0, per_token=[0.5, 0.0])], normalize=(0.0, 2.0))
+    both = composed(
+        entries, [Scored(1.0, per_token=[1.0, 2.0]), Scored(1.0, per_token=[0.5, 0.0])], normalize=(0.0, 2.0)
+    )
     assert isinstance(both, Scored)
     assert both.per_token == pytest.approx([0.5, 1.5])
     spans = composed(entries, [Scored(1.0, spans=[(0, 2, 1.0)]), Scored(1.0, spans=[(0, 2, 1.0), (2, 4, 2.0)])])

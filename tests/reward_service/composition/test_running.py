@@ -56,7 +56,9 @@ def totals(outcomes: dict[int, Outcome]) -> dict[int, float]:
 
 
 async def test_a_function_is_called_where_its_gate_is_open_for_a_group_together() -> None:
-    functions = Functions(a=lambda index: Scored(index % 2), b=lambda index: Scored(10.0), c=lambda index: Scored(100.0))
+    functions = Functions(
+        a=lambda index: Scored(index % 2), b=lambda index: Scored(10.0), c=lambda index: Scored(100.0)
+    )
     parts: list[Part | str] = ["a", Part("b", gate="a"), Part("c", gate="b above 10")]
     got = await functions.run(parts, [[0, 1, 3], [2, 4], [5]])
     assert totals(got) == {0: 0.0, 2: 0.0, 4: 0.0, 1: 11.0, 3: 11.0, 5: 11.0}
