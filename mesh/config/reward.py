@@ -14,7 +14,7 @@ from rollmesh.mesh.config.scorers.parts import Entry, Interval, all_uses, check_
 
 class RewardSection(Section):
     functions: list[Entry] = Field(
-        default_factory=lambda: ["auto"],
+        default_factory=lambda: list[Entry](["auto"]),
         description="Scorers, summed: registered names (auto, arithmetic, choice, environment, exact_match, gsm8k, "
         "gsm8k_strict, gsm8k_flexible, ifeval, ifeval_fraction, json_schema, json_schema_fraction, judge, math, "
         "math_string, math_dapo, none, qa, regex, strings). Two take an option: `regex:PATTERN` and "

@@ -45,6 +45,16 @@ class CacheStats:
     joined: int = 0
     missed: int = 0
 
+    @property
+    def hits(self) -> int:
+        """Items that were not computed."""
+        return self.memory + self.redis + self.joined
+
+    @property
+    def lookups(self) -> int:
+        """All items."""
+        return self.hits + self.missed
+
 
 class _End(Enum):
     """Ends of a computation without a score."""

@@ -63,7 +63,8 @@ class Identity:
     Attributes:
         names: under which the user may call the function deterministic.
         scorer: digest of name, version and options.
-        sees_all: the function may look at more of an item than its texts: tokens, spans, the reason of its end.
+        sees_all: the function may look at more of an item than its texts: spans, the reason of its end, and
+            what it wants.
         is_independent: the function is given groups, and scores each item by itself.
         file: on which scores depend.
     """
@@ -86,13 +87,14 @@ class Identity:
         # Once its file has changed, workers that start load another function.
         return (kind.deterministic or is_named(self, named)) and (self.file is None or self.file.is_unchanged)
 
-    def key(self, item: reward_pb2.ScoreItem, content: bytes) -> bytes:
+    def key(self, item: reward_pb2.ScoreItem, content: bytes, wants: Collection[str]) -> bytes:
         """The key of an item's score.
 
         Args:
             content: the item's content key, computed here; never the one that its caller has sent.
+            wants: of the function, see `FunctionKind`.
         """
-        return digest((self.scorer, content, *(_details(item) if self.sees_all else ())), person=_SCORE)
+        return digest((self.scorer, content, *(_details(item, wants) if self.sees_all else ())), person=_SCORE)
 
 
 def is_named(function: FunctionSpec | Identity, named: Collection[str]) -> bool:
@@ -134,12 +136,12 @@ def _scorer(*words: str) -> bytes:
     return digest([word.encode() for word in words], person=_SCORER)
 
 
-def _details(item: reward_pb2.ScoreItem) -> Iterator[bytes]:
+def _details(item: reward_pb2.ScoreItem, wants: Collection[str]) -> Iterator[bytes]:
     """What a function may see of an item besides its content and its origin."""
     seen = reward_pb2.ScoreItem(
-        response_ids=item.response_ids,
+        response_ids=item.response_ids if "ids" in wants else (),
         finish_reason=item.finish_reason,
-        token_ends=item.token_ends,
+        token_ends=item.token_ends if "offsets" in wants else (),
         spans=item.spans,
     )
     yield seen.SerializeToString(deterministic=True)

@@ -65,12 +65,12 @@ class RedisStore:
             return nothing
         try:
             async with asyncio.timeout(self._timeout_s):
-                found: list[bytes | None] = await self._client.mget([_PREFIX + key for key in keys])
+                found = await self._client.mget([_PREFIX + key for key in keys])
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             self._pause(error)
             return nothing
         self._resume()
-        return found
+        return [value if isinstance(value, bytes) else None for value in found]
 
     def put(self, key: bytes, value: bytes) -> None:
         """Begins to keep a value; it is not kept where Redis has too much to do."""

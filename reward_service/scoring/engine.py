@@ -281,7 +281,7 @@ class ScoringEngine:
         # What is linear costs less than a look into the cache.
         everything = is_named(identity, self.cache.functions)
         kept = [i for i in indices if everything or not function.is_local(request.items[i].data_source)]
-        return {index: identity.key(request.items[index], request.content(index)) for index in kept}
+        return {index: identity.key(request.items[index], request.content(index), kind.wants) for index in kept}
 
     async def _apply(
         self,

@@ -90,9 +90,9 @@ async def test_a_callers_own_key_leads_to_no_one_elses_score(counting: Path, mak
     await engine.score([make_item("poison", "1", content_key=content_key(victim))], 60.0)
     victim.content_key = content_key(victim)
     (result,) = await engine.score([victim], 60.0)
-    (tokens,) = await engine.score([make_item("t", "12345", response_ids=[1])], 60.0)
+    (cut,) = await engine.score([make_item("t", "12345", finish_reason="length")], 60.0)
     await engine.close()
-    assert (result.scored.total, result.scored.cached, tokens.scored.cached) == (5.0, False, False)
+    assert (result.scored.total, result.scored.cached, cut.scored.cached) == (5.0, False, False)
 
 
 async def test_functions_of_groups_and_functions_without_a_name_in_the_list_are_always_called(
@@ -147,7 +147,7 @@ def test_all_on_which_scores_depend_is_in_the_key(tmp_path: Path, make_item: Any
         schema.write_text(text)
         identity = identity_of(spec)
         assert isinstance(identity, Identity)
-        return identity.key(make_item(), b"content")
+        return identity.key(make_item(), b"content", ())
 
     specs = ["math", "auto", "regex:a", "regex:b", f"json_schema:{schema}", f"json_schema_fraction:{schema}"]
     keys = [key(spec) for spec in specs]

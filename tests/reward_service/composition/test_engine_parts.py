@@ -36,12 +36,8 @@ async def test_a_judge_behind_a_gate_is_asked_about_right_answers_alone(make_ite
     await engine.close()
     assert [result.scored.total for result in results] == [2.0, 0.0, 2.0] * 2
     assert judge.asked[:2] == [[" 42", "42"]] * 2
-    assert dict(results[1].scored.components) == {
-        "exact_match": 0.0,
-        "judge": 0.0,
-        "judge/gate": 0.0,
-        "judge/error": 0.0,
-    }
+    wrong = dict.fromkeys(("exact_match", "judge", "judge/gate", "judge/error"), 0.0)
+    assert dict(results[1].scored.components) == wrong
 
 
 async def test_an_error_that_lasts_is_left_out_after_all_tries_and_named(make_item: Any) -> None:
