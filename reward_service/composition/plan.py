@@ -10,8 +10,8 @@ For one item, in this order:
    unscorable.
 
 Components hold raw totals under the names of parts. A part's own components stand under `part/component`, or under
-their own names where it is the only one. Two more tell decisions. `part/gate` is 1 where the gate was open. Where it was
-shut it is 0, and so is the raw total. `part/error` is 1 where `on_error` took effect, else 0.
+their own names where it is the only one. Two more tell decisions. `part/gate` is 1 where the gate was open. Where it
+was shut it is 0, and so is the raw total. `part/error` is 1 where `on_error` took effect, else 0.
 """
 
 from __future__ import annotations
