@@ -103,6 +103,11 @@ class Judge:
         return Wait(f"{NAME}: {self._busy}")
 
     @property
+    def cache_version(self) -> str | None:
+        """All on which a score depends besides the item; none for pairs, as these depend on other items too."""
+        return None if self._section.mode == "pairs" else f"{self.version} {self._section.base_url}"
+
+    @property
     def accounts(self) -> Accounts:
         """Limits, budget and times of the process."""
         return self._accounts
