@@ -1,14 +1,14 @@
 """Loads the reward functions that the configuration names.
 
-A name is a built-in scorer, one with an option (`regex:PATTERN`, `json_schema:FILE`), `model:FOLDER` (a reward model),
-`package.module:function`, or `path/file.py:function` (mesh.user_code).
+A name is a built-in scorer, one with an option (`regex:PATTERN`, `json_schema:FILE`),
+`package.module:function`, or `path/file.py:function` (mesh.user_code). Scorers with a section of the configuration,
+`model:FOLDER` among them, are functions already (`configured`).
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from rollmesh.mesh.errors import RewardError
@@ -16,7 +16,6 @@ from rollmesh.mesh.user_code import load_callable
 from rollmesh.reward_service.configured import BUILDERS
 from rollmesh.reward_service.functions import RewardFunction, adapt, from_scorer
 from rollmesh.reward_service.scorers import SCORERS, WITH_OPTION, takes_option
-from rollmesh.reward_service.scorers.reward_model import PREFIX, RewardModel, is_reward_model
 
 FunctionSpec = str | Callable[..., Any]
 
@@ -32,7 +31,7 @@ def with_names(specs: Iterable[FunctionSpec]) -> list[tuple[FunctionSpec, str]]:
 
 
 def is_path(spec: FunctionSpec) -> bool:
-    """True if a function is named by its import path, folder or option, so that any process can load it."""
+    """True if a function is named by its import path or option, so that any process can load it."""
     return isinstance(spec, str) and ":" in spec
 
 
@@ -50,8 +49,6 @@ def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunct
         return adapt(name or _label(spec), spec)
     if not is_path(spec):
         return from_scorer(name or spec, _registered(spec))
-    if is_reward_model(spec):
-        return adapt(name or _label(spec), RewardModel(Path(spec.removeprefix(PREFIX)).expanduser()))
     if takes_option(spec):
         scorer, _, option = spec.partition(":")
         return from_scorer(name or scorer, WITH_OPTION[scorer](option))
@@ -60,8 +57,6 @@ def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunct
 
 
 def _label(spec: FunctionSpec) -> str:
-    if is_reward_model(spec):
-        return "reward_model"
     if isinstance(spec, str):
         return spec.partition(":")[0] if takes_option(spec) else spec.rpartition(":")[2]
     return str(getattr(spec, "__name__", type(spec).__name__))

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import cast
+from typing import Protocol, cast
 
 from rollmesh.mesh.errors import PayloadError, RewardError
 from rollmesh.mesh.wait import NO_WAIT, Wait
@@ -61,6 +61,22 @@ class _Function:
     local: RewardFunction | None
     worker_index: int | None
     is_local: Callable[[str], bool]
+
+
+class Service(Protocol):
+    """What a function needs besides its calls: a process of its own, a connection."""
+
+    async def start(self) -> None:
+        """Begins it, ahead of the first call.
+
+        Raises:
+            RewardError: it cannot be begun.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Ends it."""
+        ...
 
 
 class _Request:
@@ -118,6 +134,7 @@ class ScoringEngine:
         self._call_timeout_s = call_timeout_s
         self._remote: list[tuple[str, str]] = []
         self._waits: list[Callable[[], Wait]] = []
+        self._services: list[Service] = []
         self._default = self._placed_functions(functions)
         self._by_data_source = {source: self._placed_functions(specs) for source, specs in by_data_source.items()}
         self._processes = ProcessPool(self._remote, workers=workers, most=most, call_timeout_s=call_timeout_s)
@@ -149,6 +166,7 @@ class ScoringEngine:
         """
         if any(reads_mathematics(spec) for spec, _ in self._remote):
             check_versions()
+        await asyncio.gather(*(service.start() for service in self._services))
         # `auto` needs a worker for few sources, so it gets one when the first item of these comes.
         if any(spec != "auto" for spec, _ in self._remote):
             await self._processes.start()
@@ -172,9 +190,10 @@ class ScoringEngine:
         return [to_proto(item.item_id, outcome or unanswered) for item, outcome in zip(items, outcomes, strict=True)]
 
     async def close(self) -> None:
-        """Ends threads and worker processes."""
+        """Ends threads and processes."""
         self._threads.close()
         self._coroutines.close()
+        await asyncio.gather(*(service.close() for service in self._services))
         await self._processes.close()
 
     # ------------------------------------------------------------------------------------------ routing
@@ -186,9 +205,11 @@ class ScoringEngine:
         """Decides where a function runs."""
         local = None if is_path(spec) else load_function(spec, name=name)
         if not isinstance(spec, str):
-            # A function that knows its reasons tells them.
+            # A function that knows its reasons tells them; one with a process of its own starts and ends it.
             if (present_wait := getattr(spec, "present_wait", None)) is not None:
                 self._waits.append(present_wait)
+            if (service := getattr(spec, "rollmesh_service", None)) is not None and service not in self._services:
+                self._services.append(service)
             return _Function(name, local, None, lambda _source: True)
         if (spec, name) not in self._remote:
             self._remote.append((spec, name))
