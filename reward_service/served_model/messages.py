@@ -3,6 +3,8 @@
 To the process: first its options (`ModelOptions` as a dict) and log settings, then
 `[ASK, [[job, text, alone], ...]]` and `[DROP, [job, ...]]`. A text is what the model's reader takes, see `texts`.
 
+Each of these is answered by `[HEARD]` as soon as it is read.
+
 From the process: `[READY]` or `[REFUSED, message, hint]`. Later `[BEGUN, [job, ...]]` before each pass,
 `[DONE, [[job, values], ...]]` and `[FAILED, [[job, code, message], ...]]`, and `[AWAY, reason, [job, ...]]` where the
 engine is not there: these jobs are not begun any more.
@@ -13,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-READY, REFUSED, ASK, DROP, BEGUN, DONE, FAILED, AWAY = (
-    "ready", "refused", "ask", "drop", "begun", "done", "failed", "away",
+READY, REFUSED, ASK, DROP, HEARD, BEGUN, DONE, FAILED, AWAY = (
+    "ready", "refused", "ask", "drop", "heard", "begun", "done", "failed", "away",
 )  # fmt: skip
 MESSAGE_BYTES = 64 << 20
 Kind = Literal["response", "steps"]

@@ -25,7 +25,7 @@ from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.reward_service.outcomes import Failed, not_begun
 from rollmesh.reward_service.served_model.connection import ModelConnection
-from rollmesh.reward_service.served_model.messages import ASK, AWAY, BEGUN, DONE, DROP, FAILED, ModelOptions, Text
+from rollmesh.reward_service.served_model.messages import ASK, AWAY, BEGUN, DONE, DROP, HEARD, ModelOptions, Text
 
 log = logging.getLogger(__name__)
 Answer = list[float] | Failed
@@ -69,8 +69,9 @@ class ServedModel:
         self._count = 0
         self._keeper: asyncio.Task[None] | None = None
         self._trouble = ""
-        # Since when the process owes an answer.
-        self._owed_since: float | None = None
+        # Since when the process owes a sign that it has heard, and the values of what it has begun.
+        self._unheard_since: float | None = None
+        self._computing_since: float | None = None
         self.restarts = 0
 
     def present_wait(self) -> Wait:
@@ -154,7 +155,7 @@ class ServedModel:
 
     def _send(self, jobs: dict[int, _Job]) -> None:
         if self._connection is not None and jobs:
-            self._owed_since = self._owed_since or time.monotonic()
+            self._unheard_since = self._unheard_since or time.monotonic()
             self._connection.send(
                 ASK, [[key, job.text, job.digest in self._suspects] for key, job in jobs.items()]
             )
@@ -165,20 +166,23 @@ class ServedModel:
 
     def _on_message(self, message: list[Any]) -> None:
         kind, *arguments = message
+        if kind == HEARD:
+            self._unheard_since = None
+            return
         if kind == AWAY:
             self._trouble = str(arguments[0])
             for key in arguments[1]:
                 self._begun.pop(key, None)
         elif kind == BEGUN:
-            self._begun |= {key: job.digest for key in arguments[0] if (job := self._jobs.get(key))}
-        elif kind in (DONE, FAILED):
+            # Also those whose callers have gone: they may hang as well.
+            self._begun |= {key: job.digest if (job := self._jobs.get(key)) else b"" for key in arguments[0]}
+        else:
             self._trouble = ""
             for key, *values in arguments[0]:
                 self._suspects.pop(self._begun.pop(key, b""), None)
                 if (job := self._jobs.get(key)) is not None:
                     _resolve(job, _answer(self._name, kind, values))
-        waits = self._begun or any(not job.answer.done() for job in self._jobs.values())
-        self._owed_since = time.monotonic() if waits else None
+        self._computing_since = time.monotonic() if self._begun else None
 
     # ------------------------------------------------------------------------------------------ its process
 
@@ -195,7 +199,7 @@ class ServedModel:
                     self._trouble = str(error)
                 else:
                     self._trouble = ""
-                    self._send(self._jobs)
+                    self._send({key: job for key, job in self._jobs.items() if not job.answer.done()})
             if self._connection is not None:
                 why = await self._end_of(self._connection)
                 connection, self._connection = self._connection, None
@@ -216,12 +220,14 @@ class ServedModel:
                     await connection.lost.wait()
                 return "it ended"
             except TimeoutError:
-                if self._owed_since is not None and time.monotonic() - self._owed_since > longest_s:
+                owed = [since for since in (self._unheard_since, self._computing_since) if since is not None]
+                if owed and time.monotonic() - min(owed) > longest_s:
                     return f"no answer for {longest_s:.1f} s (see reward.scorer_timeout_s, max_tokens_per_batch)"
 
     def _after_end(self, why: str) -> None:
         """Texts that were being computed are suspected; one that was suspected before has failed."""
-        begun, self._begun, self._owed_since = self._begun, {}, None
+        begun, self._begun = self._begun, {}
+        self._unheard_since = self._computing_since = None
         for key, job in self._jobs.items():
             if key not in begun:
                 continue
@@ -229,8 +235,7 @@ class ServedModel:
                 _resolve(job, Failed("crashed", f"{self._name}: {why}, with this text alone", retryable=True))
             else:
                 _resolve(job, not_begun(f"{self._name}: {self._trouble}"))
-        for digest in begun.values():
-            self._suspects[digest] = None
+        self._suspects |= dict.fromkeys(filter(None, begun.values()))
         while len(self._suspects) > _MOST_SUSPECTS:
             self._suspects.popitem(last=False)
 

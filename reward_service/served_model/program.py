@@ -28,6 +28,7 @@ from rollmesh.reward_service.served_model.messages import (
     DONE,
     DROP,
     FAILED,
+    HEARD,
     READY,
     REFUSED,
     ModelOptions,
@@ -130,10 +131,10 @@ def _serve(owner: _Owner) -> None:
         kind, jobs = message
         if kind == DROP:
             queue.drop(jobs)
-            owner.send(DONE, [])  # it is heard
         elif kind == ASK:
             for job, text, alone in jobs:
                 _read(owner, reader, engine.longest, queue, job, text, alone=alone)
+        owner.send(HEARD)
 
 
 def load(options: ModelOptions) -> tuple[Reader, Engine]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rollmesh.mesh.config.base import ModelPath, PositiveFloat, PositiveInt, Section, http_parts
+from rollmesh.mesh.config.base import ModelPath, PositiveInt, Section, http_parts
 
 NAME = "classifier"
 """The scorer, in `reward.functions` and `reward.by_data_source`."""
@@ -27,8 +27,8 @@ class ModelSection(Section):
         "auto", description="Weights of transformers; `auto`: as they are stored."
     )
     max_tokens_per_batch: PositiveInt = Field(16384, description="Most tokens of one batch, padding included.")
-    max_wait_ms: PositiveFloat = Field(
-        5.0, description="Milliseconds for which a batch that is not full waits for others."
+    max_wait_ms: float = Field(
+        5.0, ge=0, le=1000, description="Milliseconds for which a batch that is not full waits for others."
     )
 
     @field_validator("url")

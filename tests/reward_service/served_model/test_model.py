@@ -64,11 +64,9 @@ async def until_answered(model: ServedModel, *responses: str) -> list[Answer]:
 @pytest.mark.asyncio
 async def test_callers_share_batches_and_get_their_own_values(start: Start) -> None:
     model = await start(max_wait_s=LONG_S, max_tokens=40)
-    # Nothing else ends the wait: the batch of ten times four tokens is full with the last caller's.
-    async with asyncio.timeout(LONG_S):
-        groups = await asyncio.gather(*(ask(model, "bcde", "bcd") for _ in range(5)), ask(model, "bcde"))
-    assert [[values[0] for values in group if isinstance(values, list)] for group in groups[:5]] == [[4.0, 3.0]] * 5
-    assert {values[1] for group in groups for values in group if isinstance(values, list)} == {10.0, 1.0}
+    # Nothing else ends the wait: ten times four tokens fill the batch with the last caller's.
+    groups = await asyncio.gather(*(ask(model, "bcde", "edcb") for _ in range(5)))
+    assert groups == [[[4.0, 10.0], [4.0, 10.0]]] * 5
 
 
 @pytest.mark.asyncio
@@ -93,7 +91,6 @@ async def test_a_text_that_breaks_the_process_fails_alone_and_others_lose_nothin
     assert isinstance(other, list)
     assert isinstance(poison, Failed)
     assert (poison.code, poison.retryable) == ("crashed", True)
-    assert "exit code 7" in model._trouble or not model._trouble
 
 
 @pytest.mark.asyncio
@@ -103,7 +100,10 @@ async def test_a_frozen_process_is_replaced_and_so_is_one_that_computes_without_
     os.kill(model.pid, signal.SIGSTOP)
     assert isinstance((await until_answered(model, "bb"))[0], list)
     assert model.restarts
+    # Others that ask meanwhile keep no hanging one alive.
+    others = asyncio.create_task(until_answered(model, *["b" * n for n in range(1, 30)]))
     hanging, good = await until_answered(model, "hh", "bb")
+    assert all(isinstance(answer, list) for answer in await others)
     assert isinstance(good, list)
     assert isinstance(hanging, Failed)
     assert hanging.code == "crashed"
