@@ -55,6 +55,7 @@ class Judge:
     """
 
     __name__ = NAME
+    wants = ()
 
     def __init__(self, section: JudgeSection, *, call_timeout_s: float) -> None:
         self._section = section

@@ -17,7 +17,7 @@ from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 _REWARD = SpecFactory("reward")
 _ITEMS = _REWARD.counter("items", "Items answered, by outcome, and by the code of an error", "outcome", "code")
-_SECONDS = _REWARD.histogram("call_seconds", "Duration of Score calls")
+_SECONDS = _REWARD.histogram("call_seconds", "Duration of Score and ScoreStream calls")
 _OPEN = _REWARD.gauge("items_in_progress", "Items of calls that are not answered yet")
 _OF_ENGINE = (
     _REWARD.gauge("workers", "Worker processes"),
@@ -53,14 +53,23 @@ class RewardMetrics:
     @contextmanager
     def in_progress(self, items: int) -> Iterator[None]:
         """Counts items as open while the context lasts."""
-        self._open.inc(items)
+        self.add_open(items)
         try:
             yield
         finally:
-            self._open.dec(items)
+            self.add_open(-items)
 
-    def record(self, results: Sequence[reward_pb2.ScoreResult], seconds: float) -> None:
-        """Counts one answered call."""
+    def add_open(self, items: int) -> None:
+        """Changes the number of open items by `items`."""
+        self._open.inc(items)
+
+    def record_call(self, seconds: float) -> None:
+        """Counts one ended call."""
+        self._seconds.observe(seconds)
+        self._totals["calls"] += 1
+
+    def record_results(self, results: Sequence[reward_pb2.ScoreResult]) -> None:
+        """Counts answered items."""
         counts: dict[tuple[str, str], int] = {}
         for result in results:
             outcome = result.WhichOneof("outcome") or "none"
@@ -70,9 +79,7 @@ class RewardMetrics:
             self._items.labels(outcome, self._known(code)).inc(count)
             if outcome == "error" and code != NOT_BEGUN:
                 self._totals["errors"] += count
-        self._seconds.observe(seconds)
         self._totals["items"] += len(results)
-        self._totals["calls"] += 1
 
     def _known(self, code: str) -> str:
         if len(self._codes) < _MOST_CODES:
