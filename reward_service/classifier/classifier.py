@@ -27,15 +27,19 @@ class Classifier:
 
     Attributes:
         rollmesh_service: its process, which the scoring engine starts and ends.
+        wants, deterministic: see `reward_service.functions`.
 
     Raises:
         RewardError: the folder holds no sequence classifier.
     """
 
+    deterministic = True
+
     def __init__(self, name: str, section: ClassifierSection, *, call_timeout_s: float) -> None:
         options = model_options(section, "response", call_timeout_s)
         kind_of(Path(options.folder), (CLASSIFIER,), "sequence classifier")
         self.__name__ = name
+        self.wants = () if section.template == "text" else ("messages",)
         self.rollmesh_service = self._model = ServedModel(name, options, call_timeout_s=call_timeout_s)
 
     def present_wait(self) -> Wait:

@@ -30,12 +30,15 @@ class ProcessRewards:
 
     Attributes:
         rollmesh_service: its process, which the scoring engine starts and ends.
+        wants, deterministic: see `reward_service.functions`.
 
     Raises:
         RewardError: the folder holds no model that judges steps.
     """
 
     __name__ = NAME
+
+    deterministic = True
 
     def __init__(self, section: ProcessSection, *, call_timeout_s: float) -> None:
         options = model_options(section, "steps", call_timeout_s)
@@ -44,6 +47,7 @@ class ProcessRewards:
         if self._by_prefix:
             options = model_options(section, "response", call_timeout_s)
         self._section = section
+        self.wants = () if section.template == "text" else ("messages",)
         self.rollmesh_service = self._model = ServedModel(NAME, options, call_timeout_s=call_timeout_s)
 
     def present_wait(self) -> Wait:

@@ -37,13 +37,13 @@ class RemoteModel:
     """
 
     lanes = _LANES
-    longest: int | None = None
 
     def __init__(self, options: ModelOptions) -> None:
         if options.engine == "sglang" and options.kind == "steps":
             raise RewardError("SGLang has no values of single tokens", hint="use engine vllm or transformers")
         self._options = options
         self._label = label_index(options, _labels(options))
+        self.longest = self._declared_length()
 
     def values(self, batch: Listed[Sequence]) -> list[list[float]]:
         """See `Engine`."""
@@ -64,9 +64,18 @@ class RemoteModel:
             raise RefusedError(f"the engine answered {len(logits)} of {len(batch)} sequences")
         return [[activated(each, self._label, self._options.activation) for each in rows] for rows in logits]
 
-    def _ask(self, path: str, body: dict[str, Any]) -> Any:
+    def _declared_length(self) -> int | None:
+        """Most tokens of a sequence; None where the server does not say, or is away."""
+        try:
+            longest = self._ask("/v1/models")["data"][0].get("max_model_len")
+        except (AwayError, RefusedError, LookupError, TypeError, AttributeError):
+            return None
+        return longest if isinstance(longest, int) else None
+
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        content = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(  # noqa: S310  # http or https, by the configuration
-            self._options.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+            self._options.url + path, content, {"Content-Type": "application/json"}
         )
         try:
             with _PROXIES.open(request, timeout=self._options.timeout_s) as response:
