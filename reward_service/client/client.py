@@ -21,6 +21,7 @@ from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.call_times import GRACE_S
 from rollmesh.reward_service.client.dispatcher import CallLimits, Dispatcher
 from rollmesh.reward_service.client.endpoint import Connect, connector, mesh_connector
+from rollmesh.reward_service.client.outgoing import ItemDetails, Wants, outgoing
 from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.loading import FunctionSpec
 from rollmesh.reward_service.outcomes import is_not_begun
@@ -49,7 +50,11 @@ class RewardScorer(Protocol):
         ...
 
     async def score(
-        self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
+        self,
+        items: Sequence[reward_pb2.ScoreItem],
+        *,
+        timeout_s: float | None = None,
+        details: Sequence[ItemDetails] | None = None,
     ) -> list[reward_pb2.ScoreResult]:
         """Scores items: one result per item, in order.
 
@@ -57,6 +62,7 @@ class RewardScorer(Protocol):
             items: unique item_ids; a group's items are kept together where they are given together.
             timeout_s: seconds for an item, with retries and failover, without the wait for its turn; none:
                 the scorer's default.
+            details: of each item, for scorers that want more of it than it holds.
 
         Raises:
             PayloadError: two items with the same item_id.
@@ -112,10 +118,16 @@ class LocalScorer:
         await self._engine.start()
 
     async def score(
-        self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
+        self,
+        items: Sequence[reward_pb2.ScoreItem],
+        *,
+        timeout_s: float | None = None,
+        details: Sequence[ItemDetails] | None = None,
     ) -> list[reward_pb2.ScoreResult]:
         """See `RewardScorer.score`."""
         _refuse_repeated(items)
+        if details is not None:
+            items = await self._with_details(items, details)
         # An item that has begun gets its whole time.
         limit = max(self._wait_s if timeout_s is None else timeout_s, 2 * (self._call_timeout_s + GRACE_S))
         results = await self._engine.score(items, limit)
@@ -124,6 +136,18 @@ class LocalScorer:
             for place, result in zip(waiting, again, strict=True):
                 results[place] = result
         return results
+
+    async def _with_details(
+        self, items: Sequence[reward_pb2.ScoreItem], details: Sequence[ItemDetails]
+    ) -> list[reward_pb2.ScoreItem]:
+        await self._engine.start()
+        wants = self._engine.needs.wants
+        wanted = Wants("ids" in wants, "messages" in wants, "offsets" in wants)
+
+        def make() -> list[reward_pb2.ScoreItem]:
+            return [outgoing(item, own, wanted) for item, own in zip(items, details, strict=True)]
+
+        return await asyncio.to_thread(make) if wanted.offsets else make()
 
     def set_endpoints(self, endpoints: Iterable[str]) -> None:
         """Has no endpoints to change."""
@@ -183,7 +207,11 @@ class RewardClient:
         return self._remote.endpoints
 
     async def score(
-        self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
+        self,
+        items: Sequence[reward_pb2.ScoreItem],
+        *,
+        timeout_s: float | None = None,
+        details: Sequence[ItemDetails] | None = None,
     ) -> list[reward_pb2.ScoreResult]:
         """See `RewardScorer.score`."""
         _refuse_repeated(items)
@@ -193,11 +221,12 @@ class RewardClient:
             source = item.data_source if item.data_source in self._by_source else ""
             routed.setdefault(source, []).append(index)
         if len(routed) == 1:
-            return await self._route(next(iter(routed)), items, limit)
+            return await self._route(next(iter(routed)), items, limit, details)
         results: list[reward_pb2.ScoreResult] = [reward_pb2.ScoreResult()] * len(items)
 
         async def part(source: str, indices: list[int]) -> None:
-            answers = await self._route(source, [items[index] for index in indices], limit)
+            own = None if details is None else [details[index] for index in indices]
+            answers = await self._route(source, [items[index] for index in indices], limit, own)
             for index, answer in zip(indices, answers, strict=True):
                 results[index] = answer
 
@@ -221,12 +250,16 @@ class RewardClient:
             await self._local.close()
 
     async def _route(
-        self, source: str, items: Sequence[reward_pb2.ScoreItem], limit: float
+        self,
+        source: str,
+        items: Sequence[reward_pb2.ScoreItem],
+        limit: float,
+        details: Sequence[ItemDetails] | None,
     ) -> list[reward_pb2.ScoreResult]:
         dispatcher = self._by_source.get(source)
         if dispatcher is None and self._local is not None:
-            return await self._local.score(items, timeout_s=limit)
-        return await (dispatcher or self._remote).score(items, timeout_s=limit)
+            return await self._local.score(items, timeout_s=limit, details=details)
+        return await (dispatcher or self._remote).score(items, timeout_s=limit, details=details)
 
 
 def build_scorer(config: Config, *, discovered: Iterable[str] = ()) -> RewardScorer:

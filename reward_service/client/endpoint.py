@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
@@ -30,9 +31,12 @@ from rollmesh.mesh.private_files import read_secret
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.client.endpoint_circuit import EndpointCircuit
+from rollmesh.reward_service.client.outgoing import Wants
+from rollmesh.reward_service.client.validation import without_repeats
 from rollmesh.reward_service.routing import split_routes, target_of
 
 Connect = Callable[[str], grpc.aio.Channel]
+OnResult = Callable[[reward_pb2.ScoreResult], bool]
 
 _FREE_CALLS = 2
 _MAX_CALLS = 32
@@ -40,6 +44,11 @@ _MAX_CALLS = 32
 _SPACING_S = 0.02
 _INFO_TIMEOUT_S = 2.0
 _MAX_ITEMS = 512
+# Bytes of a request that servers take unless they say otherwise.
+_MAX_BYTES = 1 << 20
+# A call of this many seconds, and as many more for each item, is over in a moment: a stream's messages cost five times
+# the processor time of one answer, and would save no one a wait.
+_MOMENT_S, _ITEM_MOMENT_S = 0.2, 0.001
 # By how much fewer items are sent after silence: it costs a call's deadline each time.
 _FEWER = 8
 
@@ -50,6 +59,8 @@ class RewardEndpoint:
     Attributes:
         address: as configured, `grpc://host:port`.
         circuit: its recent failures.
+        info: what it last said of itself; empty for a server without Info.
+        wants: the parts of items that it reads.
         outstanding: items in flight.
         described: true once it has stated its limits (Info). It is asked before the first request, and again after
             the connection was lost, which makes Info the probe of a server that was away.
@@ -58,10 +69,14 @@ class RewardEndpoint:
     def __init__(self, address: str, connect: Connect) -> None:
         self.address = address
         self.circuit = EndpointCircuit()
+        self.info = reward_pb2.InfoResponse()
+        self.wants = Wants()
         self.outstanding = 0
         self.described = False
         self.last_start = 0.0
         self._window = math.inf
+        # The last call took longer than a moment, or there has been none.
+        self._lasting = True
         self._channel = connect(address)
         self._stub = reward_pb2_grpc.RewardStub(self._channel)
         self._calls = 0
@@ -74,13 +89,24 @@ class RewardEndpoint:
         return self._limit
 
     @property
+    def enough_bytes(self) -> int:
+        """Bytes of items after which a request is sent."""
+        return min(_MAX_BYTES, self.max_bytes or _MAX_BYTES)
+
+    @property
+    def max_bytes(self) -> int:
+        """Bytes of items that a request may have; 0: no limit is known."""
+        # Each item is preceded by a few bytes.
+        return int(self.info.max_bytes) * 15 // 16
+
+    @property
     def free_items(self) -> float:
         """Number of items that may be sent in addition to those in flight."""
         return self._window - self.outstanding
 
-    def narrow_window(self, refused: int) -> None:
-        """Lowers the number of items in flight by those that the server could not begin in time."""
-        self._window = max(1, self.outstanding - refused)
+    def narrow_window(self, begun: int) -> None:
+        """Lowers the number of items in flight to those that the server could begin in time."""
+        self._window = max(1, begun)
 
     def on_timeout(self, items: int) -> None:
         """Lowers the number of items in flight after a call without an answer, without blaming any of its items."""
@@ -102,7 +128,8 @@ class RewardEndpoint:
         """Monotonic time from which it may be called; infinite where only a finished call can free it."""
         at = self.circuit.ready_at()
         probing = not self.circuit.closed or not self.described
-        if self._calls >= (1 if probing else _MAX_CALLS) or self.free_items <= 0:
+        most = 1 if probing else min(_MAX_CALLS, self.info.max_concurrency or _MAX_CALLS)
+        if self._calls >= most or self.free_items <= 0:
             return float("inf")
         if self._calls >= _FREE_CALLS:
             at = max(at, self.last_start + _SPACING_S)
@@ -119,21 +146,45 @@ class RewardEndpoint:
         self.last_start = now
         self.outstanding += items
 
+    def answered(self) -> None:
+        """Counts an item in flight that has its result."""
+        self.outstanding -= 1
+
     def end(self, items: int) -> None:
-        """Counts a call that has ended."""
+        """Counts a call that has ended, with `items` items that have no result."""
         self._calls -= 1
         self.outstanding -= items
 
-    async def score(self, items: list[reward_pb2.ScoreItem], timeout_s: float) -> reward_pb2.ScoreResponse:
-        """Calls Score once.
+    async def score(self, items: list[reward_pb2.ScoreItem], timeout_s: float, on_result: OnResult) -> None:
+        """Makes one call: ScoreStream where the server has it and calls last, else Score.
+
+        Args:
+            timeout_s: deadline of the call.
+            on_result: gets each result as soon as it is there; says whether more are missing.
 
         Raises:
             grpc.aio.AioRpcError: as it failed.
         """
-        response: reward_pb2.ScoreResponse = await self._stub.Score(
-            reward_pb2.ScoreRequest(items=items), timeout=timeout_s
-        )
-        return response
+        began = time.monotonic()
+        try:
+            await self._call(items, timeout_s, on_result)
+        finally:
+            self._lasting = time.monotonic() - began > _MOMENT_S + _ITEM_MOMENT_S * len(items)
+
+    async def _call(self, items: list[reward_pb2.ScoreItem], timeout_s: float, on_result: OnResult) -> None:
+        if not (self.info.streams and self._lasting):
+            response = await self._stub.Score(reward_pb2.ScoreRequest(items=items), timeout=timeout_s)
+            for result in without_repeats(response.results):
+                on_result(result)
+            return
+        call = self._stub.ScoreStream((reward_pb2.ScoreStreamRequest(item=item) for item in items), timeout=timeout_s)
+        try:
+            async for result in call:
+                if not on_result(result):
+                    # A server that does not end its side must not keep the call.
+                    return
+        finally:
+            call.cancel()
 
     async def describe(self) -> None:
         """Asks for the server's limits; a server without Info has none.
@@ -141,14 +192,14 @@ class RewardEndpoint:
         Raises:
             grpc.aio.AioRpcError: where the server cannot be reached.
         """
-        declared = 0
+        info = reward_pb2.InfoResponse()
         try:
             info = await self._stub.Info(reward_pb2.InfoRequest(), timeout=_INFO_TIMEOUT_S)
-            declared = info.max_items
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise
-        self._declared = self._limit = min(declared or _MAX_ITEMS, _MAX_ITEMS)
+        self.info, self.wants = info, Wants.of(info)
+        self._declared = self._limit = min(info.max_items or _MAX_ITEMS, _MAX_ITEMS)
         self.described = True
 
     async def close(self) -> None:

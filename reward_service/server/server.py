@@ -88,7 +88,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
 
         stream = ScoreStream(self._engine, budget, record, metrics.add_open)
         # However the call ends: its generators may be left as they are.
-        context.add_done_callback(lambda _context: stream.stop())
+        context.add_done_callback(lambda _: stream.stop())  # type: ignore[arg-type]  # the stubs have a class for it
         try:
             async for result in stream.results(request_iterator):
                 yield result

@@ -4,8 +4,8 @@ Invariants
   * Each item gets one result: its score, the error `cancelled`, or an error when its time is over.
   * Items that are in progress or not written yet are bounded: beyond that the caller is not read, and has to wait.
   * No item waits for another, except that a group is scored together where functions see groups.
-  * The call ends once the caller has closed its side and everything is answered. Where the caller has gone, nothing of it
-    is left running.
+  * The call ends once the caller has closed its side and everything is answered. Where the caller has gone, nothing of
+    it is left running.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from functools import partial
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 

@@ -40,7 +40,7 @@ def test_codes_of_errors_without_end_are_few_series() -> None:
     metrics = RewardMetrics(cast("ScoringEngine", FakeEngine()))
     for number in range(500):
         error = reward_pb2.Error(code=f"code {number}")
-        metrics.record([reward_pb2.ScoreResult(item_id="a", error=error)], 0.1)
+        metrics.record_results([reward_pb2.ScoreResult(item_id="a", error=error)])
     samples = [sample for metric in metrics.registry.collect() for sample in metric.samples]
     counted = {s.labels["code"]: s.value for s in samples if s.name == "rollmesh_reward_items_total"}
     assert len(counted) <= 65
