@@ -13,9 +13,10 @@ from typing import Any
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.config.scorers import classifier, judge, process
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.reward_service.composition.part import Entry, Part
 
 Function = Callable[..., Any]
-Functions = Sequence[str | Function]
+Functions = Sequence[Entry]
 
 
 def _judge(reward: RewardSection) -> Function:
@@ -62,7 +63,7 @@ def is_configured(name: str) -> bool:
 def with_configured(
     reward: RewardSection, functions: Functions, by_data_source: Mapping[str, Functions]
 ) -> tuple[Functions, Mapping[str, Functions]]:
-    """Functions and functions by source, in which each such name is its function.
+    """Parts and parts by source, in which each such name is its function.
 
     Args:
         reward: of the run.
@@ -74,14 +75,13 @@ def with_configured(
     """
     built: dict[str, Function] = {}
 
-    def function(name: str | Function) -> str | Function:
+    def put_in(entry: Entry) -> Part:
+        part = Part.of(entry)
+        name = part.use
         if not isinstance(name, str) or not is_configured(name):
-            return name
+            return part
         if name not in built:
             built[name] = BUILDERS[name](reward) if name in BUILDERS else _reward_model(reward, name)
-        return built[name]
+        return part.with_use(built[name])
 
-    def put_in(names: Functions) -> Functions:
-        return [function(name) for name in names]
-
-    return put_in(functions), {source: put_in(names) for source, names in by_data_source.items()}
+    return list(map(put_in, functions)), {source: list(map(put_in, own)) for source, own in by_data_source.items()}

@@ -8,26 +8,15 @@ A name is a built-in scorer, one with an option (`regex:PATTERN`, `json_schema:F
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.user_code import load_callable
 from rollmesh.reward_service.configured import BUILDERS
+from rollmesh.reward_service.function_spec import FunctionSpec, label_of
 from rollmesh.reward_service.functions import RewardFunction, adapt, from_scorer
 from rollmesh.reward_service.scorers import SCORERS, WITH_OPTION, takes_option
-
-FunctionSpec = str | Callable[..., Any]
-
-
-def with_names(specs: Iterable[FunctionSpec]) -> list[tuple[FunctionSpec, str]]:
-    """Functions with their names in components and errors; equal ones are distinguished by their full spelling."""
-    listed = list(specs)
-    labels = [_label(spec) for spec in listed]
-    return [
-        (spec, label if labels.count(label) == 1 else f"{spec}#{index}")
-        for index, (spec, label) in enumerate(zip(listed, labels, strict=True))
-    ]
 
 
 def is_path(spec: FunctionSpec) -> bool:
@@ -46,20 +35,14 @@ def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunct
         RewardError: an unknown name, a file or function that is missing, or a signature that does not fit.
     """
     if not isinstance(spec, str):
-        return adapt(name or _label(spec), spec)
+        return adapt(name or label_of(spec), spec)
     if not is_path(spec):
         return from_scorer(name or spec, _registered(spec))
     if takes_option(spec):
         scorer, _, option = spec.partition(":")
         return from_scorer(name or scorer, WITH_OPTION[scorer](option))
     function = load_callable(spec, "reward function", RewardError)
-    return adapt(name or _label(spec), function)
-
-
-def _label(spec: FunctionSpec) -> str:
-    if isinstance(spec, str):
-        return spec.partition(":")[0] if takes_option(spec) else spec.rpartition(":")[2]
-    return str(getattr(spec, "__name__", type(spec).__name__))
+    return adapt(name or label_of(spec), function)
 
 
 def _registered(name: str) -> Any:

@@ -21,6 +21,8 @@ NOT_BEGUN = "not_begun"
 """Code of an item that could not be begun in time: no failure, it is sent again for as long as it takes."""
 PENDING = "pending"
 """Code of an item whose reward is known only later: no failure, it is asked again when its time has come."""
+NO_FAILURES = frozenset({NOT_BEGUN, PENDING})
+"""Codes of items that have no reward yet, and have not failed."""
 # Characters of a reason, and of an error's code.
 REASON_LENGTH = 2000
 _CODE_LENGTH = 64

@@ -14,7 +14,7 @@ from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored
 from rollmesh.reward_service.served_model.folders import CLASSIFIER, kind_of
 from rollmesh.reward_service.served_model.messages import Text
 from rollmesh.reward_service.served_model.model import ServedModel
-from rollmesh.reward_service.served_model.options import model_options, prompt_messages
+from rollmesh.reward_service.served_model.options import model_options, prompt_messages, version_of
 
 
 class Classifier:
@@ -27,7 +27,7 @@ class Classifier:
 
     Attributes:
         rollmesh_service: its process, which the scoring engine starts and ends.
-        wants, deterministic: see `reward_service.functions`.
+        wants, deterministic, cache_version: see `reward_service.functions` and `reward_service.cache.identity`.
 
     Raises:
         RewardError: the folder holds no sequence classifier.
@@ -40,6 +40,7 @@ class Classifier:
         kind_of(Path(options.folder), (CLASSIFIER,), "sequence classifier")
         self.__name__ = name
         self.wants = () if section.template == "text" else ("messages",)
+        self.cache_version = version_of(options)
         self.rollmesh_service = self._model = ServedModel(name, options, call_timeout_s=call_timeout_s)
 
     def present_wait(self) -> Wait:

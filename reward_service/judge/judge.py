@@ -32,6 +32,9 @@ from rollmesh.reward_service.outcomes import NOT_BEGUN, Failed, Outcome, RewardI
 
 T = TypeVar("T")
 
+_ASKED = {"base_url", "model", "scale", "votes", "combine", "structured", "temperature", "max_tokens", "options"}
+"""Settings on which answers depend."""
+
 # Verdicts that are kept, less than 200 bytes each.
 _KEPT = 1 << 16
 # Share of a call's time in which its questions have to be answered.
@@ -77,6 +80,14 @@ class Judge:
         if self._busy is None or time.monotonic() - self._busy_at > _RECENT_S:
             return NO_WAIT
         return Wait(f"{NAME}: {self._busy}")
+
+    @property
+    def cache_version(self) -> str | None:
+        """All on which a score depends besides the item; none for pairs, as these depend on other items too."""
+        if self._section.mode == "pairs":
+            return None
+        settings = self._section.model_dump_json(include=_ASKED)
+        return f"{settings} {self._template.digest}"
 
     @property
     def accounts(self) -> Accounts:

@@ -62,6 +62,11 @@ class Template:
         if missing := sorted(_RESPONSES[mode] - set(_PLACEHOLDER.findall(self._texts["user"]))):
             raise RewardError(f"reward.judge.template: user lacks {{{missing[0]}}}, so the judge would not see it")
 
+    @property
+    def digest(self) -> str:
+        """A digest of all its texts."""
+        return hashlib.sha256(json.dumps(self._texts, sort_keys=True).encode()).hexdigest()
+
     def messages(self, item: RewardItem, responses: Mapping[str, str]) -> Messages:
         """The messages of a question.
 

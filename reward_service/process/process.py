@@ -16,7 +16,7 @@ from rollmesh.reward_service.process.steps import Place, split, total_of
 from rollmesh.reward_service.served_model.folders import CAUSAL, CLASSIFIER, STEP_HEAD, TOKEN_CLASSIFIER, kind_of
 from rollmesh.reward_service.served_model.messages import Text
 from rollmesh.reward_service.served_model.model import Answer, ServedModel
-from rollmesh.reward_service.served_model.options import model_options, prompt_messages
+from rollmesh.reward_service.served_model.options import model_options, prompt_messages, version_of
 
 _KINDS = (TOKEN_CLASSIFIER, STEP_HEAD, CAUSAL, CLASSIFIER)
 
@@ -30,7 +30,7 @@ class ProcessRewards:
 
     Attributes:
         rollmesh_service: its process, which the scoring engine starts and ends.
-        wants, deterministic: see `reward_service.functions`.
+        wants, deterministic, cache_version: see `reward_service.functions` and `reward_service.cache.identity`.
 
     Raises:
         RewardError: the folder holds no model that judges steps.
@@ -48,6 +48,7 @@ class ProcessRewards:
             options = model_options(section, "response", call_timeout_s)
         self._section = section
         self.wants = () if section.template == "text" else ("messages",)
+        self.cache_version = repr((section, version_of(options)))
         self.rollmesh_service = self._model = ServedModel(NAME, options, call_timeout_s=call_timeout_s)
 
     def present_wait(self) -> Wait:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rollmesh.mesh.config.scorers.classifier import ClassifierSection
@@ -46,6 +47,13 @@ def model_options(section: ClassifierSection | ProcessSection, kind: Kind, call_
         activation=section.activation,
         **steps,
     )
+
+
+def version_of(options: ModelOptions) -> str:
+    """Changes with the options and with each file of the model's folder; a server elsewhere is taken at its word."""
+    files = sorted(path for path in Path(options.folder).iterdir() if path.is_file())
+    states = [(path.name, found.st_size, found.st_mtime_ns) for path in files if (found := path.stat())]
+    return repr((options, states))
 
 
 def prompt_messages(item: RewardItem) -> list[dict[str, Any]]:

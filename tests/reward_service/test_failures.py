@@ -326,7 +326,7 @@ async def test_a_cancelled_caller_leaves_nothing_behind(scripted: Any, make_item
 
 async def test_by_source_with_a_local_default(scripted: Any, make_item: Any) -> None:
     server = await scripted()
-    client = RewardClient(by_data_source={"far": [server.address]}, default=LocalScorer(["exact_match"]))
+    client = RewardClient(by_data_source={"far": [server.address]}, default=LocalScorer(ScoringEngine(["exact_match"])))
     near, far = await client.score([make_item("n", "41"), make_item("f", "41", data_source="far")], timeout_s=30)
     assert near.scored.total == 0.0
     assert far.scored.total == 1.0

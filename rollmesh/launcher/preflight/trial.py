@@ -218,15 +218,16 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
 
 
 def _try_reward(config: Config) -> list[str]:
+    from rollmesh.reward_service.composition.part import Part
     from rollmesh.reward_service.configured import with_configured
     from rollmesh.reward_service.loading import load_function
     from rollmesh.reward_service.routing import split_routes
 
     routed, _ = split_routes(config.reward.by_data_source)
     functions, by_source = with_configured(config.reward, config.reward.functions, routed)
-    for function in (*functions, *chain.from_iterable(by_source.values())):
-        if isinstance(function, str):
-            load_function(function)
+    for part in map(Part.of, (*functions, *chain.from_iterable(by_source.values()))):
+        if isinstance(part.use, str):
+            load_function(part.use)
     return []
 
 

@@ -415,3 +415,16 @@ def test_keys_that_would_be_told_to_others_are_refused(
     key.chmod(mode)
     with pytest.raises(ConfigError, match=message):
         Address.of(JudgeSection(base_url=url, model="m", api_key_file=key))
+
+
+def test_all_on_which_a_verdict_depends_is_in_its_version(tmp_path: Path) -> None:
+    template = tmp_path / "template.yaml"
+    template.write_text("user: 'Is {response} good?'\n")
+
+    def version(**settings: Any) -> str | None:
+        section = JudgeSection(base_url="http://127.0.0.1:9/v1", model="m", **settings)
+        return Judge(section, call_timeout_s=8.0).cache_version
+
+    assert version() == version(concurrency=3)
+    assert len({version(), version(votes=3), version(scale=(0, 1)), version(template=template)}) == 4
+    assert version(mode="pairs") is None

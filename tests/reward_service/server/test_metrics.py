@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
+from rollmesh.mesh.config.scorers.cache import CacheSection
 from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.cache.cache import CacheStats, ScoreCache
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.server.metrics import RewardMetrics
 from rollmesh.reward_service.workers.pool import PoolStats
@@ -15,6 +17,7 @@ class FakeEngine:
 
     workers = PoolStats()
     hanging_threads = 0
+    cache: ScoreCache | None = None
 
 
 def test_lost_workers_are_told_while_nothing_is_answered() -> None:
@@ -34,6 +37,24 @@ def test_lost_workers_are_told_while_nothing_is_answered() -> None:
     gauges = metrics.gauges()
     assert gauges["reward_workers_ended"] == 3
     assert gauges["reward_hanging_threads"] == 4
+
+
+def test_the_hit_rate_is_told() -> None:
+    engine = FakeEngine()
+    metrics = RewardMetrics(cast("ScoringEngine", engine))
+    assert "reward_cache_hits" not in metrics.gauges()
+    engine.cache = ScoreCache(CacheSection())
+    engine.cache.stats = CacheStats(memory=5, redis=2, joined=1, missed=4)
+    engine.cache.memory.put(b"key", b"value")
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"rollmesh_reward_cache_{name}", labels)
+
+    assert [value("lookups_total", result=result) for result in ("memory", "redis", "joined", "missed")] == [5, 2, 1, 4]
+    assert value("scores") == 1
+    assert value("bytes") == engine.cache.memory.bytes > 8
+    assert value("redis_failures_total") is None
+    assert (metrics.gauges()["reward_cache_hits"], metrics.gauges()["reward_cache_lookups"]) == (8, 12)
 
 
 def test_codes_of_errors_without_end_are_few_series() -> None:
