@@ -1,6 +1,6 @@
 """Rewards of steps as a reward function: a process reward model gives each step of a response a value.
 
-The values are the outcome's spans, which the caller gives to the last token of each step. A sequence classifier will
+With `per_step` the values are the outcome's spans, which the caller gives to the last token of each step. A sequence classifier will
 do too: it is asked for the response up to the end of each step.
 """
 
@@ -56,7 +56,7 @@ class ProcessRewards:
         return self._model.present_wait()
 
     async def __call__(self, items: Sequence[RewardItem]) -> list[Outcome]:
-        """Outcomes of items, with a span for each step; unscorable where there is no step."""
+        """Outcomes of items, with the values of their steps; unscorable where there is no step."""
         steps = [split(item.response, self._section.steps, item.spans) for item in items]
         texts = [self._texts(item, places) for item, places in zip(items, steps, strict=True)]
         answers = iter(await self._model.ask([text for group in texts for text in group]))
@@ -80,6 +80,9 @@ class ProcessRewards:
             if isinstance(answer, Failed):
                 return answer
             values += answer
-        spans = [(begin, end, value) for (begin, end), value in zip(places, values, strict=True)]
+        spans = []
+        if self._section.per_step:
+            spans = [(begin, end, value) for (begin, end), value in zip(places, values, strict=True)]
         parts = {"steps": float(len(values)), "least": min(values), "last": values[-1]}
-        return Scored(total_of(values, self._section.total), parts, spans=spans)
+        evidence = ", ".join(f"{begin}-{end}: {value:.4g}" for (begin, end), value in zip(places, values, strict=True))
+        return Scored(total_of(values, self._section.total), parts, spans=spans, evidence=f"steps {evidence}")

@@ -10,7 +10,7 @@ from typing import Literal
 from rollmesh.reward_service.outcomes import Span
 
 Splitting = Literal["blank_rows", "rows", "numbered", "spans"]
-Total = Literal["min", "mean", "last", "product"]
+Total = Literal["min", "mean", "last", "product", "none"]
 Place = tuple[int, int]
 """First character of a step, and the one after its last."""
 
@@ -25,6 +25,7 @@ _TOTALS: Mapping[Total, Callable[[Sequence[float]], float]] = {
     "mean": lambda values: sum(values) / len(values),
     "last": lambda values: values[-1],
     "product": math.prod,
+    "none": lambda _: 0.0,
 }
 
 

@@ -37,6 +37,20 @@ _PROGRAM = (
 _LOAD_S = 900.0
 
 
+def _start(fd: int) -> subprocess.Popen[bytes]:
+    """Starts the program, from the event loop's own thread.
+
+    To the kernel an owner is dead as soon as the thread that started the process has ended.
+    """
+    return subprocess.Popen(
+        die_with_parent([sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(fd)]),
+        stdin=subprocess.DEVNULL,
+        pass_fds=(fd,),
+        start_new_session=True,
+        env={**without_settings(os.environ), **thread_environment(1)},
+    )
+
+
 class ModelConnection(asyncio.Protocol):
     """A process from its start to its end. All of it belongs to one event loop.
 
@@ -63,15 +77,8 @@ class ModelConnection(asyncio.Protocol):
             RewardError: it cannot be started, refuses, ends, or takes too long.
         """
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(theirs.fileno())]
         try:
-            process = subprocess.Popen(
-                die_with_parent(command),
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                env={**without_settings(os.environ), **thread_environment(1)},
-            )
+            process = _start(theirs.fileno())
         except OSError as error:
             ours.close()
             raise RewardError(f"no process for a reward model can be started: {error}") from error

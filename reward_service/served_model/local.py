@@ -41,7 +41,7 @@ class LocalModel:
         self._device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         kind = kind_of(Path(options.folder), KINDS[options.kind], "model of this form")
         try:
-            self._model, labels = _load(kind, options, tokenizer)
+            self._model, labels = _load(kind, options)
             self._model.to(self._device)
         except (OSError, ValueError, RuntimeError) as error:
             raise RewardError(f"reward model {options.folder} cannot be loaded: {error}") from error
@@ -89,7 +89,7 @@ class LocalModel:
         return [[activated(each, self._label, self._options.activation) for each in row] for row in listed]
 
 
-def _load(kind: str, options: ModelOptions, tokenizer: PreTrainedTokenizerBase) -> tuple[Any, dict[int, str]]:
+def _load(kind: str, options: ModelOptions) -> tuple[Any, dict[int, str]]:
     """A model, and the names of its labels."""
     import transformers
 

@@ -156,9 +156,7 @@ class ServedModel:
     def _send(self, jobs: dict[int, _Job]) -> None:
         if self._connection is not None and jobs:
             self._unheard_since = self._unheard_since or time.monotonic()
-            self._connection.send(
-                ASK, [[key, job.text, job.digest in self._suspects] for key, job in jobs.items()]
-            )
+            self._connection.send(ASK, [[key, job.text, job.digest in self._suspects] for key, job in jobs.items()])
 
     def _drop(self, keys: Sequence[int]) -> None:
         if self._connection is not None and keys:

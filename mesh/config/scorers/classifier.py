@@ -17,7 +17,9 @@ FOLDER_PREFIX = "model:"
 class ModelSection(Section):
     """What all models that judge have."""
 
-    model: ModelPath | None = Field(None, description="Folder of the model and its tokenizer. See docs/reward-models.md.")
+    model: ModelPath | None = Field(
+        None, description="Folder of the model and its tokenizer. See docs/reward-models.md."
+    )
     engine: Literal["transformers", "vllm", "sglang"] = Field(
         "transformers", description="What computes: transformers in a process of ours, or a server at `url`."
     )
@@ -54,9 +56,7 @@ class ClassifierSection(ModelSection):
         description="`chat`: the chat template of the model's tokenizer; `text`: prompt and response as they are. None: "
         "`chat` where the tokenizer has one. `model:FOLDER` always reads `text`, as `rollmesh rm` trains.",
     )
-    label: str | None = Field(
-        None, description="Name or index of the label that is the reward; none: the only one."
-    )
+    label: str | None = Field(None, description="Name or index of the label that is the reward; none: the only one.")
     activation: Literal["none", "sigmoid", "softmax"] = Field(
         "none", description="From the label's logit to the reward."
     )

@@ -18,8 +18,13 @@ class ProcessSection(ModelSection):
         description="Where a step ends: at blank rows, at each row, before `Step N:`, or where the item's spans do "
         "(turns of an episode).",
     )
-    total: Literal["min", "mean", "last", "product"] = Field(
-        "min", description="From the values of the steps to the reward."
+    total: Literal["min", "mean", "last", "product", "none"] = Field(
+        "min", description="From the values of the steps to the reward; `none`: 0."
+    )
+    per_step: bool = Field(
+        False,
+        description="Each step's value is also a reward at its last token, in addition to the reward. Estimators that "
+        "see one reward per response add them all up.",
     )
     template: Literal["chat", "text"] | None = Field(
         None, description="Of the prompt, as of the classifier. None: `chat` where the tokenizer has a chat template."
@@ -30,9 +35,7 @@ class ProcessSection(ModelSection):
     )
     good: str = Field("", description="Text of a causal model's token for good steps (`+`); else empty.")
     bad: str = Field("", description="The same for bad steps (`-`).")
-    label: str | None = Field(
-        None, description="Name or index of the label of good steps; none: the last one."
-    )
+    label: str | None = Field(None, description="Name or index of the label of good steps; none: the last one.")
     activation: Literal["none", "sigmoid", "softmax"] = Field(
         "softmax", description="From a step's logits to its value."
     )
@@ -43,6 +46,8 @@ class ProcessSection(ModelSection):
             raise ValueError("a causal model needs both `good` and `bad`")
         if self.engine == "sglang":
             raise ValueError("SGLang has no values of single tokens: use engine vllm or transformers")
+        if self.total == "none" and not self.per_step:
+            raise ValueError("total none needs per_step: there would be no reward")
         if self.total == "product" and self.activation == "none":
             raise ValueError("a product needs values from 0 to 1: set activation to sigmoid or softmax")
         return self

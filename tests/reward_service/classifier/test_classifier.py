@@ -18,6 +18,7 @@ from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.classifier.classifier import Classifier
+from rollmesh.reward_service.composition.part import Part
 from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored
 from tests.reward_service.tiny_models import CHAT_TEMPLATE, CONTEXT, write_model
@@ -35,7 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def scorer(folder: Path) -> AsyncIterator[Classifier]:
     """`model:FOLDER` as the service builds it, for all tests of this file."""
     section = RewardSection.model_validate({"functions": [f"model:{folder}"], "scorer_timeout_s": LONG_S})
-    (built,), _ = with_configured(section, section.functions, {})
+    (entry,), _ = with_configured(section, section.functions, {})
+    built = Part.of(entry).use
     assert isinstance(built, Classifier)
     await built.rollmesh_service.start()
     yield built
@@ -83,7 +85,8 @@ async def test_a_text_that_is_too_long_fails_alone(scorer: Classifier) -> None:
 def test_neither_torch_nor_transformers_is_needed_where_it_is_asked(folder: Path) -> None:
     program = (
         "import sys; from rollmesh.mesh.config.reward import RewardSection; "
-        "from rollmesh.reward_service.configured import with_configured; "
+        "from rollmesh.reward_service.composition.part import Part
+from rollmesh.reward_service.configured import with_configured; "
         f"with_configured(RewardSection(functions=['model:{folder}']), ['model:{folder}'], {{}}); "
         "assert not {'torch', 'transformers'} & sys.modules.keys()"
     )
