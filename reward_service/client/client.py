@@ -71,6 +71,11 @@ class RewardScorer(Protocol):
         """Changes the default endpoints, `grpc://host:port` or `host:port`."""
         ...
 
+    @property
+    def scorers(self) -> Mapping[str, str]:
+        """Versions by name of the scorers, as far as they are known."""
+        ...
+
     def present_wait(self) -> Wait:
         """The reason why items wait at present; empty while none does, or scoring works."""
         ...
@@ -127,6 +132,11 @@ class LocalScorer:
             return [outgoing(item, own, wanted) for item, own in zip(items, details, strict=True)]
 
         return await asyncio.to_thread(make) if wanted.offsets else make()
+
+    @property
+    def scorers(self) -> Mapping[str, str]:
+        """See `RewardScorer.scorers`."""
+        return self._engine.scorers
 
     def set_endpoints(self, endpoints: Iterable[str]) -> None:
         """Has no endpoints to change."""
@@ -211,6 +221,14 @@ class RewardClient:
 
         await asyncio.gather(*(part(source, indices) for source, indices in routed.items()))
         return results
+
+    @property
+    def scorers(self) -> Mapping[str, str]:
+        """See `RewardScorer.scorers`."""
+        known = {} if self._local is None else dict(self._local.scorers)
+        for dispatcher in self._dispatchers:
+            known |= dispatcher.scorers
+        return known
 
     def set_endpoints(self, endpoints: Iterable[str]) -> None:
         """Changes the default endpoints, as the mesh lists them."""

@@ -86,6 +86,11 @@ class Dispatcher:
         """Addresses in use."""
         return tuple(self._endpoints)
 
+    @property
+    def scorers(self) -> dict[str, str]:
+        """Versions by name of the scorers of all endpoints that have told them."""
+        return {name: version for e in self._endpoints.values() for name, version in e.info.scorers.items()}
+
     def set_endpoints(self, addresses: Iterable[str]) -> None:
         """Changes the set; calls in flight at an endpoint that leaves end in peace."""
         wanted = dict.fromkeys(addresses)
