@@ -101,9 +101,7 @@ class _Run:
     def _accept(self, place: int, attempt: int, index: int, outcome: Outcome) -> None:
         """Takes the outcome of one try."""
         failed = outcome if isinstance(outcome, Failed) else None
-        if failed is None or self._composition.parts[place].on_error == "fail":
-            self._settle(place, index, outcome)
-        elif failed.code == PENDING:
+        if failed is None or failed.code == PENDING or self._composition.parts[place].on_error == "fail":
             self._settle(place, index, outcome)
         elif failed.code == NOT_BEGUN:
             # There was no room for another try: what the last one has said holds.

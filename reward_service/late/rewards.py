@@ -6,6 +6,7 @@ whose reward has not come is `pending`, which is no failure and no score. It end
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 
@@ -93,7 +94,7 @@ class LateRewards:
 
 def _key(function: str, item: reward_pb2.ScoreItem) -> str:
     """Equal for each try of an item; another attempt at its group is another item."""
-    return "\0".join((function, item.run, item.trajectory_id or item.item_id, str(item.attempt)))
+    return json.dumps([function, item.run, item.trajectory_id or item.item_id, item.attempt])
 
 
 def _failed(error: LateStoreError) -> Failed:

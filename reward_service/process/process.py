@@ -1,7 +1,7 @@
 """Rewards of steps as a reward function: a process reward model gives each step of a response a value.
 
-With `per_step` the values are the outcome's spans, which the caller gives to the last token of each step. A sequence classifier will
-do too: it is asked for the response up to the end of each step.
+With `per_step` the values are the outcome's spans, which the caller gives to the last token of each step. A sequence
+classifier will do too: it is asked for the response up to the end of each step.
 """
 
 from __future__ import annotations

@@ -85,8 +85,7 @@ async def test_a_text_that_is_too_long_fails_alone(scorer: Classifier) -> None:
 def test_neither_torch_nor_transformers_is_needed_where_it_is_asked(folder: Path) -> None:
     program = (
         "import sys; from rollmesh.mesh.config.reward import RewardSection; "
-        "from rollmesh.reward_service.composition.part import Part
-from rollmesh.reward_service.configured import with_configured; "
+        "from rollmesh.reward_service.configured import with_configured; "
         f"with_configured(RewardSection(functions=['model:{folder}']), ['model:{folder}'], {{}}); "
         "assert not {'torch', 'transformers'} & sys.modules.keys()"
     )
