@@ -72,6 +72,8 @@ class SampleFetcher:
         return [replace(group, members=[filled(group, member) for member in group.members]) for group in groups]
 
     async def _trajectories(self, chosen: Sequence[Chosen]) -> dict[tuple[str, int], Trajectory]:
+        if not chosen:
+            return {}
         refs = [buffer_pb2.MemberRef(group_id=group.group_id, member=member.meta.member) for group, member in chosen]
         found: dict[tuple[str, int], Trajectory] = {}
         try:

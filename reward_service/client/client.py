@@ -276,7 +276,7 @@ def build_scorer(config: Config, *, discovered: Iterable[str] = ()) -> RewardSco
     reward, security = config.reward, config.security
     endpoints = split_routes(reward.by_data_source)[1]
     size = config.network.max_message_mb
-    foreign = connector(security, reward.key_files, max_message_mb=size)
+    foreign = connector(security, reward.key_files, reward.tls, max_message_mb=size)
     asking = Identity(Role.GENERATOR)
     local = None
     if reward.in_process:

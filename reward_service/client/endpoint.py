@@ -24,9 +24,9 @@ import grpc
 from rollmesh.mesh.access.authenticated_channel import AuthenticatedChannel
 from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.access.roles import Identity
-from rollmesh.mesh.access.tls import channel_credentials
+from rollmesh.mesh.access.tls import client_credentials
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.config.reward import RewardSection
+from rollmesh.mesh.config.reward import EndpointTls, RewardSection
 from rollmesh.mesh.private_files import read_secret
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
@@ -208,19 +208,26 @@ class RewardEndpoint:
 
 
 def connector(
-    security: SecuritySection, keys: Mapping[str, Path] = MappingProxyType({}), *, max_message_mb: int = 64
+    security: SecuritySection,
+    keys: Mapping[str, Path] = MappingProxyType({}),
+    tls: Mapping[str, EndpointTls] = MappingProxyType({}),
+    *,
+    max_message_mb: int = 64,
 ) -> Connect:
     """Opens channels to configured endpoints, which may be other people's servers.
 
-    `grpc://` is plain text; `grpcs://` is TLS, checked by `security.tls_ca` or else by the usual public authorities.
+    `grpc://` is plain text; `grpcs://` is TLS, checked by the endpoint's own authority, or by `security.tls_ca`, or
+    else by the usual public authorities.
     Neither carries the mesh's credentials: reward services of the mesh itself are found through its membership. Neither
     carries the mesh's keepalive pings: a server with gRPC's defaults hangs up on clients that ping so often. The
     deadline of every call finds a dead connection anyway.
 
     Args:
         keys: by endpoint, the file with the key that is sent there.
+        tls: by endpoint, the files for its TLS.
     """
     files = {target_of(address): path for address, path in keys.items()}
+    own_tls = {target_of(address): section for address, section in tls.items()}
     options = [
         ("grpc.max_send_message_length", max_message_mb << 20),
         ("grpc.max_receive_message_length", max_message_mb << 20),
@@ -236,8 +243,10 @@ def connector(
         if not address.startswith("grpcs://"):
             channel = grpc.aio.insecure_channel(target, options=options)
         else:
-            tls = channel_credentials(SecuritySection(tls_ca=security.tls_ca)) or grpc.ssl_channel_credentials()
-            channel = grpc.aio.secure_channel(target, tls, options=options)
+            own = own_tls.get(target, EndpointTls())
+            ca = own.ca or security.tls_ca
+            credentials = client_credentials(ca, own.cert, own.key, f"reward.tls.{address}.")
+            channel = grpc.aio.secure_channel(target, credentials, options=options)
         if path is None:
             return channel
         return AuthenticatedChannel(channel, SharedKey(read_secret(path, f"reward.key_files.{address}")))
@@ -261,7 +270,7 @@ def configured(reward: RewardSection, security: SecuritySection) -> dict[str, Ca
         reward: of the run.
         security: of the caller.
     """
-    connect = connector(security, reward.key_files)
+    connect = connector(security, reward.key_files, reward.tls)
     routed = split_routes(reward.by_data_source)[1].values()
     addresses = dict.fromkeys((*reward.endpoints, *chain.from_iterable(routed)))
     return {address: partial(connect, address) for address in addresses}
