@@ -2,9 +2,9 @@
 
 Invariants
   * A caller gets the score of its own key, or what was computed for its own item.
-  * Errors are neither kept nor shared. Who has waited for an item that failed gets its own item computed.
-  * Who has waited for an item whose caller is gone, or that was not begun, takes its place. So one that nobody computes
-    keeps no one.
+  * Errors are neither kept nor shared. A caller that waited for an item that failed gets its own one computed.
+  * A caller that waited for an item that was not begun, or whose caller is gone, takes its place. So it waits for no
+    computation that has ended.
   * Each item has its outcome by its call's deadline.
 """
 
@@ -15,13 +15,16 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from rollmesh.mesh.config.scorers.cache import CacheSection
 from rollmesh.reward_service.cache import values
 from rollmesh.reward_service.cache.memory import MemoryStore
-from rollmesh.reward_service.cache.redis_store import RedisStore
 from rollmesh.reward_service.call_times import CallTimes
 from rollmesh.reward_service.outcomes import NOT_BEGUN, Failed, Outcome, not_begun
+
+if TYPE_CHECKING:
+    from rollmesh.reward_service.cache.redis_store import RedisStore
 
 OnOutcome = Callable[[int, Outcome], None]
 """Receives an item's index, and its outcome; called on the event loop."""
@@ -31,7 +34,7 @@ Compute = Callable[[Sequence[int], OnOutcome], Awaitable[None]]
 
 @dataclass(slots=True)
 class CacheStats:
-    """What became of items since the start.
+    """Counts of items since the start, by what became of them.
 
     Attributes:
         memory: found in memory.
@@ -89,6 +92,9 @@ class ScoreCache:
         self.memory = MemoryStore(section.max_bytes)
         self.redis: RedisStore | None = None
         if (address := section.address) is not None:
+            # Only here: few runs share scores.
+            from rollmesh.reward_service.cache.redis_store import RedisStore
+
             self.redis = RedisStore(address, timeout_s=section.redis_timeout_s, ttl_s=section.redis_ttl_s)
         self.stats = CacheStats()
         self._flights: dict[bytes, _Flight] = {}

@@ -137,7 +137,7 @@ def _scorer(*words: str) -> bytes:
 
 
 def _details(item: reward_pb2.ScoreItem, wants: Collection[str]) -> Iterator[bytes]:
-    """What a function may see of an item besides its content and its origin."""
+    """Parts of an item that a function may see besides content and origin."""
     seen = reward_pb2.ScoreItem(
         response_ids=item.response_ids if "ids" in wants else (),
         finish_reason=item.finish_reason,

@@ -10,7 +10,7 @@ from rollmesh.reward_service.workers.messages import pack_answer, unpack_answer
 
 
 def pack(outcome: Scored | Unscorable) -> bytes:
-    """An outcome as bytes. Whoever gets it later is told that it was found earlier, and costs nothing."""
+    """An outcome as bytes. As it is found later, it costs nothing, and says that it was found."""
     return pack_answer([replace(outcome, cost=0.0, cached=True) if isinstance(outcome, Scored) else outcome])
 
 

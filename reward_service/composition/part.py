@@ -43,11 +43,11 @@ class Part:
 
     @property
     def factor(self) -> float:
-        """What one of its raw totals, or of its per-token values, is worth in the sum."""
+        """The share of a raw total, or of a per-token value, that counts in the sum."""
         return self.weight if self.range is None else self.weight / (self.range[1] - self.range[0])
 
     def worth(self, raw: float) -> float:
-        """What a raw total adds to the reward."""
+        """The number that a raw total adds to the reward."""
         if self.clip is not None:
             raw = min(max(raw, self.clip[0]), self.clip[1])
         return self.weight * on_scale(raw, self.range)
@@ -58,7 +58,7 @@ class Part:
 
 
 Entry = FunctionSpec | PartSection | Part
-"""What stands in a list of parts."""
+"""An entry of a list of parts."""
 
 
 def on_scale(raw: float, bounds: tuple[float, float] | None) -> float:

@@ -3,15 +3,15 @@
 For one item, in this order:
 
 1. A required part that is unscorable makes the item unscorable. No try would change that.
-2. Parts that failed, and may not be left out, fail the item: one that failed for good comes before one that may pass,
-   and that before one that has only not been begun.
+2. Parts that failed, and may not be left out, fail the item. A failure for good comes before one that may pass, and
+   last comes one that was only not begun.
 3. Parts that are unscorable, that failed and are skipped, or whose gate is shut, are left out.
-4. What is left is summed. Where nothing is left, the first error that was skipped fails the item. Without one it is
+4. The rest is summed. Where nothing is left, the first error that was skipped fails the item. Without one it is
    unscorable.
 
 Components hold raw totals under the names of parts. A part's own components stand under `part/component`, or under
-their own names where it is the only one. Two more tell what was decided: `part/gate` is 1 where the gate was open and 0
-where it was shut (the raw total is 0 then). `part/error` is 1 where `on_error` took effect, else 0.
+their own names where it is the only one. Two more tell decisions. `part/gate` is 1 where the gate was open. Where it
+was shut it is 0, and so is the raw total. `part/error` is 1 where `on_error` took effect, else 0.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Composition:
         return 1 + max(self.depths, default=0)
 
     def opens(self, place: int, outcome: PartOutcome) -> bool:
-        """Whether the gate of a part is open, by the outcome of the part that it waits for."""
+        """True if the gate of a part is open, by the outcome of the part that it waits for."""
         gate = self.gates[place]
         assert gate is not None, "asked of parts with a gate"
         raw = self._raw(gate[0], outcome)

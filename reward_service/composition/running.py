@@ -2,8 +2,8 @@
 
 Invariants
   * Each item has one outcome, as soon as its last part has one.
-  * A function behind a gate is called for the members of a group for which the gate is open, and for all of these
-    together, as soon as the gate of the last one is known.
+  * A function behind a gate is called as soon as the gate of a group's last member is known. It is called once, for all
+    members whose gate is open.
   * An error takes effect by `on_error` when no more tries are left, or no more can begin in the item's time. An item
     that has only not been begun is none, and neither is one whose reward comes later.
 """

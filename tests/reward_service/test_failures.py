@@ -12,7 +12,7 @@ from rollmesh.mesh.access.authenticated_channel import AuthenticatedChannel
 from rollmesh.mesh.errors import UnauthenticatedError
 from rollmesh.protos import membership_pb2, reward_pb2
 from rollmesh.reward_service.client.client import CallLimits, LocalScorer, RewardClient
-from rollmesh.reward_service.server.service import ScoringEngine
+from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 CONTEXT = Any
 

@@ -1,6 +1,6 @@
 """The parts of a reward in the configuration: functions by name, or functions with a weight, a gate and other options.
 
-A list of parts holds names, and sections where a part has options. What the options do: `reward_service.composition`.
+A list of parts holds names, and sections where a part has options. Their meaning: `reward_service.composition`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which function is called for which items, and when: with functions that answer as told."""
+"""Calls of functions for items: for whom, and in what order. The functions answer as told."""
 
 from __future__ import annotations
 
