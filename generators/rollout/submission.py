@@ -15,8 +15,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -44,6 +43,8 @@ from rollmesh.reward_service.client.client import RewardScorer, is_pending
 from rollmesh.reward_service.token_rewards import token_rewards
 
 log = logging.getLogger(__name__)
+# Seconds before a server that promises a reward is asked again, at least.
+_LEAST_PAUSE_S = 0.05
 # Pieces of side data on their way at once.
 _UPLOADS = 8
 Side = Sequence[tuple[str, bytes | NDArray[np.generic]]]
@@ -202,36 +203,33 @@ class TrajectorySubmitter:
 
     async def _ask(self, asked: Sequence[ScoredMember], since: float, asked_ns: int) -> None:
         """Scores members and stores them; those whose reward comes later are asked again, and hold up no others."""
-        with self._counted(asked, since):
+        self._waiting[id(asked)] = (len(asked), since)
+        try:
             results = await self._scorer.score([member.item for member in asked], details=asked)
+        finally:
+            del self._waiting[id(asked)]
         overdue = time.monotonic() - since > self._late_s
         results = [_overdue(result) if overdue and is_pending(result) else result for result in results]
         pauses = {place: result.error.retry_after_ms for place, result in enumerate(results) if is_pending(result)}
         if pauses:
             later = [asked[place] for place in pauses]
             pause_s = max(_LEAST_PAUSE_S, min(pauses.values()) / 1000)
+            self._waiting[id(later)] = (len(later), since)
             self._tasks.spawn(self._ask_later(later, pause_s, since, asked_ns))
         there = [place for place in range(len(asked)) if place not in pauses]
         await self._store_scored([asked[place] for place in there], [results[place] for place in there], asked_ns)
 
     async def _ask_later(self, asked: Sequence[ScoredMember], pause_s: float, since: float, asked_ns: int) -> None:
-        with self._counted(asked, since):
+        try:
             await asyncio.sleep(pause_s)
+        finally:
+            del self._waiting[id(asked)]
         dropped = [member for member in asked if member.group.dropped]
         for member in dropped:
             self.superseded += 1
             self._owner.on_stored(member.group, 1)
         if wanted := [member for member in asked if not member.group.dropped]:
             await self._ask(wanted, since, asked_ns)
-
-    @contextmanager
-    def _counted(self, asked: Sequence[ScoredMember], since: float) -> Iterator[None]:
-        """Counts members that wait for their reward."""
-        self._waiting[id(asked)] = (len(asked), since)
-        try:
-            yield
-        finally:
-            del self._waiting[id(asked)]
 
     async def _store_scored(
         self, asked: Sequence[ScoredMember], results: Sequence[reward_pb2.ScoreResult], asked_ns: int

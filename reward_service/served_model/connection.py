@@ -26,7 +26,6 @@ from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.log_format import present_settings
 from rollmesh.mesh.runtime.threads import thread_environment
 from rollmesh.reward_service.served_model.messages import MESSAGE_BYTES, READY, ModelOptions
-from rollmesh.reward_service.workers.messages import pack, unpacker
 
 # The path comes first: the package itself may be found by it alone.
 _PROGRAM = (
@@ -62,7 +61,7 @@ class ModelConnection(asyncio.Protocol):
         self.lost = asyncio.Event()
         self._process = process
         self._on_message = on_message
-        self._stream = unpacker(MESSAGE_BYTES)
+        self._stream = msgpack.Unpacker(max_buffer_size=MESSAGE_BYTES)
         self._first: asyncio.Future[list[Any] | None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.WriteTransport | None = None
 
@@ -103,7 +102,7 @@ class ModelConnection(asyncio.Protocol):
     def send(self, *message: Any) -> None:
         """Sends a message; does nothing if the process is lost."""
         if self._transport is not None and not self.lost.is_set():
-            self._transport.write(pack(message))
+            self._transport.write(msgpack.packb(message))
 
     async def end(self) -> int:
         """Kills the process and all of its group, and waits for the end; returns its exit code."""

@@ -17,6 +17,8 @@ from collections.abc import Sequence as Listed
 from pathlib import Path
 from typing import Any
 
+import msgpack
+
 from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 from rollmesh.reward_service.served_model.batching import Waiting, next_batch
@@ -34,7 +36,6 @@ from rollmesh.reward_service.served_model.messages import (
     ModelOptions,
 )
 from rollmesh.reward_service.served_model.texts import Reader, Sequence
-from rollmesh.reward_service.workers.messages import pack, unpacker
 
 log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 18
@@ -47,7 +48,7 @@ class _Owner:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._stream = unpacker()
+        self._stream = msgpack.Unpacker(max_buffer_size=0)
         self._sending = threading.Lock()
 
     def receive(self) -> Any:
@@ -62,7 +63,7 @@ class _Owner:
 
     def send(self, *message: Any) -> None:
         with self._sending:
-            self._connection.sendall(pack(message))
+            self._connection.sendall(msgpack.packb(message))
 
 
 class _Queue:

@@ -53,8 +53,8 @@ class ModelSection(Section):
 class ClassifierSection(ModelSection):
     template: Literal["chat", "text"] | None = Field(
         None,
-        description="`chat`: the chat template of the model's tokenizer; `text`: prompt and response as they are. None: "
-        "`chat` where the tokenizer has one. `model:FOLDER` always reads `text`, as `rollmesh rm` trains.",
+        description="`chat`: the chat template of the model's tokenizer; `text`: prompt and response as they are. "
+        "None: `chat` where the tokenizer has one. `model:FOLDER` always reads `text`, as `rollmesh rm` trains.",
     )
     label: str | None = Field(None, description="Name or index of the label that is the reward; none: the only one.")
     activation: Literal["none", "sigmoid", "softmax"] = Field(

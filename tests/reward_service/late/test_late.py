@@ -32,7 +32,10 @@ class Promises:
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Outcome]:
         self.asked += [item.item_id for item in items]
-        return [Scored(0.5) if item.response == "now" else later(f"job-{item.item_id}") for item in items]
+        return [
+            Scored(0.5) if item.response == "now" else later(f"job-{item.item_id}{'b' * item.attempt}")
+            for item in items
+        ]
 
 
 def engine(store: Path | None, *functions: Any, **section: float) -> ScoringEngine:
