@@ -2,7 +2,8 @@
 
 Three signatures are accepted unchanged, distinguished by their parameter names:
 
-* verl: `compute_score(data_source, solution_str, ground_truth, extra_info)` -> float, or dict with "score";
+* verl: `compute_score(data_source, solution_str, ground_truth, extra_info)` -> float, or dict with "score" (and "spans",
+  rewards of parts);
 * TRL: `reward(prompts, completions, completion_ids, **columns)` -> list of floats, None where unscorable;
 * ours: `reward(items: Sequence[RewardItem])` -> list of outcomes (or floats, or None).
 
@@ -247,16 +248,26 @@ def _number(value: Any) -> float:
 
 
 def _read_verl(_items: Sequence[RewardItem], value: Any) -> list[Outcome]:
-    if value is None:
-        return [Unscorable("the function returned None")]
     if not isinstance(value, Mapping):
-        return [Scored(_number(value))]
+        return [_read_entry(value)]
     if "score" not in value:
         raise OutputError(f"returned a dict without 'score': {sorted(map(str, value))}")
     components = {
         str(key): float(part) for key, part in value.items() if key != "score" and isinstance(part, int | float)
     }
-    return [Scored(_number(value["score"]), components)]
+    return [Scored(_number(value["score"]), components, spans=_spans(value.get("spans")))]
+
+
+def _spans(value: Any) -> list[tuple[int, int, float]]:
+    """Rewards of parts: a list of (begin, end, value), in characters of the response.
+
+    Raises:
+        OutputError: for anything else.
+    """
+    try:
+        return [(int(begin), int(end), float(number)) for begin, end, number in value or ()]
+    except (TypeError, ValueError) as error:
+        raise OutputError(f"returned spans that are no list of (begin, end, value): {error}") from error
 
 
 def _read_batch(items: Sequence[RewardItem], values: Any) -> list[Outcome]:
