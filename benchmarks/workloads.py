@@ -114,7 +114,7 @@ def mesh_config(workload: Workload, model: Path, data: Path, folder: Path, *, st
             "max_response_tokens": workload.max_tokens,
             "slots": workload.samples,
         },
-        "reward": {"functions": [f"{Path(__file__).with_name('rewards.py')}:letter_order"]},
+        "reward": {"functions": [f"{Path(__file__).with_name('reward_functions.py')}:letter_order"]},
         "learner": {
             "device": "cpu",
             "steps": steps,

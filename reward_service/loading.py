@@ -19,6 +19,7 @@ from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.user_code import load_callable
 from rollmesh.reward_service.adapters.verifiers import PREFIX as VERIFIERS
 from rollmesh.reward_service.adapters.verifiers import load_verifiers
+from rollmesh.reward_service.configured import BUILDERS
 from rollmesh.reward_service.functions import RewardFunction, adapt, from_scorer
 from rollmesh.reward_service.scorers import SCORERS, WITH_OPTION, takes_option
 from rollmesh.reward_service.scorers.reward_model import PREFIX, RewardModel, is_reward_model
@@ -99,7 +100,7 @@ def _label(spec: FunctionSpec) -> str:
 
 def _registered(name: str) -> Any:
     if name not in SCORERS:
-        raise RewardError(f"unknown reward function {name!r}", hint=_nearest(name, list(SCORERS)))
+        raise RewardError(f"unknown reward function {name!r}", hint=_nearest(name, [*SCORERS, *BUILDERS]))
     return SCORERS[name]
 
 

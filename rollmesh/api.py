@@ -38,7 +38,7 @@ from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.service import advertised_address
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.report.summary import Summary
-from rollmesh.reward_service.judge.configured import with_judge
+from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.server.server import RewardServer
@@ -190,7 +190,7 @@ def _serving(config: Config, functions: Sequence[RewardFunction | str]) -> Itera
     local, remote = split_routes(config.reward.by_data_source)
     computing, waiting = reward_workers(config.reward.workers)
     engine = ScoringEngine(
-        *with_judge(config.reward, functions, local),
+        *with_configured(config.reward, functions, local),
         workers=computing,
         waiting_workers=waiting,
         call_timeout_s=config.reward.scorer_timeout_s,

@@ -25,7 +25,7 @@ _END_S = 60.0
 
 def configuration(plan: Plan, folder: Path) -> dict[str, Any]:
     """The run's configuration: rewards in the generator, no bound of staleness to throttle it, else the defaults."""
-    rewards = REPOSITORY / "benchmarks" / "rewards.py"
+    rewards = REPOSITORY / "benchmarks" / "reward_functions.py"
     return {
         "run": {"dir": str(folder), "name": RUN},
         "model": {"path": str(plan.model)},

@@ -28,7 +28,7 @@ _RESPONSES = {
     "gsm8k": "First 3 and {0} make a few more, so there are some.\n#### {0}",
     "math": r"Thus $x = \frac{{{0}}}{{7}}$ and the answer is \boxed{{\frac{{{0}}}{{7}}}}.",
 }
-USER = f"{REPOSITORY / 'benchmarks' / 'rewards.py'}:letter_order"
+USER = f"{REPOSITORY / 'benchmarks' / 'reward_functions.py'}:letter_order"
 
 
 def _calls(scorer: str) -> Iterator[list[reward_pb2.ScoreItem]]:

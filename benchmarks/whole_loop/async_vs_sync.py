@@ -30,7 +30,7 @@ from benchmarks.mesh_run import MeshRun, Window, run_mesh, window
 from benchmarks.workloads import WORKLOADS, Workload, mesh_config, prepare
 from rollmesh.mesh.runtime.threads import available_cores, thread_environment
 
-SLOW_REWARD = f"{REPOSITORY / 'benchmarks' / 'rewards.py'}:slow_letter_order"
+SLOW_REWARD = f"{REPOSITORY / 'benchmarks' / 'reward_functions.py'}:slow_letter_order"
 
 
 @dataclass(frozen=True, slots=True)

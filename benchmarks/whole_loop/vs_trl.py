@@ -28,7 +28,7 @@ from benchmarks.workloads import LEARNING_RATE, WORKLOADS, Workload, mesh_config
 from rollmesh.mesh.runtime.threads import available_cores, thread_environment
 
 PEER = REPOSITORY / "benchmarks" / "peers" / "trl_grpo.py"
-REWARD = f"{REPOSITORY / 'benchmarks' / 'rewards.py'}:letter_order"
+REWARD = f"{REPOSITORY / 'benchmarks' / 'reward_functions.py'}:letter_order"
 
 
 @dataclass(frozen=True, slots=True)

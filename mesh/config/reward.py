@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
 from rollmesh.mesh.config.scorers.http import HttpSection
+from rollmesh.mesh.config.scorers.isolation import Isolation, IsolationSection
 from rollmesh.mesh.config.scorers.judge import NAME, NEEDS, JudgeSection
 
 
@@ -56,6 +57,10 @@ class RewardSection(Section):
         "something.",
     )
     python: Path | None = Field(None, description="Interpreter of the reward service; none: that of `rollmesh`.")
+    isolation: Isolation = Field(
+        default_factory=IsolationSection,
+        description="Where programs that a model has written are run; `auto` is the highest rung of the host.",
+    )
     judge: JudgeSection = Field(
         default_factory=JudgeSection, description="The language model that the scorer `judge` asks."
     )

@@ -22,7 +22,7 @@ from rollmesh.reward_service.call_times import GRACE_S
 from rollmesh.reward_service.client.dispatcher import CallLimits, Dispatcher
 from rollmesh.reward_service.client.endpoint import connector, mesh_connector
 from rollmesh.reward_service.client.transports.interface import Connect
-from rollmesh.reward_service.judge.configured import with_judge
+from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.loading import FunctionSpec
 from rollmesh.reward_service.outcomes import is_not_begun
 from rollmesh.reward_service.routing import split_routes
@@ -250,7 +250,7 @@ def build_scorer(config: Config, *, discovered: Iterable[str] = ()) -> RewardSco
     if reward.in_process:
         computing, waiting = reward_workers(reward.workers)
         local = LocalScorer(
-            *with_judge(reward, reward.functions, functions),
+            *with_configured(reward, reward.functions, functions),
             workers=computing,
             waiting_workers=waiting,
             call_timeout_s=reward.scorer_timeout_s,

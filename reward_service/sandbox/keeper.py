@@ -1,6 +1,8 @@
-"""The keeper: reads one job, forks the program, watches it to its end, answers, and ends.
+"""The keeper: reads one job, runs its program once for each input, watches it to its end, answers, and ends.
 
-Invariant: a program over its time or output is killed with all that it has started, and the answer leaves after that.
+Invariants
+  * A program over its time or output is killed with all that it has started, and the answer leaves after that.
+  * Each run is a process of its own, forked from this one, which executes nothing of the job.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import time
 from mmap import mmap
 from typing import Any
 
-from rollmesh.reward_service.sandbox import linux, messages, namespaces, program
-from rollmesh.reward_service.sandbox.program import Confinement
+from rollmesh.reward_service.sandbox import linux, messages, program
+from rollmesh.reward_service.sandbox.folder import JobFolder
+from rollmesh.reward_service.sandbox.program import CompiledCode, Confinement
 
 _READ_BYTES = 1 << 16
 # Seconds for the pipes of killed processes to close.
@@ -24,32 +27,28 @@ _CLOSE_S = 1.0
 
 
 def keep(connection: socket.socket, means: Confinement) -> None:
-    """Runs the job that is waiting in `connection`, and answers there."""
+    """Runs the job that is waiting in `connection` for each input that follows, and answers there."""
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     received = messages.receive(connection)
     if received is None:
         return
-    job, (stdin, *contents) = received
-    try:
-        if means.rung > 2:
-            namespaces.give_folder(means.folder, job["limits"]["disk"])
-        _write_files(means.folder, dict(zip(job["files"], contents, strict=True)))
-        answer, outputs = _Run(connection, job, stdin, means).answer()
-    except OSError as error:
-        answer, outputs = {"failure": f"the job's process cannot be prepared: {error}"}, []
-    connection.sendall(messages.pack(answer, outputs))
-
-
-def _write_files(folder: str, files: dict[str, bytes]) -> None:
-    for name, content in files.items():
-        path = os.path.join(folder, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb", opener=_executable) as file:
-            file.write(content)
-
-
-def _executable(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o755)
+    job, contents = received
+    limits = job["limits"]
+    if limits["processes"] > 1:  # its orphans are to be reaped before the next run
+        linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    files = dict(zip(job["files"], contents, strict=True))
+    folder = JobFolder(means.folder, files, limits["disk"] if means.rung > 2 else 0)
+    compiled = CompiledCode(wanted=job["several"] and job["language"] == "python")
+    while (received := messages.receive(connection)) is not None and "wall_s" in received[0]:
+        run, (stdin,) = received
+        try:
+            folder.lay_out()
+            answer, outputs = _Run(connection, job, run["wall_s"], stdin, means, compiled).answer()
+            made = folder.fetch(job["outputs"])
+        except OSError as error:
+            answer, outputs, made = {"failure": f"the job's process cannot be prepared: {error}"}, [], {}
+        connection.sendall(messages.pack({**answer, "made": list(made)}, [*outputs, *made.values()]))
+        compiled.keep()
 
 
 def _sealed(content: bytes) -> int:
@@ -66,7 +65,15 @@ def _sealed(content: bytes) -> int:
 class _Run:
     """One execution. The constructor forks the program."""
 
-    def __init__(self, connection: socket.socket, job: dict[str, Any], stdin: bytes, means: Confinement) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        job: dict[str, Any],
+        wall_s: float,
+        stdin: bytes,
+        means: Confinement,
+        compiled: CompiledCode,
+    ) -> None:
         self._connection = connection
         self._limits = job["limits"]
         self._all = means.rung > 2
@@ -74,10 +81,10 @@ class _Run:
         failure, told = os.pipe()
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
         streams = (_sealed(stdin), *writers)
-        self._deadline = time.monotonic() + job["wall_s"]
+        self._deadline = time.monotonic() + wall_s
         self._pid = os.fork()
         if self._pid == 0:
-            program.start(job, means, streams, told, self._no_memory)
+            program.start(job, means, streams, told, self._no_memory, compiled)
         for descriptor in (*streams, told):
             os.close(descriptor)
         self._process = os.pidfd_open(self._pid)
@@ -92,6 +99,7 @@ class _Run:
         cause = self._watch()
         self._kill()
         _, status, usage = os.wait4(self._pid, 0)
+        self._reap_orphans()
         if not self._drain() and not cause:
             cause = "output"
         failure = os.read(self._failure, 1000).decode(errors="replace")
@@ -103,6 +111,8 @@ class _Run:
             "cpu_s": usage.ru_utime + usage.ru_stime,
             "peak": usage.ru_maxrss << 10,
         }
+        for descriptor in (self._process, self._failure, *self._outputs):
+            os.close(descriptor)
         out, err = (bytes(output) for output in self._outputs.values())
         return answer, [out[: self._limits["output"]], err[: max(0, self._limits["output"] - len(out))]]
 
@@ -136,6 +146,12 @@ class _Run:
         if self._all:  # in this namespace: all but its first process and this one
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
+
+    def _reap_orphans(self) -> None:
+        if self._limits["processes"] > 1:
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.wait()
 
     def _drain(self) -> bool:
         """Reads what is left in the pipes; False if that is too much."""

@@ -5,17 +5,23 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import marshal
 import os
 import signal
+import struct
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from mmap import mmap
-from types import ModuleType
-from typing import Any, NoReturn
+from types import CodeType, ModuleType
+from typing import Any, NoReturn, cast
 
 from rollmesh.reward_service.sandbox import landlock, limits, linux, seccomp
+
+_LENGTH = struct.Struct("<Q")
+# Bytes of code that a keeper holds.
+_LARGEST_CODE = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,62 @@ class Confinement:
         }
 
 
-def start(job: dict[str, Any], means: Confinement, streams: Sequence[int], failure: int, no_memory: mmap) -> NoReturn:
+class CompiledCode:
+    """A Python program's code, on its way from the first run, which compiles it, to the others.
+
+    The process that compiles has executed nothing of the program yet. What it hands over is read as code by the
+    confined processes of other runs alone; the keeper holds bytes.
+    """
+
+    def __init__(self, *, wanted: bool) -> None:
+        self._file = os.memfd_create("code", os.MFD_CLOEXEC) if wanted else -1
+        self._bytes = b""
+
+    @property
+    def descriptor(self) -> int:
+        """Where the code is put; -1 if it is there already, or not wanted."""
+        return self._file
+
+    def code(self, path: str) -> CodeType:
+        """The code: an earlier run's, or compiled and handed over.
+
+        Raises:
+            OSError: the file cannot be read.
+            SyntaxError: and others of `compile`.
+        """
+        if self._bytes:
+            return cast(CodeType, marshal.loads(self._bytes))  # noqa: S302  # in its confinement
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        if self._file >= 0:
+            text = marshal.dumps(code)
+            # The length last: code that was not written to its end is none.
+            with contextlib.suppress(OSError):
+                if os.pwrite(self._file, text, _LENGTH.size) == len(text):
+                    os.pwrite(self._file, _LENGTH.pack(len(text)), 0)
+            os.close(self._file)
+        return code
+
+    def keep(self) -> None:
+        """In the keeper, after a run: takes what it has handed over."""
+        if self._file < 0:
+            return
+        (size,) = _LENGTH.unpack(os.pread(self._file, _LENGTH.size, 0) or bytes(_LENGTH.size))
+        if 0 < size <= _LARGEST_CODE:
+            self._bytes = os.pread(self._file, size, _LENGTH.size)
+        if size:
+            os.close(self._file)
+            self._file = -1
+
+
+def start(
+    job: dict[str, Any],
+    means: Confinement,
+    streams: Sequence[int],
+    failure: int,
+    no_memory: mmap,
+    compiled: CompiledCode,
+) -> NoReturn:
     """Confines this process, a child of the keeper, and runs the program in it.
 
     Args:
@@ -61,24 +122,25 @@ def start(job: dict[str, Any], means: Confinement, streams: Sequence[int], failu
         streams: descriptors that become standard input, output and error.
         failure: descriptor for the reason why the program cannot be run; closed before the program runs.
         no_memory: shared with the keeper; its first byte is set if Python runs out of memory.
+        compiled: the Python program's code, or where to put it.
     """
     native = job["language"] != "python"
     try:
-        _confine(job, means, streams, failure, native)
+        _confine(job, means, streams, {failure, means.ruleset, compiled.descriptor}, native)
         if native:
             _execute(job["argv"])
     except BaseException as error:  # noqa: BLE001  # the keeper tells the owner
         os.write(failure, f"{type(error).__name__}: {error}".encode()[:1000])
         os._exit(1)
     os.close(failure)
-    os._exit(_run_python(job["argv"], means.folder, no_memory))
+    os._exit(_run_python(job["argv"], means.folder, no_memory, compiled))
 
 
-def _confine(job: dict[str, Any], means: Confinement, streams: Sequence[int], failure: int, native: bool) -> None:
+def _confine(job: dict[str, Any], means: Confinement, streams: Sequence[int], open_: set[int], native: bool) -> None:
     os.setsid()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    kept = sorted({failure, means.ruleset} - {-1})
+    kept = sorted(open_ - {-1})
     for first, last in zip([2, *kept], [*kept, os.sysconf("SC_OPEN_MAX")], strict=True):
         os.closerange(first + 1, last)
     os.chdir(means.folder)
@@ -102,7 +164,7 @@ def _execute(argv: Sequence[str]) -> NoReturn:
     os.execve(argv[0], list(argv), {})  # noqa: S606  # the program, in its confinement
 
 
-def _run_python(argv: Sequence[str], folder: str, no_memory: mmap) -> int:
+def _run_python(argv: Sequence[str], folder: str, no_memory: mmap, compiled: CompiledCode) -> int:
     """Runs a file as `python FILE` does; returns its exit code."""
     sys.argv[:] = argv
     sys.path.insert(0, folder)
@@ -112,7 +174,7 @@ def _run_python(argv: Sequence[str], folder: str, no_memory: mmap) -> int:
     main = ModuleType("__main__")
     main.__dict__.update(__file__=argv[0], __builtins__=builtins)
     sys.modules["__main__"] = main
-    code = _exit_code(argv[0], main, no_memory)
+    code = _exit_code(argv[0], main, no_memory, compiled)
     with contextlib.suppress(Exception):  # as at the end of any Python program
         if (threading := sys.modules.get("threading")) is not None:
             threading._shutdown()
@@ -129,11 +191,9 @@ def _stream(number: int, mode: str, errors: str, buffering: int = -1) -> Any:
     return open(number, mode, buffering, encoding="utf-8", errors=errors, closefd=False)
 
 
-def _exit_code(path: str, main: ModuleType, no_memory: mmap) -> int:
+def _exit_code(path: str, main: ModuleType, no_memory: mmap, compiled: CompiledCode) -> int:
     try:
-        with open(path, "rb") as file:
-            source = file.read()
-        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102  # what this process is for
+        exec(compiled.code(path), main.__dict__)  # noqa: S102  # what this process is for
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return (end.code or 0) & 0xFF

@@ -24,7 +24,7 @@ from rollmesh.mesh.runtime.service import Shutdown, advertised_address, run_serv
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.mesh.telemetry.tracing import open_tracer
 from rollmesh.protos import membership_pb2
-from rollmesh.reward_service.judge.configured import with_judge
+from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.server.http import http_server
@@ -64,7 +64,7 @@ async def serve(
     """
     check_security(config.security, Identity(Role.REWARD), endpoint=False)
     reward = config.reward
-    functions, local = with_judge(reward, reward.functions, split_routes(reward.by_data_source)[0])
+    functions, local = with_configured(reward, reward.functions, split_routes(reward.by_data_source)[0])
     computing, waiting = reward_workers(reward.workers)
     engine = ScoringEngine(
         functions,

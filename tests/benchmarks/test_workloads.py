@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.rewards import letter_order
+from benchmarks.reward_functions import letter_order
 from benchmarks.workloads import EOS, LONG_TAIL, WORKLOADS, Mode, build_model, build_tokenizer, mesh_config, prepare
 from rollmesh.mesh.config import load_config
 

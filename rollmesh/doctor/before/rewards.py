@@ -19,7 +19,7 @@ from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client.channels import configured
-from rollmesh.reward_service.judge.configured import with_judge
+from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.samples import item
 from rollmesh.reward_service.scoring.engine import ScoringEngine
@@ -100,7 +100,7 @@ async def try_rewards(config: Config, rows: Sequence[Row]) -> list[Tried]:
     """
     reward = config.reward
     local, remote = split_routes(reward.by_data_source)
-    functions = with_judge(reward, reward.functions, local)
+    functions = with_configured(reward, reward.functions, local)
     engine = ScoringEngine(*functions, workers=1, call_timeout_s=reward.scorer_timeout_s)
     found = []
     try:

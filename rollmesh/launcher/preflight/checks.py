@@ -30,6 +30,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.files import require_writable
 from rollmesh.mesh.runtime.threads import available_cores
+from rollmesh.reward_service.configured import BUILDERS
 from rollmesh.reward_service.loading import is_path, load_function
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.run_files import RUN, check_command
@@ -64,7 +65,7 @@ def check_files(config: Config) -> None:
     _check_inputs(config)
     check_interpreters(interpreters_of(config))
     for name in _reward_functions(config):
-        if not is_path(name):
+        if not (is_path(name) or name in BUILDERS):
             load_function(name)
 
 

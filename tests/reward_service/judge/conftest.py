@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.config.scorers.judge import JudgeSection
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.judge.configured import with_judge
+from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 Behaviour = Callable[[dict[str, Any]], Awaitable[web.StreamResponse]]
@@ -105,7 +105,7 @@ async def judge(base_url: str) -> AsyncIterator[Callable[..., Score]]:
         given = {"base_url": base_url, "model": "m", "timeout_s": 0.3 * LONG_S, **settings}
         section = RewardSection(functions=["judge"], judge=JudgeSection(**given), scorer_timeout_s=LONG_S)
         engine = ScoringEngine(
-            *with_judge(section, section.functions, {}), workers=1, call_timeout_s=section.scorer_timeout_s
+            *with_configured(section, section.functions, {}), workers=1, call_timeout_s=section.scorer_timeout_s
         )
         engines.append(engine)
 

@@ -11,7 +11,7 @@ from rollmesh.mesh.config import load_as
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.reward_service.judge.configured import with_judge
+from rollmesh.reward_service.configured import with_configured
 
 HERE = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
 
@@ -42,14 +42,14 @@ def test_contradictions_are_refused(reward: dict[str, Any], message: str) -> Non
 
 def test_a_source_may_name_the_judge() -> None:
     reward = RewardSection(by_data_source={"essays": ["judge", "none"]}, judge=HERE)  # type: ignore[arg-type]
-    functions, by_source = with_judge(reward, reward.functions, reward.by_data_source)
+    functions, by_source = with_configured(reward, reward.functions, reward.by_data_source)
     assert functions == ["auto"]
     assert [getattr(name, "__name__", name) for name in by_source["essays"]] == ["judge", "none"]
 
 
 def test_functions_of_a_program_need_an_endpoint_too() -> None:
     with pytest.raises(ConfigError, match="base_url"):
-        with_judge(RewardSection(), ["judge"], {})
+        with_configured(RewardSection(), ["judge"], {})
 
 
 def test_the_judge_counts_where_it_is_asked(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from rollmesh.learner.coordinator.prompt_sources import open_prompts
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.tokenizer_files import load_tokenizer
+from rollmesh.reward_service.configured import BUILDERS
 from tests.command import Command
 from tests.repository import REPOSITORY
 
@@ -80,6 +81,8 @@ def test_what_it_writes_is_a_run_of_these_rows(rollmesh: Command, model: Path, k
     assert {key: found[key] for key in expected} == expected
     assert config.rollout.context_tokens <= 128
     check_files(config)
+    others = config.reward.model_copy(update={"functions": list(BUILDERS)})
+    check_files(config.model_copy(update={"reward": others}))
     prompts, _ = open_prompts(config, load_tokenizer(model), greedy=0)
     assert prompts is not None
 

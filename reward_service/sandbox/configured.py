@@ -1,0 +1,23 @@
+"""The executor that a configuration asks for."""
+
+from __future__ import annotations
+
+import logging
+
+from rollmesh.mesh.config.scorers.isolation import IsolationSection
+from rollmesh.reward_service.sandbox.executor import Sandbox
+from rollmesh.reward_service.sandbox.interface import Executor
+
+log = logging.getLogger(__name__)
+
+
+async def open_executor(isolation: IsolationSection) -> Executor:
+    """Opens the executor of a service, on the highest rung that the host allows or by the plug-in that is named.
+
+    Raises:
+        UnavailableError: the host does not allow the rung that is required, or the plug-in does not work; the message
+            says what is missing.
+    """
+    executor = await Sandbox.open(require=isolation.require, size=isolation.concurrency or 0)
+    log.info("isolation of programs: %s", executor.describe())
+    return executor
