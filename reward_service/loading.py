@@ -94,7 +94,10 @@ def _label(spec: FunctionSpec) -> str:
     if is_reward_model(spec):
         return "reward_model"
     if isinstance(spec, str):
-        return spec.partition(":")[0] if takes_option(spec) else _WITH_ARGUMENTS.sub(r"\1", spec).rpartition(":")[2]
+        if takes_option(spec):
+            return spec.partition(":")[0]
+        # Of an environment `owner/name` the name alone.
+        return _WITH_ARGUMENTS.sub(r"\1", spec).rpartition(":")[2].rpartition("/")[2]
     return str(getattr(spec, "__name__", type(spec).__name__))
 
 
