@@ -26,7 +26,7 @@ def match_answer(items: Sequence[reward_pb2.ScoreItem], response: reward_pb2.Sco
     """Pairs items with results by item_id.
 
     Codes of what breaks the contract: missing_result (retryable), duplicate_result, no_outcome, nan,
-    per_token_length.
+    per_token_length, bad_span, bad_output.
     """
     by_id = {result.item_id: result for result in response.results}
     repeated: Counter[str] = Counter()
@@ -69,4 +69,15 @@ def contract_fault(item: reward_pb2.ScoreItem, result: reward_pb2.ScoreResult) -
             )
         if not all(map(math.isfinite, scored.per_token)):
             return "nan", "a per-token value is not finite"
+    return _span_fault(item, scored) if scored.spans else None
+
+
+def _span_fault(item: reward_pb2.ScoreItem, scored: reward_pb2.Scored) -> tuple[str, str] | None:
+    if scored.per_token:
+        return "bad_output", "both per-token values and spans"
+    for span in scored.spans:
+        if not span.begin < span.end <= len(item.response):
+            return "bad_span", f"span {span.begin}:{span.end} of {len(item.response)} characters"
+        if not math.isfinite(span.value):
+            return "nan", f"the value of span {span.begin}:{span.end} is {span.value}"
     return None

@@ -19,13 +19,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 from rollmesh.mesh.errors import PayloadError, RewardError
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.call_times import CallTimes
 from rollmesh.reward_service.functions import RewardFunction
+from rollmesh.reward_service.judge.accounts import Accounts
 from rollmesh.reward_service.loading import FunctionSpec, is_path, load_function, with_names
 from rollmesh.reward_service.outcomes import (
     NOT_BEGUN,
@@ -98,6 +99,7 @@ class ScoringEngine:
 
     Attributes:
         scorers: versions by name of those of its functions that come with the package.
+        judge: limits, budget and counts of the judge; None without one.
 
     Raises:
         RewardError: a scorer that does not exist, or a function given as an object that has no known signature.
@@ -118,6 +120,8 @@ class ScoringEngine:
         self._call_timeout_s = call_timeout_s
         self._remote: list[tuple[str, str]] = []
         self._waits: list[Callable[[], Wait]] = []
+        self._closes: list[Callable[[], None]] = []
+        self.judge: Accounts | None = None
         self._default = self._placed_functions(functions)
         self._by_data_source = {source: self._placed_functions(specs) for source, specs in by_data_source.items()}
         self._processes = ProcessPool(self._remote, workers=workers, most=most, call_timeout_s=call_timeout_s)
@@ -175,6 +179,8 @@ class ScoringEngine:
         """Ends threads and worker processes."""
         self._threads.close()
         self._coroutines.close()
+        for close in self._closes:
+            await asyncio.to_thread(close)
         await self._processes.close()
 
     # ------------------------------------------------------------------------------------------ routing
@@ -186,13 +192,22 @@ class ScoringEngine:
         """Decides where a function runs."""
         local = None if is_path(spec) else load_function(spec, name=name)
         if not isinstance(spec, str):
-            # A function that knows its reasons tells them.
-            if (present_wait := getattr(spec, "present_wait", None)) is not None:
-                self._waits.append(present_wait)
+            self._attach(spec, name)
             return _Function(name, local, None, lambda _source: True)
         if (spec, name) not in self._remote:
             self._remote.append((spec, name))
         return _Function(name, local, self._remote.index((spec, name)), lambda source: is_linear(spec, source))
+
+    def _attach(self, function: Callable[..., Any], name: str) -> None:
+        """Takes over what a function says of itself: its reasons to wait, its version, its end, its accounts."""
+        if (version := getattr(function, "version", None)) is not None:
+            self.scorers[name] = str(version)
+        if (present_wait := getattr(function, "present_wait", None)) is not None:
+            self._waits.append(present_wait)
+        if (close := getattr(function, "close", None)) is not None:
+            self._closes.append(close)
+        if isinstance(accounts := getattr(function, "accounts", None), Accounts):
+            self.judge = accounts
 
     def _functions(self) -> list[_Function]:
         return [function for functions in (self._default, *self._by_data_source.values()) for function in functions]

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from rollmesh.mesh.telemetry.metric_spec import SpecCollector, SpecFactory, Values
 from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.judge import metrics as judge_metrics
 from rollmesh.reward_service.outcomes import NOT_BEGUN
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 
@@ -25,7 +26,7 @@ _OF_ENGINE = (
     _REWARD.counter("workers_ended", "Worker processes lost: overdue, died", "why"),
     _REWARD.gauge("hanging_threads", "Threads abandoned because a call hangs"),
 )
-METRICS = (_ITEMS, _SECONDS, _OPEN, *_OF_ENGINE)
+METRICS = (_ITEMS, _SECONDS, _OPEN, *_OF_ENGINE, *judge_metrics.METRICS)
 # Different codes of errors: functions may write anything there, and each is a series of its own.
 _MOST_CODES = 64
 _OTHER = "other"
@@ -46,6 +47,8 @@ class RewardMetrics:
         self._seconds = _SECONDS.as_histogram(_BUCKETS, self.registry)
         self._open = _OPEN.as_gauge(self.registry)
         self.registry.register(SpecCollector(_OF_ENGINE, self._engine_values))
+        if (judge := engine.judge) is not None:
+            self.registry.register(SpecCollector(judge_metrics.METRICS, lambda: judge_metrics.values(judge)))
         # Items without an error have a series whatever others have.
         self._codes = {""}
         self._totals = dict.fromkeys(("items", "errors", "calls"), 0.0)

@@ -26,6 +26,7 @@ from rollmesh.mesh.runtime.service import add_health_and_reflection, set_serving
 from rollmesh.mesh.telemetry.tracing import Tracer, no_traces
 from rollmesh.mesh.wait import Wait
 from rollmesh.protos import diagnosis_pb2_grpc, reward_pb2, reward_pb2_grpc
+from rollmesh.reward_service.judge.accounts import Accounts
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.server.item_spans import record_scores
 from rollmesh.reward_service.server.metrics import RewardMetrics
@@ -138,6 +139,11 @@ class RewardServer:
     def present_wait(self) -> Wait:
         """The reason why items wait although the service should be able to score them; empty while all is well."""
         return self._engine.present_wait()
+
+    @property
+    def judge(self) -> Accounts | None:
+        """Limits, budget and counts of the judge; None without one."""
+        return self._engine.judge
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Loads the reward functions, binds, serves and returns the port.

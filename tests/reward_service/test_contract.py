@@ -18,7 +18,6 @@ from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
-from rollmesh.reward_service.check import check_endpoint
 from rollmesh.reward_service.client.client import CallLimits, LocalScorer, RewardClient, RewardScorer
 from rollmesh.reward_service.client.endpoint import connector, mesh_connector
 from rollmesh.reward_service.scoring.engine import ScoringEngine
@@ -88,15 +87,6 @@ async def test_callers_at_once_each_get_their_own(scorer: RewardScorer, make_ite
         return totals == [0, 1, 1, 1]
 
     assert all(await asyncio.gather(*(one(caller) for caller in range(20))))
-
-
-async def test_the_servers_pass_the_check(serve: Any, third_party_server: str) -> None:
-    ours = await check_endpoint(await serve("auto"))
-    assert not ours.findings
-    assert "gsm8k 1, " in ours.server, "scorers have versions"
-    theirs = (await check_endpoint(third_party_server)).findings
-    assert [finding.severity for finding in theirs] == ["warning"]
-    assert "health" in str(theirs[0])
 
 
 async def test_health_and_reflection(serve: Any) -> None:
