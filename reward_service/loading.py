@@ -1,23 +1,31 @@
 """Loads the reward functions that the configuration names.
 
 A name is a built-in scorer, one with an option (`regex:PATTERN`, `json_schema:FILE`), `model:FOLDER` (a reward model),
-`package.module:function`, or `path/file.py:function` (mesh.user_code).
+`package.module:function`, or `path/file.py:function` (mesh.user_code), or `verifiers:ENVIRONMENT` (adapters.verifiers).
+The last three may have arguments by keyword, literals of Python: `file.py:function(threshold=0.5)`.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
+import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.user_code import load_callable
+from rollmesh.reward_service.adapters.verifiers import PREFIX as VERIFIERS
+from rollmesh.reward_service.adapters.verifiers import load_verifiers
 from rollmesh.reward_service.configured import BUILDERS
 from rollmesh.reward_service.functions import RewardFunction, adapt, from_scorer
 from rollmesh.reward_service.scorers import SCORERS, WITH_OPTION, takes_option
 from rollmesh.reward_service.scorers.reward_model import PREFIX, RewardModel, is_reward_model
 
+# A path, and the arguments in its parentheses.
+_WITH_ARGUMENTS = re.compile(r"(.+?:[\w./@-]+)\((.*)\)", re.DOTALL)
 FunctionSpec = str | Callable[..., Any]
 
 
@@ -55,15 +63,38 @@ def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunct
     if takes_option(spec):
         scorer, _, option = spec.partition(":")
         return from_scorer(name or scorer, WITH_OPTION[scorer](option))
-    function = load_callable(spec, "reward function", RewardError)
-    return adapt(name or _label(spec), function)
+    path, arguments = _split_arguments(spec)
+    if path.startswith(VERIFIERS):
+        return adapt(name or _label(spec), load_verifiers(path.removeprefix(VERIFIERS), arguments))
+    function = load_callable(path, "reward function", RewardError)
+    return adapt(name or _label(spec), partial(function, **arguments) if arguments else function)
+
+
+def _split_arguments(spec: str) -> tuple[str, dict[str, Any]]:
+    """The path of a function, and its arguments.
+
+    Raises:
+        RewardError: they are no literals by keyword.
+    """
+    if (parts := _WITH_ARGUMENTS.fullmatch(spec)) is None:
+        return spec, {}
+    try:
+        call = ast.parse(f"f({parts[2]})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError("arguments need names")
+        return parts[1], {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (ValueError, SyntaxError) as error:
+        raise RewardError(
+            f"reward function {spec}: its arguments cannot be read: {error}",
+            hint="write file.py:function(name=value, ...), with numbers, strings, true or false as in Python",
+        ) from error
 
 
 def _label(spec: FunctionSpec) -> str:
     if is_reward_model(spec):
         return "reward_model"
     if isinstance(spec, str):
-        return spec.partition(":")[0] if takes_option(spec) else spec.rpartition(":")[2]
+        return spec.partition(":")[0] if takes_option(spec) else _WITH_ARGUMENTS.sub(r"\1", spec).rpartition(":")[2]
     return str(getattr(spec, "__name__", type(spec).__name__))
 
 

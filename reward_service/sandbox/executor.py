@@ -45,6 +45,8 @@ class Sandbox:
         missing: reason why a higher rung is not in force; empty if it is the highest.
     """
 
+    languages = frozenset({"python", "native"})
+
     def __init__(self, zygote: ZygoteProcess, rung: int, missing: str, runtime: Runtime, size: int) -> None:
         self.rung = rung
         self.missing = missing

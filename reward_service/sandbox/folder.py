@@ -55,7 +55,7 @@ class JobFolder:
         """Regular files below the folder, by name: without those that are not there or are reached over links."""
         found = {}
         left = self._size
-        for name in names:
+        for name in (each for wanted in names for each in _matching(self._path, wanted)):
             content = _read(self._path, name, left)
             if content is not None:
                 found[name] = content
@@ -80,20 +80,44 @@ def _executable(path: str, flags: int) -> int:
     return os.open(path, flags, 0o755)
 
 
-def _read(folder: str, name: str, most: int) -> bytes | None:
-    *above, last = name.split("/")
-    descriptor = os.open(folder, _FOLDER)
+def _matching(folder: str, name: str) -> list[str]:
+    """The name itself, or of `sub/*` the names in a folder."""
+    above, _, last = name.rpartition("/")
+    if last != "*":
+        return [name]
+    descriptor = _opened(folder, above, _FOLDER)
+    if descriptor is None:
+        return []
     try:
-        for part, kind in (*((each, _FOLDER) for each in above), (last, _FILE)):
-            below = os.open(part, kind, dir_fd=descriptor)
-            os.close(descriptor)
-            descriptor = below
+        return [f"{above}/{each}" for each in sorted(os.listdir(descriptor))]
+    finally:
+        os.close(descriptor)
+
+
+def _read(folder: str, name: str, most: int) -> bytes | None:
+    descriptor = _opened(folder, name, _FILE)
+    if descriptor is None:
+        return None
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size > most:
             return None
         with open(descriptor, "rb", closefd=False) as file:
             return file.read(most)
-    except OSError:  # the program has not made it, or not as a file
-        return None
     finally:
         os.close(descriptor)
+
+
+def _opened(folder: str, name: str, kind: int) -> int | None:
+    """Descriptor of what is below the folder without links; None if it is not there, or not of this kind."""
+    descriptor = os.open(folder, _FOLDER)
+    parts = name.split("/")
+    for at, part in enumerate(parts, 1):
+        try:
+            below = os.open(part, kind if at == len(parts) else _FOLDER, dir_fd=descriptor)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        descriptor = below
+    return descriptor

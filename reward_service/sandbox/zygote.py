@@ -113,7 +113,7 @@ def _kill(pid: int) -> None:
 
 
 def _serve(connection: socket.socket, settings: dict[str, Any]) -> None:
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    linux.die_with_parent()
     for name in settings["preload"]:
         _attempt(f"module {name}", importlib.import_module, name)
     means = _prepare(settings)

@@ -122,14 +122,14 @@ class ZygoteProcess:
         Returns:
             reason why the zygote is lost, with the run in progress, and has to be ended; empty: it takes another job.
         """
-        message = _begin(job, several=len(inputs) > 1)
-        for stdin in inputs:
+        message = _begin(job)
+        for number, stdin in enumerate(inputs, 1):
             left_s = job.deadline - time.monotonic()
             wall_s = min(job.limits.wall_s, left_s)
             if left_s <= 0:
                 ran = Ran("infrastructure", reason="the deadline has passed before the program was run")
             else:
-                message += pack({"wall_s": wall_s}, [stdin])
+                message += pack({"wall_s": wall_s, "last": number == len(inputs)}, [stdin])
                 try:
                     async with asyncio.timeout(wall_s + _ANSWER_S):
                         self._send(message)
@@ -189,14 +189,14 @@ class ZygoteProcess:
         return unpack(await self._reader.readexactly(text_size), await self._reader.readexactly(body_size))
 
 
-def _begin(job: Job, *, several: bool) -> bytes:
+def _begin(job: Job) -> bytes:
     fields = {
         "language": job.language,
         "argv": list(job.argv),
         "files": list(job.files),
         "outputs": list(job.outputs),
         "limits": asdict(job.limits),
-        "several": several,
+        "environment": dict(job.environment),
     }
     return pack(fields, list(job.files.values()))
 

@@ -30,6 +30,11 @@ class IsolationSection(Section):
     key_file: Path | None = Field(
         None, description="A file with the key that is sent to `url` as a bearer token; needed by `remote`."
     )
+    toolchains: list[Path] = Field(
+        default_factory=list,
+        description="Folders with compilers and interpreters in `bin`, besides the system's. Every account has to be "
+        "able to read them, and programs read them too.",
+    )
     concurrency: PositiveInt | None = Field(
         None, description="Programs that run at a time, per service. None: as many as there are cores."
     )
