@@ -258,14 +258,14 @@ def _read_verl(_items: Sequence[RewardItem], value: Any) -> list[Outcome]:
     return [Scored(_number(value["score"]), components, spans=_spans(value.get("spans")))]
 
 
-def _spans(value: Any) -> list[tuple[int, int, float]]:
+def _spans(value: Any) -> tuple[tuple[int, int, float], ...]:
     """Rewards of parts: a list of (begin, end, value), in characters of the response.
 
     Raises:
         OutputError: for anything else.
     """
     try:
-        return [(int(begin), int(end), float(number)) for begin, end, number in value or ()]
+        return tuple((int(begin), int(end), float(number)) for begin, end, number in value or ())
     except (TypeError, ValueError) as error:
         raise OutputError(f"returned spans that are no list of (begin, end, value): {error}") from error
 
