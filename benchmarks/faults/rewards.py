@@ -13,8 +13,8 @@ Method: one `rollmesh run` of the demonstration's model and data for each fault,
 * poison: a stranger asks the run's reward service, which keeps scores, for other responses under made-up keys.
 * hostile: the model has been trained to answer with numbers that no computer algebra system can compute.
 
-Exits with 1 where a group was lost, a reward is not that of its response, a ledger does not balance, or a run did not
-end. A response that no function can score is no lost group: its member has no reward, by name.
+Exits with 1 where a group was lost, a reward is not that of its response, or a ledger does not balance. So it does
+where a run did not end. A response that no function can score is no lost group: its member has no reward, by name.
 """
 
 from __future__ import annotations

@@ -99,6 +99,7 @@ def requested_code(config: Config) -> list[CodeRequest]:
         *_named("rollout.agent.pass_env", *agent.pass_env),
         # Read here, and sent to the address that the mesh names.
         *_named("reward.key_files", *map(str, reward.key_files.values())),
+        *_named("reward.tls", *(str(tls.key) for tls in reward.tls.values() if tls.key is not None)),
     ]
     if reward.in_process:
         found += _named("reward.functions", *filter(_is_path, reward.functions))

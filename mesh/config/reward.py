@@ -12,6 +12,20 @@ from rollmesh.mesh.config.scorers.isolation import Isolation, IsolationSection
 from rollmesh.mesh.config.scorers.judge import NAME, NEEDS, JudgeSection
 
 
+class EndpointTls(Section):
+    ca: Path | None = Field(
+        None, description="Authority of the endpoint's certificate; none: `security.tls_ca`, or the public authorities."
+    )
+    cert: Path | None = Field(None, description="Certificate by which generators prove themselves to it.")
+    key: Path | None = Field(None, description="Key of that certificate, closed to other users.")
+
+    @model_validator(mode="after")
+    def _whole(self) -> EndpointTls:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("cert and key belong together")
+        return self
+
+
 class RewardSection(Section):
     functions: list[str] = Field(
         default_factory=lambda: ["auto"],
@@ -36,6 +50,10 @@ class RewardSection(Section):
         default_factory=dict,
         description="By endpoint, written as above: a file with the key that is sent to it as a bearer token. "
         "It has to be on each generator's host.",
+    )
+    tls: dict[str, EndpointTls] = Field(
+        default_factory=dict,
+        description="By endpoint (`grpcs://host:port`, written as above): files for its TLS, on each generator's host.",
     )
     timeout_s: PositiveFloat = Field(
         20.0,

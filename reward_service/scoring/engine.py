@@ -1,7 +1,7 @@
 """Scores items with reward functions: routing by data_source, deadlines, and the sum of several functions.
 
 Invariants
-  * The answer has one result per item, in order, by the deadline.
+  * Each item has one result, as soon as it is there, by the deadline.
   * An item that is begun gets its whole time. One that cannot be begun in time is answered as not begun; that is no
     failure.
   * One item's failure touches no other item; a group function's failure touches its group alone.
@@ -16,20 +16,24 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 from rollmesh.mesh.errors import PayloadError, RewardError
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.call_times import CallTimes
+from rollmesh.reward_service.function_kind import Needs
 from rollmesh.reward_service.functions import RewardFunction
+from rollmesh.reward_service.judge.accounts import Accounts
 from rollmesh.reward_service.loading import FunctionSpec, is_path, load_function, with_names
 from rollmesh.reward_service.outcomes import (
     NOT_BEGUN,
     Failed,
+    OnAnswer,
     Outcome,
     RewardItem,
     Scored,
@@ -44,7 +48,9 @@ from rollmesh.reward_service.scoring.coroutines import CoroutinePool
 from rollmesh.reward_service.scoring.threads import ThreadPool
 from rollmesh.reward_service.workers.pool import PoolStats, ProcessPool
 
-Answers = list[list[Outcome] | Failed]
+OnResult = Callable[[int, reward_pb2.ScoreResult], None]
+"""Receives an item's place in its call, and its result."""
+_OnOutcome = Callable[[int, Outcome], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,7 @@ class ScoringEngine:
 
     Attributes:
         scorers: versions by name of those of its functions that come with the package.
+        judge: limits, budget and counts of the judge; None without one.
 
     Raises:
         RewardError: a scorer that does not exist, or a function given as an object that has no known signature.
@@ -118,6 +125,8 @@ class ScoringEngine:
         self._call_timeout_s = call_timeout_s
         self._remote: list[tuple[str, str]] = []
         self._waits: list[Callable[[], Wait]] = []
+        self._closes: list[Callable[[], None]] = []
+        self.judge: Accounts | None = None
         self._default = self._placed_functions(functions)
         self._by_data_source = {source: self._placed_functions(specs) for source, specs in by_data_source.items()}
         self._processes = ProcessPool(self._remote, workers=workers, most=most, call_timeout_s=call_timeout_s)
@@ -135,6 +144,14 @@ class ScoringEngine:
     def workers(self) -> PoolStats:
         """Statistics of the worker processes."""
         return self._processes.stats
+
+    @property
+    def needs(self) -> Needs:
+        """The needs of all its functions; of those that only workers know, once these have loaded them."""
+        return Needs.of(
+            self._processes.kind(cast("int", function.worker_index)) if function.local is None else function.local.kind
+            for function in self._functions()
+        )
 
     def present_wait(self) -> Wait:
         """The reason why items wait; empty while they are scored as they come."""
@@ -155,26 +172,30 @@ class ScoringEngine:
 
     async def score(self, items: Sequence[reward_pb2.ScoreItem], timeout_s: float) -> list[reward_pb2.ScoreResult]:
         """Scores items: one result per item, in order, within `timeout_s` seconds."""
+        results = [reward_pb2.ScoreResult()] * len(items)
+        await self.score_each(items, timeout_s, results.__setitem__)
+        return results
+
+    async def score_each(self, items: Sequence[reward_pb2.ScoreItem], timeout_s: float, on_result: OnResult) -> None:
+        """Scores items within `timeout_s` seconds; work that is not done ends where this is cancelled.
+
+        Args:
+            on_result: gets each item's result as soon as it is there; all of them before this returns.
+        """
         request = _Request(items, CallTimes.within(timeout_s, self._call_timeout_s))
-        outcomes: list[Outcome | None] = [None] * len(items)
         routed: dict[tuple[_Function, ...], list[int]] = {}
         for index, item in enumerate(items):
             routed.setdefault(self._by_data_source.get(item.data_source, self._default), []).append(index)
-
-        async def route(functions: tuple[_Function, ...], indices: list[int]) -> None:
-            columns = await asyncio.gather(*(self._apply(function, request, indices) for function in functions))
-            names = [function.name for function in functions]
-            for row, index in enumerate(indices):
-                outcomes[index] = combine(names, [column[row] for column in columns])
-
-        await asyncio.gather(*(route(functions, indices) for functions, indices in routed.items()))
-        unanswered = Failed("no_scorer", "no reward function is configured")
-        return [to_proto(item.item_id, outcome or unanswered) for item, outcome in zip(items, outcomes, strict=True)]
+        await asyncio.gather(
+            *(self._route(functions, request, indices, on_result) for functions, indices in routed.items())
+        )
 
     async def close(self) -> None:
         """Ends threads and worker processes."""
         self._threads.close()
         self._coroutines.close()
+        for close in self._closes:
+            await asyncio.to_thread(close)
         await self._processes.close()
 
     # ------------------------------------------------------------------------------------------ routing
@@ -186,99 +207,165 @@ class ScoringEngine:
         """Decides where a function runs."""
         local = None if is_path(spec) else load_function(spec, name=name)
         if not isinstance(spec, str):
-            # A function that knows its reasons tells them.
-            if (present_wait := getattr(spec, "present_wait", None)) is not None:
-                self._waits.append(present_wait)
+            self._attach(spec, name)
             return _Function(name, local, None, lambda _source: True)
         if (spec, name) not in self._remote:
             self._remote.append((spec, name))
         return _Function(name, local, self._remote.index((spec, name)), lambda source: is_linear(spec, source))
 
+    def _attach(self, function: Callable[..., Any], name: str) -> None:
+        """Takes over what a function says of itself: its reasons to wait, its version, its end, its accounts."""
+        if (version := getattr(function, "version", None)) is not None:
+            self.scorers[name] = str(version)
+        if (present_wait := getattr(function, "present_wait", None)) is not None:
+            self._waits.append(present_wait)
+        if (close := getattr(function, "close", None)) is not None:
+            self._closes.append(close)
+        if isinstance(accounts := getattr(function, "accounts", None), Accounts):
+            self.judge = accounts
+
     def _functions(self) -> list[_Function]:
         return [function for functions in (self._default, *self._by_data_source.values()) for function in functions]
 
-    async def _apply(self, function: _Function, request: _Request, indices: Sequence[int]) -> list[Outcome]:
-        """Applies a function: one outcome per index."""
+    async def _route(
+        self, functions: tuple[_Function, ...], request: _Request, indices: Sequence[int], on_result: OnResult
+    ) -> None:
+        """Applies functions; an item has its result once each function has its outcome."""
+        names = [function.name for function in functions]
+        found: dict[int, dict[int, Outcome]] = {index: {} for index in indices}
+
+        def finish(index: int) -> None:
+            outcomes = found.pop(index)
+            combined = combine(names, [outcomes[column] for column in range(len(functions))])
+            on_result(index, to_proto(request.items[index].item_id, combined))
+
+        def accept(column: int, index: int, outcome: Outcome) -> None:
+            found[index][column] = outcome
+            if len(found[index]) == len(functions):
+                finish(index)
+
+        if not functions:
+            for index in indices:
+                finish(index)
+        await asyncio.gather(
+            *(
+                self._apply(function, request, indices, partial(accept, column))
+                for column, function in enumerate(functions)
+            )
+        )
+
+    async def _apply(
+        self, function: _Function, request: _Request, indices: Sequence[int], on_outcome: _OnOutcome
+    ) -> None:
+        """Applies a function, here or in workers."""
         sources = {request.items[index].data_source for index in indices}
         local_sources = {source for source in sources if function.is_local(source)}
         if len(local_sources) == len(sources):
-            return await self._score_here(cast("RewardFunction", function.local), request, indices)
-        if not local_sources:
-            return await self._score_in_workers(function, request, indices)
-        near = [index for index in indices if request.items[index].data_source in local_sources]
-        far = [index for index in indices if request.items[index].data_source not in local_sources]
-        parts = await asyncio.gather(self._apply(function, request, near), self._apply(function, request, far))
-        found = dict(zip([*near, *far], [outcome for part in parts for outcome in part], strict=True))
-        return [found[index] for index in indices]
+            await self._score_here(cast("RewardFunction", function.local), request, indices, on_outcome)
+        elif not local_sources:
+            await self._score_in_workers(function, request, indices, on_outcome)
+        else:
+            near = [index for index in indices if request.items[index].data_source in local_sources]
+            far = [index for index in indices if request.items[index].data_source not in local_sources]
+            await asyncio.gather(*(self._apply(function, request, part, on_outcome) for part in (near, far)))
 
     # ------------------------------------------------------------------------------------------ this process
 
-    async def _score_here(self, function: RewardFunction, request: _Request, indices: Sequence[int]) -> list[Outcome]:
-        parsed = [request.parsed(index) for index in indices]
-        items = [item for item in parsed if isinstance(item, RewardItem)]
-        units = _units([item.group_id for item in items], whole_group=function.whole_group)
-        batches = [[items[place] for place in unit] for unit in units]
+    async def _score_here(
+        self, function: RewardFunction, request: _Request, indices: Sequence[int], on_outcome: _OnOutcome
+    ) -> None:
+        items: dict[int, RewardItem] = {}
+        for index in indices:
+            parsed = request.parsed(index)
+            if isinstance(parsed, Failed):
+                on_outcome(index, parsed)
+            else:
+                items[index] = parsed
+        units = _units(request, items, whole_group=function.whole_group)
+        batches = [[items[index] for index in unit] for unit in units]
+        on_answer = _unit_receiver(function.name, units, on_outcome)
         if function.asynchronous:
-            answers = await self._run_coroutines(function, batches, request.times)
+            await self._run_coroutines(function, batches, request.times, on_answer)
         else:
-            answers = await self._run_threads(function, batches, request.times)
-        scored = iter(_by_place(function.name, units, answers))
-        return [item if isinstance(item, Failed) else next(scored) for item in parsed]
+            await self._run_threads(function, batches, request.times, on_answer)
 
     async def _run_threads(
-        self, function: RewardFunction, batches: Sequence[Sequence[RewardItem]], times: CallTimes
-    ) -> Answers:
+        self,
+        function: RewardFunction,
+        batches: Sequence[Sequence[RewardItem]],
+        times: CallTimes,
+        on_answer: OnAnswer,
+    ) -> None:
         works = [lambda batch=batch: function.score(batch) for batch in batches]
         share = max(1, -(-len(works) // self._threads.size))
-        parts = [works[start : start + share] for start in range(0, len(works), share)]
-        answers = await asyncio.gather(
-            *(self._threads.run(part, call_timeout_s=self._call_timeout_s, times=times) for part in parts)
+        await asyncio.gather(
+            *(
+                self._threads.run(
+                    works[start : start + share],
+                    call_timeout_s=self._call_timeout_s,
+                    times=times,
+                    on_answer=lambda place, answer, start=start: on_answer(start + place, answer),  # type: ignore[misc]  # the default argument binds it
+                )
+                for start in range(0, len(works), share)
+            )
         )
-        return [answer for part in answers for answer in part]
 
     async def _run_coroutines(
-        self, function: RewardFunction, batches: Sequence[Sequence[RewardItem]], times: CallTimes
-    ) -> Answers:
-        return await self._coroutines.run(
+        self,
+        function: RewardFunction,
+        batches: Sequence[Sequence[RewardItem]],
+        times: CallTimes,
+        on_answer: OnAnswer,
+    ) -> None:
+        await self._coroutines.run(
             [lambda batch=batch: function.score_async(batch) for batch in batches],  # type: ignore[misc]  # the default argument binds it
             call_timeout_s=self._call_timeout_s,
             times=times,
+            on_answer=on_answer,
         )
 
     # ------------------------------------------------------------------------------------------ worker processes
 
-    async def _score_in_workers(self, function: _Function, request: _Request, indices: Sequence[int]) -> list[Outcome]:
+    async def _score_in_workers(
+        self, function: _Function, request: _Request, indices: Sequence[int], on_outcome: _OnOutcome
+    ) -> None:
         worker_index = cast("int", function.worker_index)
+        refused: Failed | None = None
         try:
             async with asyncio.timeout(request.times.deadline - time.monotonic()):
                 await self._processes.start()
         except TimeoutError:
-            return [not_begun(f"{function.name}: its worker still starts")] * len(indices)
+            refused = not_begun(f"{function.name}: its worker still starts")
         except RewardError as error:
-            return [Failed("no_worker", str(error), retryable=True)] * len(indices)
-        items = [request.items[index] for index in indices]
-        units = _units([item.group_id for item in items], whole_group=self._processes.kinds[worker_index].whole_group)
-        batches = [[items[place].SerializeToString() for place in unit] for unit in units]
-        return _by_place(function.name, units, await self._processes.run(worker_index, batches, times=request.times))
+            refused = Failed("no_worker", str(error), retryable=True)
+        if refused is not None:
+            for index in indices:
+                on_outcome(index, refused)
+            return
+        units = _units(request, indices, whole_group=self._processes.kinds[worker_index].whole_group)
+        batches = [[request.items[index].SerializeToString() for index in unit] for unit in units]
+        on_answer = _unit_receiver(function.name, units, on_outcome)
+        await self._processes.run(worker_index, batches, times=request.times, on_answer=on_answer)
 
 
-def _units(groups: Sequence[str], *, whole_group: bool) -> list[list[int]]:
-    """Places of the items that go into one call: each alone, or a group's together; `groups` holds each item's."""
+def _units(request: _Request, indices: Iterable[int], *, whole_group: bool) -> list[list[int]]:
+    """Indices of the items that go into one call: each alone, or a group's together."""
     if not whole_group:
-        return [[place] for place in range(len(groups))]
+        return [[index] for index in indices]
     units: dict[str, list[int]] = {}
-    for place, group in enumerate(groups):
-        units.setdefault(group, []).append(place)
+    for index in indices:
+        units.setdefault(request.items[index].group_id, []).append(index)
     return list(units.values())
 
 
-def _by_place(function: str, units: Sequence[Sequence[int]], answers: Answers) -> list[Outcome]:
-    """The outcomes of the units, by the items' places."""
-    outcomes: dict[int, Outcome] = {}
-    for unit, answer in zip(units, answers, strict=True):
-        for position, place in enumerate(unit):
-            outcomes[place] = _with_name(answer, function) if isinstance(answer, Failed) else answer[position]
-    return [outcomes[place] for place in range(len(outcomes))]
+def _unit_receiver(function: str, units: Sequence[Sequence[int]], on_outcome: _OnOutcome) -> OnAnswer:
+    """Receives the answers of units, and passes the outcomes of their items on."""
+
+    def receive(place: int, answer: list[Outcome] | Failed) -> None:
+        for position, index in enumerate(units[place]):
+            on_outcome(index, _with_name(answer, function) if isinstance(answer, Failed) else answer[position])
+
+    return receive
 
 
 def _with_name(failed: Failed, function: str) -> Failed:

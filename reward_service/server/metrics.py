@@ -12,12 +12,13 @@ from prometheus_client import CollectorRegistry
 
 from rollmesh.mesh.telemetry.metric_spec import SpecCollector, SpecFactory, Values
 from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.judge import metrics as judge_metrics
 from rollmesh.reward_service.outcomes import NOT_BEGUN
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 _REWARD = SpecFactory("reward")
 _ITEMS = _REWARD.counter("items", "Items answered, by outcome, and by the code of an error", "outcome", "code")
-_SECONDS = _REWARD.histogram("call_seconds", "Duration of Score calls")
+_SECONDS = _REWARD.histogram("call_seconds", "Duration of Score and ScoreStream calls")
 _OPEN = _REWARD.gauge("items_in_progress", "Items of calls that are not answered yet")
 _OF_ENGINE = (
     _REWARD.gauge("workers", "Worker processes"),
@@ -25,7 +26,7 @@ _OF_ENGINE = (
     _REWARD.counter("workers_ended", "Worker processes lost: overdue, died", "why"),
     _REWARD.gauge("hanging_threads", "Threads abandoned because a call hangs"),
 )
-METRICS = (_ITEMS, _SECONDS, _OPEN, *_OF_ENGINE)
+METRICS = (_ITEMS, _SECONDS, _OPEN, *_OF_ENGINE, *judge_metrics.METRICS)
 # Different codes of errors: functions may write anything there, and each is a series of its own.
 _MOST_CODES = 64
 _OTHER = "other"
@@ -46,6 +47,8 @@ class RewardMetrics:
         self._seconds = _SECONDS.as_histogram(_BUCKETS, self.registry)
         self._open = _OPEN.as_gauge(self.registry)
         self.registry.register(SpecCollector(_OF_ENGINE, self._engine_values))
+        if (judge := engine.judge) is not None:
+            self.registry.register(SpecCollector(judge_metrics.METRICS, lambda: judge_metrics.values(judge)))
         # Items without an error have a series whatever others have.
         self._codes = {""}
         self._totals = dict.fromkeys(("items", "errors", "calls"), 0.0)
@@ -53,14 +56,23 @@ class RewardMetrics:
     @contextmanager
     def in_progress(self, items: int) -> Iterator[None]:
         """Counts items as open while the context lasts."""
-        self._open.inc(items)
+        self.add_open(items)
         try:
             yield
         finally:
-            self._open.dec(items)
+            self.add_open(-items)
 
-    def record(self, results: Sequence[reward_pb2.ScoreResult], seconds: float) -> None:
-        """Counts one answered call."""
+    def add_open(self, items: int) -> None:
+        """Changes the number of open items by `items`."""
+        self._open.inc(items)
+
+    def record_call(self, seconds: float) -> None:
+        """Counts one ended call."""
+        self._seconds.observe(seconds)
+        self._totals["calls"] += 1
+
+    def record_results(self, results: Sequence[reward_pb2.ScoreResult]) -> None:
+        """Counts answered items."""
         counts: dict[tuple[str, str], int] = {}
         for result in results:
             outcome = result.WhichOneof("outcome") or "none"
@@ -70,9 +82,7 @@ class RewardMetrics:
             self._items.labels(outcome, self._known(code)).inc(count)
             if outcome == "error" and code != NOT_BEGUN:
                 self._totals["errors"] += count
-        self._seconds.observe(seconds)
         self._totals["items"] += len(results)
-        self._totals["calls"] += 1
 
     def _known(self, code: str) -> str:
         if len(self._codes) < _MOST_CODES:

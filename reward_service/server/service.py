@@ -25,6 +25,7 @@ from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.mesh.telemetry.tracing import open_tracer
 from rollmesh.protos import membership_pb2
 from rollmesh.reward_service.configured import with_configured
+from rollmesh.reward_service.judge.member import shared_judge
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.server.http import http_server
@@ -133,10 +134,12 @@ async def _serve_in_mesh(
         retry_s=network.retry_s,
     )
     try:
-        if not await shutdown.run_until_requested(agent.start()):
-            return
-        _write_ready(config, address, ready_file)
-        await _report_until_end(shutdown, agent, server)
+        # It asks nothing before it knows its share.
+        async with shared_judge(server.judge, agent, membership_pb2.ROLE_REWARD, config.run.folder):
+            if not await shutdown.run_until_requested(agent.start()):
+                return
+            _write_ready(config, address, ready_file)
+            await _report_until_end(shutdown, agent, server)
         await agent.leave()
         if agent.lost_error is not None:
             raise agent.lost_error

@@ -237,7 +237,7 @@ async def test_answers_that_break_the_contract_are_errors_by_name(
         "missing": "missing_result",
         "good": "scored",
     }
-    assert "answered for 1 items that were not in the call, such as 'stranger'" in caplog.text
+    assert "answered for 1 items that were not in the call, or again, such as 'stranger'" in caplog.text
     await client.close()
 
 

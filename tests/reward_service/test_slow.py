@@ -149,7 +149,7 @@ async def test_an_endpoint_gets_as_much_as_it_could_begin_and_then_more() -> Non
     endpoint.described = True
     assert endpoint.free_items == math.inf
     endpoint.begin(64, 0.0)
-    endpoint.narrow_window(50)
+    endpoint.narrow_window(14)
     endpoint.end(64)
     assert endpoint.free_items == 14
     endpoint.begin(14, 1.0)

@@ -17,7 +17,7 @@ import aiohttp
 import grpc
 
 from rollmesh.mesh.access.tls import client_context
-from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.config.reward import EndpointTls
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.hosts import is_loopback
 from rollmesh.mesh.text import bounded
@@ -50,14 +50,16 @@ class Site:
     Attributes:
         url: of http or https, without a slash at its end.
         key: sent as a bearer token; empty: none.
-        security: `tls_ca` checks the server's certificate, else the usual public authorities do.
+        tls: its authority, without which the usual public ones check its certificate, and the one that it is shown.
         most_bytes: of an answer.
+        where: beginning of the configuration keys that name the files of `tls`, for errors.
     """
 
     url: str
     key: str
-    security: SecuritySection
+    tls: EndpointTls
     most_bytes: int
+    where: str = "reward.tls."
 
     def checked(self) -> Site:
         """Refuses a key that others could read on its way.
@@ -79,7 +81,9 @@ class HttpCalls:
 
     def __init__(self, site: Site) -> None:
         self._site = site.checked()
-        self._tls = client_context(site.security) if site.url.startswith("https://") else None
+        own = site.tls
+        encrypted = site.url.startswith("https://")
+        self._tls = client_context(own.ca, own.cert, own.key, site.where) if encrypted else None
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, path: str, body: bytes, timeout_s: float) -> bytes:
