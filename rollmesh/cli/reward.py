@@ -26,10 +26,10 @@ from rollmesh.cli.options import (
     read_config,
     security_of,
 )
+from rollmesh.mesh.config.scorers.isolation import IsolationSection
 
 if TYPE_CHECKING:
     from rollmesh.reward_service.conformance.findings import Report
-from rollmesh.mesh.config.scorers.isolation import IsolationSection
 
 
 class _ServeByDefault(TyperGroup):
