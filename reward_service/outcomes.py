@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,10 @@ from rollmesh.protos import reward_pb2
 
 NOT_BEGUN = "not_begun"
 """Code of an item that could not be begun in time: no failure, it is sent again for as long as it takes."""
+PENDING = "pending"
+"""Code of an item whose reward is known only later: no failure, it is asked again when its time has come."""
+NO_FAILURES = frozenset({NOT_BEGUN, PENDING})
+"""Codes of items that have no reward yet, and have not failed."""
 # Characters of a reason, and of an error's code.
 REASON_LENGTH = 2000
 _CODE_LENGTH = 64
@@ -197,7 +201,24 @@ def is_not_begun(result: reward_pb2.ScoreResult) -> bool:
     return result.WhichOneof("outcome") == "error" and result.error.code == NOT_BEGUN
 
 
+def later(ticket: str, retry_after_s: float = 0.0) -> Failed:
+    """What a reward function returns for an item whose reward is delivered later (`rollmesh reward deliver`).
+
+    Args:
+        ticket: a name for the reward, at most `REASON_LENGTH` characters; items may share one.
+        retry_after_s: seconds until the item is asked again; 0: as the service is configured.
+    """
+    return Failed(PENDING, ticket, retryable=True, retry_after_s=retry_after_s)
+
+
+def is_pending(result: reward_pb2.ScoreResult) -> bool:
+    """True if the reward of a result's item is known only later."""
+    return result.WhichOneof("outcome") == "error" and result.error.code == PENDING
+
+
 Outcome = Scored | Unscorable | Failed
+OnAnswer = Callable[[int, "list[Outcome] | Failed"], None]
+"""Receives the place of one call of a function among several, and its outcomes, or the failure of all of them."""
 
 
 def checked_outcome(outcome: Outcome, item: RewardItem, function: str) -> Outcome:
@@ -214,10 +235,12 @@ def checked_outcome(outcome: Outcome, item: RewardItem, function: str) -> Outcom
         if not math.isfinite(value):
             return Failed("nan", f"{function} returned {value} for component {name!r}")
     if outcome.per_token:
-        if len(outcome.per_token) != len(item.response_ids):
+        # Where neither came with the item, its caller knows their number and checks it.
+        tokens = len(item.response_ids) or len(item.token_ends)
+        if tokens and len(outcome.per_token) != tokens:
             return Failed(
                 "per_token_length",
-                f"{function} returned {len(outcome.per_token)} per-token values for {len(item.response_ids)} tokens",
+                f"{function} returned {len(outcome.per_token)} per-token values for {tokens} tokens",
             )
         if not all(math.isfinite(value) for value in outcome.per_token):
             return Failed("nan", f"{function} returned a per-token value that is not finite")

@@ -10,12 +10,11 @@ Method: one `rollmesh run` of the demonstration's model and data for each fault,
 * workers: each second a worker process of the reward service is killed from outside, so that no response is at fault.
 * judge: a language model's endpoint answers 429 to every other request.
 * hangs: one of two reward services accepts calls and never answers.
-* poison: a stranger asks the run's reward service, which keeps scores, for wrong responses under all content keys that
-  it can think of, while the run trains.
+* poison: a stranger asks the run's reward service, which keeps scores, for other responses under made-up keys.
 * hostile: the model has been trained to answer with numbers that no computer algebra system can compute.
 
-Exits with 1 where a group was lost, a reward is not that of its response, a ledger does not balance, or a run did not
-end. A response that no function can score is no lost group: its member has no reward, by name.
+Exits with 1 where a group was lost, a reward is not that of its response, or a ledger does not balance. So it does
+where a run did not end. A response that no function can score is no lost group: its member has no reward, by name.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _RUN_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a run of one fault has shown.
+    """The findings of one fault.
 
     Attributes:
         fault: its name.
@@ -88,7 +87,7 @@ class Fault:
 
     Attributes:
         reward: the section of the configuration.
-        world: what goes on around the run.
+        world: surroundings of the run.
         truth: the reward of a response to a ground truth; None where it cannot be known here.
         codes: errors that a member may end with.
     """
@@ -187,7 +186,7 @@ def put(name: str, fault: Fault, folder: Path, steps: int) -> Found:
 
 
 def judge_run(name: str, fault: Fault, run: MeshRun, steps: int) -> Found:
-    """What a finished run shows."""
+    """The findings of a finished run."""
     gaps = _gaps(run.steps[_WARM_UP:])
     unscored: Counter[str] = Counter()
     for step in run.steps:

@@ -17,6 +17,7 @@ from rollmesh.reward_service.code.workplace import BusyError, workplace_of
 from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable, not_begun
 from rollmesh.reward_service.sandbox.interface import Executor
 from rollmesh.reward_service.sandbox.languages.table import language_of
+from rollmesh.reward_service.scorers.versions import VERSIONS
 
 # Share of a call's time in which its programs have to end.
 _SHARE = 0.9
@@ -27,6 +28,8 @@ _RECENT_S = 10.0
 class Code:
     """Runs the program of a response against the tests of its row.
 
+    Equal items may get other scores: a program may draw numbers, or need just about the time that it has.
+
     Args:
         reward: of the configuration.
         name: of the scorer.
@@ -34,8 +37,11 @@ class Code:
         cases: most cases of a row; None: as configured.
     """
 
+    wants = ()
+
     def __init__(self, reward: RewardSection, name: str, *, fraction: bool, cases: int | None = None) -> None:
-        self.__name__ = self.scorer = name
+        self.__name__ = name
+        self.version = VERSIONS[name]
         self._cases = min(filter(None, (cases, reward.code.cases)), default=None)
         self._fraction = fraction
         self._place = workplace_of(reward)
@@ -46,7 +52,7 @@ class Code:
         """The reason why items wait: some had no turn in the sandbox a moment ago; empty while they have."""
         if time.monotonic() - self._busy_at > _RECENT_S:
             return NO_WAIT
-        return Wait(f"{self.scorer}: programs wait for their turn in the sandbox (reward.isolation.concurrency)")
+        return Wait(f"{self.__name__}: programs wait for their turn in the sandbox (reward.isolation.concurrency)")
 
     async def __call__(self, item: RewardItem) -> Outcome:
         """The outcome of one item."""
@@ -55,7 +61,7 @@ class Code:
             wanted = item.extra_info.get("language")
             program = program_of(item.response, wanted if isinstance(wanted, str) and wanted else None, _name_of)
         except ValueError as error:
-            return Unscorable(f"{self.scorer}: {error}")
+            return Unscorable(f"{self.__name__}: {error}")
         began = time.monotonic()
         deadline = began + self._time_s
         begin_by = max(deadline - 2 * self._place.section.time_s, began + self._time_s / 4)
@@ -66,12 +72,12 @@ class Code:
             self._busy_at = time.monotonic()
             return not_begun("all turns in the sandbox are taken")
         except SandboxError as error:
-            return Failed("sandbox", f"{self.scorer}: {error}", retryable=True)
+            return Failed("sandbox", f"{self.__name__}: {error}", retryable=True)
         except ValueError as error:
-            return Unscorable(f"{self.scorer}: {error}")
+            return Unscorable(f"{self.__name__}: {error}")
         except RollmeshError as error:
             # No sandbox, or no such language; another service may have it.
-            return Failed("no_sandbox", f"{self.scorer}: {error}", retryable=True)
+            return Failed("no_sandbox", f"{self.__name__}: {error}", retryable=True)
         share = verdict.passed / verdict.cases
         total = share if self._fraction else float(verdict.passed == verdict.cases)
         return Scored(total, verdict.components(), evidence=verdict.evidence())

@@ -1,4 +1,4 @@
-"""The gRPC server of the reward service: `Score` and `Info` over a `ScoringEngine`.
+"""The gRPC server of the reward service: `Score`, `ScoreStream` and `Info` over a `ScoringEngine`.
 
 Invariant: an answer leaves before the caller's deadline, with one result per item. An item that was not done in time
 has an error result; its call does not fail.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator
 from importlib import metadata
 from typing import Any
 
@@ -26,25 +27,31 @@ from rollmesh.mesh.runtime.service import add_health_and_reflection, set_serving
 from rollmesh.mesh.telemetry.tracing import Tracer, no_traces
 from rollmesh.mesh.wait import Wait
 from rollmesh.protos import diagnosis_pb2_grpc, reward_pb2, reward_pb2_grpc
+from rollmesh.reward_service.judge.accounts import Accounts
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.server.item_spans import record_scores
 from rollmesh.reward_service.server.metrics import RewardMetrics
+from rollmesh.reward_service.server.stream import ScoreStream
 
 log = logging.getLogger(__name__)
 SERVICE_NAME = reward_pb2.DESCRIPTOR.services_by_name["Reward"].full_name
 
 
 class RewardServicer(reward_pb2_grpc.RewardServicer):
-    """Answers Score and Info.
+    """Answers Score, ScoreStream and Info.
 
     Args:
         engine: scores the items.
-        timeout_s: deadline of a call that comes without one, and the most that any call gets.
+        timeout_s: deadline of a call that comes without one, and the most that any item gets.
         tracer: of trajectories.
+        max_bytes: of a request.
     """
 
-    def __init__(self, engine: ScoringEngine, metrics: RewardMetrics, *, timeout_s: float, tracer: Tracer) -> None:
+    def __init__(
+        self, engine: ScoringEngine, metrics: RewardMetrics, *, timeout_s: float, tracer: Tracer, max_bytes: int
+    ) -> None:
         self._engine = engine
+        self._max_bytes = max_bytes
         self._tracer = tracer
         self._metrics = metrics
         self._timeout_s = timeout_s
@@ -52,23 +59,73 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
     async def Score(
         self, request: reward_pb2.ScoreRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> reward_pb2.ScoreResponse:
-        ids = {item.item_id for item in request.items}
-        if len(ids) != len(request.items):
-            raise PayloadError("items.item_id", "not unique in the request")
-        began, began_ns = time.monotonic(), time.time_ns()
-        with self._metrics.in_progress(len(request.items)):
-            results = await self._engine.score(request.items, self._budget(context.time_remaining()))
-        self._metrics.record(results, time.monotonic() - began)
-        if self._tracer.is_on:
-            record_scores(self._tracer, request.items, results, began_ns)
-        return reward_pb2.ScoreResponse(results=results)
+        return await self.answer(request, context.time_remaining())
+
+    async def ScoreStream(
+        self,
+        request_iterator: AsyncIterator[reward_pb2.ScoreStreamRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[reward_pb2.ScoreResult]:
+        began, metrics = time.monotonic(), self._metrics
+
+        def budget(timeout_ms: int) -> float:
+            rest = self._budget(context.time_remaining())
+            return min(rest, timeout_ms / 1000) if timeout_ms else rest
+
+        def record(item: reward_pb2.ScoreItem, result: reward_pb2.ScoreResult, began_ns: int) -> None:
+            metrics.record_results([result])
+            if self._tracer.is_on:
+                record_scores(self._tracer, [item], [result], began_ns)
+
+        stream = ScoreStream(self._engine, budget, record, metrics.add_open)
+        # However the call ends: its generators may be left as they are.
+        context.add_done_callback(lambda _: stream.stop())  # type: ignore[arg-type]  # the stubs have a class for it
+        try:
+            async for result in stream.results(request_iterator):
+                yield result
+        finally:
+            metrics.record_call(time.monotonic() - began)
 
     async def Info(
         self,
         request: reward_pb2.InfoRequest,  # noqa: ARG002 - the contract's signature
         context: grpc.aio.ServicerContext[Any, Any],  # noqa: ARG002 - the contract's signature
     ) -> reward_pb2.InfoResponse:
-        return reward_pb2.InfoResponse(name="rollmesh", version=_version(), max_items=0, scorers=self._engine.scorers)
+        return self.describe()
+
+    async def answer(self, request: reward_pb2.ScoreRequest, remaining_s: float | None) -> reward_pb2.ScoreResponse:
+        """Score, whatever the protocol; `remaining_s`: seconds of the caller's deadline, None without one.
+
+        Raises:
+            PayloadError: two items with the same item_id.
+        """
+        ids = {item.item_id for item in request.items}
+        if len(ids) != len(request.items):
+            raise PayloadError("items.item_id", "not unique in the request")
+        began, began_ns = time.monotonic(), time.time_ns()
+        with self._metrics.in_progress(len(request.items)):
+            results = await self._engine.score(request.items, self._budget(remaining_s))
+        self._metrics.record_results(results)
+        self._metrics.record_call(time.monotonic() - began)
+        if self._tracer.is_on:
+            record_scores(self._tracer, request.items, results, began_ns)
+        return reward_pb2.ScoreResponse(results=results)
+
+    def describe(self) -> reward_pb2.InfoResponse:
+        """Info, whatever the protocol."""
+        needs = self._engine.needs
+        return reward_pb2.InfoResponse(
+            name="rollmesh",
+            version=_version(),
+            scorers=self._engine.scorers,
+            max_bytes=self._max_bytes,
+            needs_group=needs.whole_group,
+            deterministic=needs.deterministic,
+            wants_ids="ids" in needs.wants,
+            wants_messages="messages" in needs.wants,
+            wants_offsets="offsets" in needs.wants,
+            streams=True,
+        )
 
     def _budget(self, remaining: float | None) -> float:
         """Seconds for scoring: the rest of the caller's deadline, less the time for sending the answer."""
@@ -93,6 +150,9 @@ class RewardServer:
         identity: of the service; none: as the token file makes it.
         key: what callers have to know of a service outside the mesh.
         tracer: of trajectories; none: there are no traces.
+
+    Attributes:
+        servicer: what answers; other protocols share it.
     """
 
     def __init__(
@@ -113,7 +173,9 @@ class RewardServer:
         self._engine = engine
         self._security = security or SecuritySection()
         self._server = new_server(self._security, identity, key=key, max_message_mb=max_message_mb)
-        servicer = RewardServicer(engine, self.metrics, timeout_s=timeout_s, tracer=self._tracer)
+        self.servicer = servicer = RewardServicer(
+            engine, self.metrics, timeout_s=timeout_s, tracer=self._tracer, max_bytes=max_message_mb << 20
+        )
         reward_pb2_grpc.add_RewardServicer_to_server(servicer, self._server)
         diagnosis_pb2_grpc.add_DiagnosisServicer_to_server(DiagnosisServicer(), self._server)
         self._health: health.aio.HealthServicer = add_health_and_reflection(
@@ -123,6 +185,11 @@ class RewardServer:
     def present_wait(self) -> Wait:
         """The reason why items wait although the service should be able to score them; empty while all is well."""
         return self._engine.present_wait()
+
+    @property
+    def judge(self) -> Accounts | None:
+        """Limits, budget and counts of the judge; None without one."""
+        return self._engine.judge
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Loads the reward functions, binds, serves and returns the port.

@@ -14,6 +14,7 @@ from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.access.token_file import identity_of
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.scorers.parts import describe
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.failover_channel import open_mesh
@@ -21,12 +22,11 @@ from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.log_format import LogSettings
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.service import Shutdown, advertised_address, run_service, write_ready_file
-from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.mesh.telemetry.tracing import open_tracer
 from rollmesh.protos import membership_pb2
-from rollmesh.reward_service.configured import with_configured
-from rollmesh.reward_service.routing import split_routes
-from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.judge.member import shared_judge
+from rollmesh.reward_service.scoring.configured import configured_engine
+from rollmesh.reward_service.server.http import http_server
 from rollmesh.reward_service.server.server import RewardServer
 
 log = logging.getLogger(__name__)
@@ -63,15 +63,7 @@ async def serve(
     """
     check_security(config.security, Identity(Role.REWARD), endpoint=False)
     reward = config.reward
-    functions, local = with_configured(reward, reward.functions, split_routes(reward.by_data_source)[0])
-    computing, waiting = reward_workers(reward.workers)
-    engine = ScoringEngine(
-        functions,
-        local,
-        workers=computing,
-        waiting_workers=waiting,
-        call_timeout_s=reward.scorer_timeout_s,
-    )
+    engine = configured_engine(reward)
     identity = identity_of(config.security, Role.REWARD)
     server = RewardServer(
         engine,
@@ -94,8 +86,9 @@ async def serve(
         port=network.metrics_port,
         enabled=network.metrics,
     )
+    http = http_server(server.servicer, reward.http, host, config.security, max_message_mb=network.max_message_mb)
     try:
-        async with metrics:
+        async with metrics, http:
             if mesh is None:
                 _write_ready(config, address, ready_file)
                 await shutdown.requested.wait()
@@ -131,10 +124,12 @@ async def _serve_in_mesh(
         retry_s=network.retry_s,
     )
     try:
-        if not await shutdown.run_until_requested(agent.start()):
-            return
-        _write_ready(config, address, ready_file)
-        await _report_until_end(shutdown, agent, server)
+        # It asks nothing before it knows its share.
+        async with shared_judge(server.judge, agent, membership_pb2.ROLE_REWARD, config.run.folder):
+            if not await shutdown.run_until_requested(agent.start()):
+                return
+            _write_ready(config, address, ready_file)
+            await _report_until_end(shutdown, agent, server)
         await agent.leave()
         if agent.lost_error is not None:
             raise agent.lost_error
@@ -145,7 +140,7 @@ async def _serve_in_mesh(
 
 def _write_ready(config: Config, address: str, ready_file: Path | None) -> None:
     write_ready_file(ready_file, address)
-    log.info("serving rewards at %s: %s", address, ", ".join(config.reward.functions))
+    log.info("serving rewards at %s: %s", address, " + ".join(map(describe, config.reward.functions)))
 
 
 async def _report_until_end(shutdown: Shutdown, agent: MembershipAgent, server: RewardServer) -> None:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
 import pytest
 import pytest_asyncio
 
+from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.config.scorers.http import HttpSection
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.client.client import RewardClient
 from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.server.http import http_server
 from rollmesh.reward_service.server.server import RewardServer
 
 MakeItem = Callable[..., reward_pb2.ScoreItem]
 Behaviour = Callable[[reward_pb2.ScoreRequest, Any], Awaitable[reward_pb2.ScoreResponse]]
+StreamBehaviour = Callable[[AsyncIterator[reward_pb2.ScoreStreamRequest]], AsyncIterator[reward_pb2.ScoreResult]]
 
 
 @pytest.fixture
@@ -37,10 +42,19 @@ def make_item() -> MakeItem:
 
 
 class ScriptedServer(reward_pb2_grpc.RewardServicer):
-    """Counts requests and answers with `behaviour`; it can be killed in the middle of a call."""
+    """Counts requests and answers with `behaviour`; it can be killed in the middle of a call.
+
+    Attributes:
+        stream: answers streams, which Info then offers.
+        info: fields of Info.
+        streams: number of streams that have begun.
+    """
 
     def __init__(self, behaviour: Behaviour, max_items: int | None) -> None:
         self.behaviour = behaviour
+        self.stream: StreamBehaviour | None = None
+        self.info: dict[str, Any] = {}
+        self.streams = 0
         self.requests: list[reward_pb2.ScoreRequest] = []
         self.called = asyncio.Event()
         self.port = 0
@@ -59,7 +73,14 @@ class ScriptedServer(reward_pb2_grpc.RewardServicer):
     async def Info(self, request: Any, context: Any) -> reward_pb2.InfoResponse:
         if self._max_items is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no Info")
-        return reward_pb2.InfoResponse(name="scripted", version="0", max_items=self._max_items or 0)
+        fields = {"max_items": self._max_items or 0, "streams": self.stream is not None, **self.info}
+        return reward_pb2.InfoResponse(name="scripted", version="0", **fields)
+
+    async def ScoreStream(self, request_iterator: Any, context: Any) -> AsyncIterator[reward_pb2.ScoreResult]:
+        assert self.stream is not None
+        self.streams += 1
+        async for result in self.stream(request_iterator):
+            yield result
 
     async def start(self, port: int = 0) -> None:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
@@ -95,6 +116,24 @@ async def scripted() -> AsyncIterator[Callable[..., Awaitable[ScriptedServer]]]:
     yield start
     for server in started:
         await server.kill()
+
+
+@pytest_asyncio.fixture
+async def serve_http() -> AsyncIterator[Callable[..., Awaitable[str]]]:
+    """Starts our server over HTTP: `await serve_http(functions, key_file=None, security=None)` -> its URL."""
+    async with AsyncExitStack() as closers:
+
+        async def start(
+            *functions: Any, key_file: Any = None, security: SecuritySection | None = None, max_message_mb: int = 64
+        ) -> str:
+            server = RewardServer(ScoringEngine(functions or ("auto",)), timeout_s=5.0)
+            await server.start()
+            closers.push_async_callback(server.stop, 0)
+            section, security = HttpSection(port=0, key_file=key_file), security or SecuritySection()
+            context = http_server(server.servicer, section, "localhost", security, max_message_mb=max_message_mb)
+            return await closers.enter_async_context(context)
+
+        yield start
 
 
 @pytest.fixture
