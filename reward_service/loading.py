@@ -1,18 +1,24 @@
 """Loads the reward functions that the configuration names.
 
 A name is a built-in scorer, one with an option (`regex:PATTERN`, `json_schema:FILE`), `model:FOLDER` (a reward model),
-`package.module:function`, or `path/file.py:function` (mesh.user_code).
+`package.module:function`, or `path/file.py:function` (mesh.user_code), or `verifiers:ENVIRONMENT` (adapters.verifiers).
+The last three may have arguments by keyword, literals of Python: `file.py:function(threshold=0.5)`.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rollmesh.mesh.config.scorers.parts import split_arguments
 from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.user_code import load_callable
+from rollmesh.reward_service.adapters.verifiers import PREFIX as VERIFIERS
+from rollmesh.reward_service.adapters.verifiers import load_verifiers
 from rollmesh.reward_service.configured import BUILDERS
 from rollmesh.reward_service.function_spec import FunctionSpec, label_of
 from rollmesh.reward_service.functions import RewardFunction, adapt, from_scorer
@@ -44,8 +50,32 @@ def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunct
     if takes_option(spec):
         scorer, _, option = spec.partition(":")
         return from_scorer(name or scorer, WITH_OPTION[scorer](option))
-    function = load_callable(spec, "reward function", RewardError)
-    return adapt(name or label_of(spec), function)
+    path, arguments = _split_arguments(spec)
+    if path.startswith(VERIFIERS):
+        return adapt(name or label_of(spec), load_verifiers(path.removeprefix(VERIFIERS), arguments))
+    function = load_callable(path, "reward function", RewardError)
+    return adapt(name or label_of(spec), partial(function, **arguments) if arguments else function)
+
+
+def _split_arguments(spec: str) -> tuple[str, dict[str, Any]]:
+    """The path of a function, and its arguments.
+
+    Raises:
+        RewardError: they are no literals by keyword.
+    """
+    path, written = split_arguments(spec)
+    if not written:
+        return path, {}
+    try:
+        call = ast.parse(f"f({written})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError("arguments need names")
+        return path, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (ValueError, SyntaxError) as error:
+        raise RewardError(
+            f"reward function {spec}: its arguments cannot be read: {error}",
+            hint="write file.py:function(name=value, ...), with numbers, strings, true or false as in Python",
+        ) from error
 
 
 def _registered(name: str) -> Any:

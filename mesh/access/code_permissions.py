@@ -100,6 +100,7 @@ def requested_code(config: Config) -> list[CodeRequest]:
         *_named("rollout.agent.pass_env", *agent.pass_env),
         # Read here, and sent to the address that the mesh names.
         *_named("reward.key_files", *map(str, reward.key_files.values())),
+        *_named("reward.tls", *(str(tls.key) for tls in reward.tls.values() if tls.key is not None)),
     ]
     if reward.in_process:
         found += _named("reward.functions", *filter(_is_path, uses(reward.functions)))
@@ -121,7 +122,7 @@ def _named(key: str, *names: str | None) -> Iterable[CodeRequest]:
 
 def _is_path(function: str) -> bool:
     """True if a reward function is no scorer by name, pattern or endpoint: code, or a model or schema of the host."""
-    return ":" in function and not function.startswith(("grpc://", "regex:"))
+    return ":" in function and "://" not in function.partition("(")[0] and not function.startswith("regex:")
 
 
 # Arguments that take one of a few words.

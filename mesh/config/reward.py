@@ -8,8 +8,24 @@ from pydantic import Field, model_validator
 
 from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
 from rollmesh.mesh.config.scorers.cache import CacheSection
+from rollmesh.mesh.config.scorers.http import HttpSection
+from rollmesh.mesh.config.scorers.isolation import Isolation, IsolationSection
 from rollmesh.mesh.config.scorers.judge import NAME, NEEDS, JudgeSection
 from rollmesh.mesh.config.scorers.parts import Entry, Interval, all_uses, check_parts, interval
+
+
+class EndpointTls(Section):
+    ca: Path | None = Field(
+        None, description="Authority of the endpoint's certificate; none: `security.tls_ca`, or the public authorities."
+    )
+    cert: Path | None = Field(None, description="Certificate by which generators prove themselves to it.")
+    key: Path | None = Field(None, description="Key of that certificate, closed to other users.")
+
+    @model_validator(mode="after")
+    def _whole(self) -> EndpointTls:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("cert and key belong together")
+        return self
 
 
 class RewardSection(Section):
@@ -25,8 +41,8 @@ class RewardSection(Section):
     )
     by_data_source: dict[str, list[Entry]] = Field(
         default_factory=dict,
-        description="data_source -> scorers as in `functions`, or `grpc://host:port` endpoints, which take precedence "
-        "over `functions` and `endpoints`.",
+        description="data_source -> scorers as in `functions`, or endpoints. They take precedence over `functions` and "
+        "`endpoints`.",
     )
     normalize: dict[str, Interval] = Field(
         default_factory=dict,
@@ -35,12 +51,18 @@ class RewardSection(Section):
     )
     endpoints: list[str] = Field(
         default_factory=list,
-        description="`grpc://host:port` of reward services, or `host:port` for short; none: one is started here.",
+        description="Reward services: `grpc://host:port`, or `host:port` for short, or `https://host/base`. Servers "
+        "for OpenRLHF are `openrlhf+http://host:port/path`, those of NeMo Gym `nemo-gym+http://host:port`. None: one "
+        "is started here.",
     )
     key_files: dict[str, Path] = Field(
         default_factory=dict,
         description="By endpoint, written as above: a file with the key that is sent to it as a bearer token. "
         "It has to be on each generator's host.",
+    )
+    tls: dict[str, EndpointTls] = Field(
+        default_factory=dict,
+        description="By endpoint (`grpcs://host:port`, written as above): files for its TLS, on each generator's host.",
     )
     timeout_s: PositiveFloat = Field(
         20.0,
@@ -65,8 +87,16 @@ class RewardSection(Section):
         default_factory=CacheSection, description="Scores that are kept for equal items (docs/reward-composition.md)."
     )
     python: Path | None = Field(None, description="Interpreter of the reward service; none: that of `rollmesh`.")
+    isolation: Isolation = Field(
+        default_factory=IsolationSection,
+        description="Where programs that a model has written are run; `auto` is the highest rung of the host.",
+    )
     judge: JudgeSection = Field(
         default_factory=JudgeSection, description="The language model that the scorer `judge` asks."
+    )
+
+    http: HttpSection = Field(
+        default_factory=HttpSection, description="The reward service over HTTP, for callers without gRPC."
     )
 
     @property

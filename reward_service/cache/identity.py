@@ -2,7 +2,8 @@
 
 Scores of a function are kept if equal items get equal ones: the function declares that (`deterministic`), or its user
 does (`reward.cache.functions`). It also needs a version. Scorers of the package have one, a file of the user's has its
-contents, and an object its `cache_version`.
+contents, and an object its `version`. An object that is given groups has to say that it scores each item by itself
+(`independent`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollmesh.mesh.config.scorers.parts import split_arguments
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.content_key import digest
 from rollmesh.reward_service.function_kind import FunctionKind
@@ -107,11 +109,11 @@ def identity_of(spec: FunctionSpec) -> Identity | str:
     """The identity of a function, or the reason why it has none, in words."""
     names = _names(spec)
     if not isinstance(spec, str):
-        version = getattr(spec, "cache_version", None)
-        if version is None:
-            return "it has no `cache_version`"
-        return Identity(names, _scorer(*names, str(version)), sees_all=True, is_independent=True)
-    location, option = spec.rpartition(":")[0], spec.partition(":")[2]
+        if (version := getattr(spec, "version", None)) is None:
+            return "it has no `version`"
+        independent = bool(getattr(spec, "independent", False))
+        return Identity(names, _scorer(*names, str(version)), sees_all=True, is_independent=independent)
+    location, option = split_arguments(spec)[0].rpartition(":")[0], spec.partition(":")[2]
     if takes_option(spec) or not is_path(spec):
         used = [f"{package} {version}" for package, version in versions([spec]).items()]
         return _of_file(Path(option), spec, *used) if os.path.isfile(option) else Identity(names, _scorer(spec, *used))

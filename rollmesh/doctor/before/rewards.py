@@ -19,7 +19,7 @@ from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.config.scorers.parts import uses
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.client.endpoint import configured
+from rollmesh.reward_service.client.channels import configured
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.samples import item
 from rollmesh.reward_service.scoring.configured import configured_engine

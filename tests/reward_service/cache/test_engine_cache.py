@@ -40,7 +40,8 @@ class Judge:
     """Scores each item of a group by itself; counts what it is asked."""
 
     __name__ = "judge"
-    cache_version = "1"
+    version = "1"
+    independent = True
 
     def __init__(self) -> None:
         self.asked: list[str] = []
