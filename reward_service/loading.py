@@ -1,8 +1,9 @@
 """Loads the reward functions that the configuration names.
 
-A name is a built-in scorer, one with an option (`regex:PATTERN`, `json_schema:FILE`), `model:FOLDER` (a reward model),
-`package.module:function`, or `path/file.py:function` (mesh.user_code), or `verifiers:ENVIRONMENT` (adapters.verifiers).
-The last three may have arguments by keyword, literals of Python: `file.py:function(threshold=0.5)`.
+A name is a built-in scorer, one with an option (`regex:PATTERN`, `json_schema:FILE`), `package.module:function`,
+`path/file.py:function` (mesh.user_code), or `verifiers:ENVIRONMENT` (adapters.verifiers). The last three may have
+arguments by keyword, literals of Python: `file.py:function(threshold=0.5)`. Scorers with a section of the
+configuration, `model:FOLDER` among them, are functions already (`configured`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ import ast
 import difflib
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from rollmesh.mesh.config.scorers.parts import split_arguments
+from rollmesh.mesh.config.scorers.parts import WITH_ARGUMENTS
 from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.user_code import load_callable
 from rollmesh.reward_service.adapters.verifiers import PREFIX as VERIFIERS
@@ -23,11 +23,10 @@ from rollmesh.reward_service.configured import BUILDERS
 from rollmesh.reward_service.function_spec import FunctionSpec, label_of
 from rollmesh.reward_service.functions import RewardFunction, adapt, from_scorer
 from rollmesh.reward_service.scorers import SCORERS, WITH_OPTION, takes_option
-from rollmesh.reward_service.scorers.reward_model import PREFIX, RewardModel, is_reward_model
 
 
 def is_path(spec: FunctionSpec) -> bool:
-    """True if a function is named by its import path, folder or option, so that any process can load it."""
+    """True if a function is named by its import path or option, so that any process can load it."""
     return isinstance(spec, str) and ":" in spec
 
 
@@ -45,32 +44,29 @@ def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunct
         return adapt(name or label_of(spec), spec)
     if not is_path(spec):
         return from_scorer(name or spec, _registered(spec))
-    if is_reward_model(spec):
-        return adapt(name or label_of(spec), RewardModel(Path(spec.removeprefix(PREFIX)).expanduser()))
     if takes_option(spec):
         scorer, _, option = spec.partition(":")
         return from_scorer(name or scorer, WITH_OPTION[scorer](option))
-    path, arguments = _split_arguments(spec)
+    path, arguments = split_arguments(spec)
     if path.startswith(VERIFIERS):
         return adapt(name or label_of(spec), load_verifiers(path.removeprefix(VERIFIERS), arguments))
     function = load_callable(path, "reward function", RewardError)
     return adapt(name or label_of(spec), partial(function, **arguments) if arguments else function)
 
 
-def _split_arguments(spec: str) -> tuple[str, dict[str, Any]]:
+def split_arguments(spec: str) -> tuple[str, dict[str, Any]]:
     """The path of a function, and its arguments.
 
     Raises:
         RewardError: they are no literals by keyword.
     """
-    path, written = split_arguments(spec)
-    if not written:
-        return path, {}
+    if (parts := WITH_ARGUMENTS.fullmatch(spec)) is None:
+        return spec, {}
     try:
-        call = ast.parse(f"f({written})", mode="eval").body
+        call = ast.parse(f"f({parts[2]})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
             raise ValueError("arguments need names")
-        return path, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        return parts[1], {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (ValueError, SyntaxError) as error:
         raise RewardError(
             f"reward function {spec}: its arguments cannot be read: {error}",

@@ -13,7 +13,7 @@ from rollmesh.mesh.errors import ConfigError
 GRPC = ("grpc", "grpcs")
 OPENRLHF = "openrlhf+"
 NEMO_GYM = "nemo-gym+"
-# Of the contract over HTTP, and of servers that were written for other projects.
+# The contract over HTTP, and servers that were written for other projects.
 _HTTP = tuple(f"{form}{scheme}" for form in ("", OPENRLHF, NEMO_GYM) for scheme in ("http", "https"))
 _PORTS = {"http": 80, "https": 443}
 _HINT = "grpc://host:port, https://host/base, openrlhf+http://host:port/path or nemo-gym+http://host:port"

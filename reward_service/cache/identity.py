@@ -2,8 +2,7 @@
 
 Scores of a function are kept if equal items get equal ones: the function declares that (`deterministic`), or its user
 does (`reward.cache.functions`). It also needs a version. Scorers of the package have one, a file of the user's has its
-contents, and an object its `version`. An object that is given groups has to say that it scores each item by itself
-(`independent`).
+contents, and an object its `cache_version`.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollmesh.mesh.config.scorers.parts import split_arguments
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.content_key import digest
 from rollmesh.reward_service.function_kind import FunctionKind
 from rollmesh.reward_service.function_spec import FunctionSpec, label_of
-from rollmesh.reward_service.loading import is_path
+from rollmesh.reward_service.loading import is_path, split_arguments
 from rollmesh.reward_service.scorers import takes_option
 from rollmesh.reward_service.scorers.graders import versions
 
@@ -109,10 +107,10 @@ def identity_of(spec: FunctionSpec) -> Identity | str:
     """The identity of a function, or the reason why it has none, in words."""
     names = _names(spec)
     if not isinstance(spec, str):
-        if (version := getattr(spec, "version", None)) is None:
-            return "it has no `version`"
-        independent = bool(getattr(spec, "independent", False))
-        return Identity(names, _scorer(*names, str(version)), sees_all=True, is_independent=independent)
+        version = getattr(spec, "cache_version", None)
+        if version is None:
+            return "it has no `cache_version`"
+        return Identity(names, _scorer(*names, str(version)), sees_all=True, is_independent=True)
     location, option = split_arguments(spec)[0].rpartition(":")[0], spec.partition(":")[2]
     if takes_option(spec) or not is_path(spec):
         used = [f"{package} {version}" for package, version in versions([spec]).items()]

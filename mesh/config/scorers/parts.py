@@ -20,9 +20,9 @@ OnError = Literal["fail", "skip", "value"]
 
 WITH_OPTION = ("json_schema", "json_schema_fraction", "regex")
 """Scorers that take an option, as in `regex:PATTERN`."""
+WITH_ARGUMENTS = re.compile(r"(.+?:[\w./@-]+)\((.*)\)", re.DOTALL)
+"""A path, and the arguments in its parentheses."""
 _REWARD_MODEL = "model:"
-# A path, and the arguments in its parentheses.
-_WITH_ARGUMENTS = re.compile(r"(.+?:[\w./@-]+)\((.*)\)", re.DOTALL)
 _GATE = re.compile(r"(?P<name>.+?)(?:\s+above\s+(?P<above>\S+))?")
 
 
@@ -106,17 +106,14 @@ def describe(entry: str | PartSection) -> str:
 
 
 def label(use: str) -> str:
-    """The short name of a function: `function` of `file.py:function(a=1)`, `regex` of `regex:PATTERN`."""
+    """The short name of a function: `function` of `file.py:function`, `regex` of `regex:PATTERN`."""
     if use.startswith(_REWARD_MODEL):
         return "reward_model"
     scorer, colon, _ = use.partition(":")
-    return scorer if colon and scorer in WITH_OPTION else split_arguments(use)[0].rpartition(":")[2]
-
-
-def split_arguments(use: str) -> tuple[str, str]:
-    """The path of a function, and its arguments as they are written; empty without any."""
-    found = _WITH_ARGUMENTS.fullmatch(use)
-    return (use, "") if found is None else (found[1], found[2])
+    if colon and scorer in WITH_OPTION:
+        return scorer
+    # Of an environment `owner/name` the name alone: a slash stands between a part and its own components.
+    return WITH_ARGUMENTS.sub(r"\1", use).rpartition(":")[2].rpartition("/")[2]
 
 
 def distinct_names(spelled: Sequence[tuple[str, str]], given: Sequence[str | None]) -> list[str]:

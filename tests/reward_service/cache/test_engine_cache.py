@@ -40,8 +40,7 @@ class Judge:
     """Scores each item of a group by itself; counts what it is asked."""
 
     __name__ = "judge"
-    version = "1"
-    independent = True
+    cache_version = "1"
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -22,8 +22,8 @@ class FakeEngine:
 
     workers = PoolStats()
     hanging_threads = 0
-    cache: ScoreCache | None = None
     judge: Accounts | None = None
+    cache: ScoreCache | None = None
 
 
 def test_lost_workers_are_told_while_nothing_is_answered() -> None:
@@ -45,6 +45,23 @@ def test_lost_workers_are_told_while_nothing_is_answered() -> None:
     assert gauges["reward_hanging_threads"] == 4
 
 
+def test_a_judge_shows_its_requests_and_their_cost() -> None:
+    engine = FakeEngine()
+    engine.judge = accounts = Accounts(JudgeSection(prompt_price=2.0, answer_price=10.0))
+    metrics = RewardMetrics(cast("ScoringEngine", engine))
+    accounts.reserve(Usage(100, 50))
+    accounts.settle(Usage(100, 50), Usage(80, 20))
+    accounts.counts.answers["verdict"] += 1
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"rollmesh_reward_judge_{name}", labels)
+
+    assert value("answers_total", outcome="verdict") == 1
+    assert value("tokens_total", kind="prompt") == 80
+    assert value("cost_total") == pytest.approx(0.00036)
+    assert value("share") == 1.0
+
+
 def test_the_hit_rate_is_told() -> None:
     engine = FakeEngine()
     metrics = RewardMetrics(cast("ScoringEngine", engine))
@@ -61,23 +78,6 @@ def test_the_hit_rate_is_told() -> None:
     assert value("bytes") == engine.cache.memory.bytes > 8
     assert value("redis_failures_total") is None
     assert (metrics.gauges()["reward_cache_hits"], metrics.gauges()["reward_cache_lookups"]) == (8, 12)
-
-
-def test_a_judge_shows_its_requests_and_their_cost() -> None:
-    engine = FakeEngine()
-    engine.judge = accounts = Accounts(JudgeSection(prompt_price=2.0, answer_price=10.0))
-    metrics = RewardMetrics(cast("ScoringEngine", engine))
-    accounts.reserve(Usage(100, 50))
-    accounts.settle(Usage(100, 50), Usage(80, 20))
-    accounts.counts.answers["verdict"] += 1
-
-    def value(name: str, **labels: str) -> float | None:
-        return metrics.registry.get_sample_value(f"rollmesh_reward_judge_{name}", labels)
-
-    assert value("answers_total", outcome="verdict") == 1
-    assert value("tokens_total", kind="prompt") == 80
-    assert value("cost_total") == pytest.approx(0.00036)
-    assert value("share") == 1.0
 
 
 def test_codes_of_errors_without_end_are_few_series() -> None:
