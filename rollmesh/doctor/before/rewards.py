@@ -105,7 +105,7 @@ async def try_rewards(config: Config, rows: Sequence[Row]) -> list[Tried]:
     """
     reward = config.reward
     remote = split_routes(reward.by_data_source)[1]
-    engine = configured_engine(reward, workers=1)
+    engine = configured_engine(reward, workers=1, keeps=False)
     found = []
     try:
         await engine.start()
