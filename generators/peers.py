@@ -9,7 +9,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.diagnosis import Peer, Peers, peers_of
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.protos import membership_pb2
-from rollmesh.reward_service.client.endpoint import configured
+from rollmesh.reward_service.client.channels import configured
 
 _CALLED = (membership_pb2.ROLE_LEARNER, membership_pb2.ROLE_REWARD, membership_pb2.ROLE_BUFFER)
 

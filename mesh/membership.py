@@ -56,6 +56,7 @@ class MembershipAgent:
     Attributes:
         member_id: this process's id.
         generation: connection generation of the last Join; later calls carry it.
+        member_ttl_s: seconds without a heartbeat after which the mesh counts this member as lost.
         run_name, config_json: the run, as the mesh describes it.
         learner: the learner's membership entry; None without a learner.
         policy: the version in force; None before the first.
@@ -102,6 +103,7 @@ class MembershipAgent:
         self._next_log_at = 0.0
         self.member_id = member_id
         self.generation = 0
+        self.member_ttl_s = 0.0
         self.run_name = ""
         self.config_json = ""
         self.learner: membership_pb2.Member | None = None
@@ -237,11 +239,12 @@ class MembershipAgent:
         self.run_name = response.run_name
         self.config_json = response.run_config_json
         self._interval_s = response.heartbeat_interval_ms / 1000
+        self.member_ttl_s = response.member_ttl_ms / 1000
         # A front that hangs may cost a heartbeat, but not the membership; one that is merely slow gets its time.
-        patience_s = max(_LEAST_PATIENCE_S, response.member_ttl_ms / 1000 / _LOST_HEARTBEATS)
+        patience_s = max(_LEAST_PATIENCE_S, self.member_ttl_s / _LOST_HEARTBEATS)
         self._heartbeat_timeout_s = min(self._timeout_s, patience_s)
         if self._fronts is not None:
-            self._fronts.set_lease(response.member_ttl_ms / 1000)
+            self._fronts.set_lease(self.member_ttl_s)
             self._fronts.set_fronts(response.fronts)
         log.info("joined run %s as %s (generation %d)", self.run_name, self.member_id, self.generation)
 

@@ -21,7 +21,18 @@ from rollmesh.mesh.errors import RollmeshError
 
 
 def load_callable(path: str, what: str, raises: type[RollmeshError]) -> Callable[..., Any]:
-    """The function that a path names.
+    """The function that a path names; arguments and errors as of `load_attribute`."""
+    module, attribute = _module_of(path, what, raises)
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        defined = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise raises(f"{what} {path}: no function {attribute!r} there", hint=_nearest(attribute, defined))
+    loaded: Callable[..., Any] = function
+    return loaded
+
+
+def load_attribute(path: str, what: str, raises: type[RollmeshError]) -> Any:
+    """The object that a path names.
 
     Args:
         path: as above.
@@ -29,8 +40,17 @@ def load_callable(path: str, what: str, raises: type[RollmeshError]) -> Callable
         raises: the error's type.
 
     Raises:
-        RollmeshError: of type `raises`: no such file, module or function, or the module fails on import.
+        RollmeshError: of type `raises`: no such file, module or object, or the module fails on import.
     """
+    module, attribute = _module_of(path, what, raises)
+    if not hasattr(module, attribute):
+        defined = [key for key in vars(module) if not key.startswith("_")]
+        raise raises(f"{what} {path}: no {attribute!r} there", hint=_nearest(attribute, defined))
+    return getattr(module, attribute)
+
+
+def _module_of(path: str, what: str, raises: type[RollmeshError]) -> tuple[ModuleType, str]:
+    """The module of a path, and the name of the object there."""
     location, _, attribute = path.rpartition(":")
     if not location or not attribute:
         raise raises(f"{what} {path}: it names no function", hint="write `file.py:function` or `module:function`")
@@ -47,12 +67,7 @@ def load_callable(path: str, what: str, raises: type[RollmeshError]) -> Callable
             f"{what} {path}: importing it raised {type(error).__name__}: {error}",
             hint="it must import in the environment of the service that runs it",
         ) from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        defined = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise raises(f"{what} {path}: no function {attribute!r} there", hint=_nearest(attribute, defined))
-    loaded: Callable[..., Any] = function
-    return loaded
+    return module, attribute
 
 
 def raised_by_user(error: BaseException) -> bool:

@@ -1,10 +1,12 @@
 """Reward functions in one form, whatever signature they were written with.
 
-Three signatures are accepted unchanged, distinguished by their parameter names:
+These signatures are accepted unchanged, distinguished by their parameter names:
 
-* verl: `compute_score(data_source, solution_str, ground_truth, extra_info)` -> float, or dict with "score" (and "spans",
-  rewards of parts);
+* verl: `compute_score(data_source, solution_str, ground_truth, extra_info)` -> float, or dict with "score" (and
+  "spans", rewards of parts); in batches `compute_score(data_sources, solution_strs, ground_truths, extra_infos)` ->
+  list of these;
 * TRL: `reward(prompts, completions, completion_ids, **columns)` -> list of floats, None where unscorable;
+* OpenRLHF: `reward_func(queries, prompts, labels)` -> dict with "rewards";
 * ours: `reward(items: Sequence[RewardItem])` -> list of outcomes (or floats, or None).
 
 Each may be a coroutine function. The batch forms see whole groups: one call per group.
@@ -18,25 +20,21 @@ Invariant: an adapted function returns one outcome per item or raises.
 from __future__ import annotations
 
 import inspect
-import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from rollmesh.mesh.errors import PayloadError, RewardError
+from rollmesh.mesh.errors import RewardError
+from rollmesh.reward_service.adapters import openrlhf, trl, verl
+from rollmesh.reward_service.adapters.arguments import Signature
+from rollmesh.reward_service.adapters.results import failure, read_batch, read_scores
 from rollmesh.reward_service.function_kind import WANTS, FunctionKind
-from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable, checked_outcome
+from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, checked_outcome
 from rollmesh.reward_service.scorers import ItemScorer
 
-log = logging.getLogger(__name__)
 Call = Callable[[Sequence[RewardItem]], Any]
 Read = Callable[[Sequence[RewardItem], Any], list[Outcome]]
-
-
-class OutputError(RewardError):
-    """A reward function returned something that is no reward."""
-
-    code = "bad_output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +80,7 @@ class RewardFunction:
 
     def failure(self, error: BaseException) -> Failed:
         """The outcome of an exception, naming this function."""
-        if isinstance(error, PayloadError):
-            return Failed("bad_input", f"{self.name}: {error}")
-        if isinstance(error, OutputError):
-            return Failed("bad_output", f"{self.name}: {error}")
-        log.debug("reward function %s raised", self.name, exc_info=error)
-        # A failed connection or file access may pass; a bug in the function does not.
-        transient = isinstance(error, OSError)
-        return Failed("exception", f"{self.name} raised {type(error).__name__}: {error}", retryable=transient)
+        return failure(self.name, error)
 
     def _checked(self, items: Sequence[RewardItem], outcomes: list[Outcome]) -> list[Outcome]:
         return [checked_outcome(outcome, item, self.name) for item, outcome in zip(items, outcomes, strict=True)]
@@ -112,10 +103,10 @@ def adapt(name: str, function: Callable[..., Any]) -> RewardFunction:
     """Recognizes the signature of a user's function.
 
     Raises:
-        RewardError: none of the three signatures fits, or it wants something that there is not.
+        RewardError: none of the signatures fits, or it wants something that there is not.
     """
     try:
-        parameters = inspect.signature(function).parameters
+        signature = Signature.of(function)
     except (TypeError, ValueError) as error:
         raise RewardError(f"reward function {name}: its signature cannot be read: {error}") from error
     asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -127,18 +118,23 @@ def adapt(name: str, function: Callable[..., Any]) -> RewardFunction:
         wanted = _wants(name, function, frozenset(wants))
         return RewardFunction(name, whole_group, asynchronous, call, read, wanted, deterministic)
 
-    if "completions" in parameters:
+    parameters = signature.parameters
+    if trl.MARK in parameters:
         any_column = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        reads_ids = ("ids",) if any_column or "completion_ids" in parameters else ()
-        return adapted(True, _trl_call(function, parameters), _read_batch, *reads_ids)
-    if {"solution_str", "ground_truth"} <= parameters.keys():
-        return adapted(False, _verl_call(function, parameters), _read_verl)
+        reads_ids = ("ids",) if any_column or trl.IDS in parameters else ()
+        return adapted(True, partial(trl.call, signature), trl.read, *reads_ids)
+    if parameters.keys() >= verl.SINGLE:
+        return adapted(False, partial(verl.call_single, signature), verl.read_single)
+    if parameters.keys() >= verl.BATCH:
+        return adapted(True, partial(verl.call_batch, signature), read_scores)
+    if parameters.keys() >= openrlhf.MARKS:
+        return adapted(True, partial(openrlhf.call, signature), openrlhf.read)
     if [p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD] == ["items"]:
-        return adapted(True, function, _read_batch, "ids")
+        return adapted(True, function, read_batch, "ids")
     raise RewardError(
         f"reward function {name}{inspect.signature(function)} has no known signature",
         hint="write compute_score(data_source, solution_str, ground_truth, extra_info), "
-        "reward(prompts, completions, **columns) or reward(items)",
+        "reward(prompts, completions, **columns) or reward(items); docs/peer-rewards.md lists all forms",
     )
 
 
@@ -153,134 +149,3 @@ def _wants(name: str, function: Callable[..., Any], default: frozenset[str]) -> 
             hint=f"its attribute `wants` may name {', '.join(sorted(WANTS))}",
         )
     return named
-
-
-# ---------------------------------------------------------------------------------------------- calling
-
-
-def _accepts(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that the function takes, by keyword."""
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return dict(given)
-    return {name: value for name, value in given.items() if name in parameters}
-
-
-def _require(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> None:
-    for parameter in parameters.values():
-        variable = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        if parameter.default is parameter.empty and not variable and parameter.name not in given:
-            raise PayloadError(
-                parameter.name,
-                f"the function requires it, but the data has only: {', '.join(sorted(given))}",
-                hint="add it to extra_info of the dataset's rows",
-            )
-
-
-def _verl_call(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Call:
-    def call(items: Sequence[RewardItem]) -> Any:
-        (item,) = items
-        given = {
-            "data_source": item.data_source,
-            "solution_str": item.response,
-            "ground_truth": item.ground_truth,
-            "extra_info": dict(item.extra_info),
-        }
-        _require(parameters, given)
-        return function(**_accepts(parameters, given))
-
-    return call
-
-
-def _trl_call(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Call:
-    def call(items: Sequence[RewardItem]) -> Any:
-        given = _trl_arguments(items)
-        _require(parameters, given)
-        return function(**_accepts(parameters, given))
-
-    return call
-
-
-def _trl_arguments(items: Sequence[RewardItem]) -> dict[str, Any]:
-    """Keyword arguments as TRL's trainer passes them: every column a list with one entry per item.
-
-    Prompts and completions are strings, or message lists where the dataset's prompt was one (the row's
-    extra_info then carries it as `prompt_messages`).
-    """
-    columns: dict[str, Any] = {
-        key: [item.extra_info.get(key) for item in items] for item in items for key in item.extra_info
-    }
-    messages = columns.get("prompt_messages")
-    chat = bool(messages) and all(isinstance(entry, list) for entry in messages or ())
-    return {
-        **columns,
-        "prompts": messages if chat else [item.prompt for item in items],
-        "completions": [[{"role": "assistant", "content": item.response}] if chat else item.response for item in items],
-        "completion_ids": [list(item.response_ids) for item in items],
-        "data_source": [item.data_source for item in items],
-        "ground_truth": [item.ground_truth for item in items],
-        "extra_info": [dict(item.extra_info) for item in items],
-        "trainer_state": None,
-        "log_extra": _ignore,
-        "log_metric": _ignore,
-    }
-
-
-def _ignore(name: str, value: Any) -> None:
-    """Ignores TRL's logging hooks: this mesh logs components."""
-    log.debug("reward function logged %s = %s", name, value)
-
-
-# ---------------------------------------------------------------------------------------------- reading results
-
-
-def _number(value: Any) -> float:
-    """A float from a number, a bool, or a zero-dimensional array or tensor.
-
-    Raises:
-        OutputError: for anything else.
-    """
-    if isinstance(value, str | bytes):
-        raise OutputError(f"returned {value!r}, expected a number")
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise OutputError(f"returned {type(value).__name__}, expected a number") from error
-
-
-def _read_verl(_items: Sequence[RewardItem], value: Any) -> list[Outcome]:
-    if not isinstance(value, Mapping):
-        return [_read_entry(value)]
-    if "score" not in value:
-        raise OutputError(f"returned a dict without 'score': {sorted(map(str, value))}")
-    components = {
-        str(key): float(part) for key, part in value.items() if key != "score" and isinstance(part, int | float)
-    }
-    return [Scored(_number(value["score"]), components, spans=_spans(value.get("spans")))]
-
-
-def _spans(value: Any) -> tuple[tuple[int, int, float], ...]:
-    """Rewards of parts: a list of (begin, end, value), in characters of the response.
-
-    Raises:
-        OutputError: for anything else.
-    """
-    try:
-        return tuple((int(begin), int(end), float(number)) for begin, end, number in value or ())
-    except (TypeError, ValueError) as error:
-        raise OutputError(f"returned spans that are no list of (begin, end, value): {error}") from error
-
-
-def _read_batch(items: Sequence[RewardItem], values: Any) -> list[Outcome]:
-    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
-        raise OutputError(f"returned {type(values).__name__}, expected one reward per item")
-    if len(values) != len(items):
-        raise OutputError(f"returned {len(values)} rewards for {len(items)} items")
-    return [_read_entry(value) for value in values]
-
-
-def _read_entry(value: Any) -> Outcome:
-    if isinstance(value, Scored | Unscorable | Failed):
-        return value
-    if value is None:
-        return Unscorable("the function returned None")
-    return Scored(_number(value))

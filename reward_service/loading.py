@@ -1,18 +1,24 @@
 """Loads the reward functions that the configuration names.
 
-A name is a built-in scorer, one with an option (`regex:PATTERN`, `json_schema:FILE`),
-`package.module:function`, or `path/file.py:function` (mesh.user_code). Scorers with a section of the configuration,
-`model:FOLDER` among them, are functions already (`configured`).
+A name is a built-in scorer, one with an option (`regex:PATTERN`, `json_schema:FILE`), `package.module:function`,
+`path/file.py:function` (mesh.user_code), or `verifiers:ENVIRONMENT` (adapters.verifiers). The last three may have
+arguments by keyword, literals of Python: `file.py:function(threshold=0.5)`. Scorers with a section of the
+configuration, `model:FOLDER` among them, are functions already (`configured`).
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from rollmesh.mesh.config.scorers.parts import WITH_ARGUMENTS
 from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.user_code import load_callable
+from rollmesh.reward_service.adapters.verifiers import PREFIX as VERIFIERS
+from rollmesh.reward_service.adapters.verifiers import load_verifiers
 from rollmesh.reward_service.configured import BUILDERS
 from rollmesh.reward_service.function_spec import FunctionSpec, label_of
 from rollmesh.reward_service.functions import RewardFunction, adapt, from_scorer
@@ -41,8 +47,31 @@ def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunct
     if takes_option(spec):
         scorer, _, option = spec.partition(":")
         return from_scorer(name or scorer, WITH_OPTION[scorer](option))
-    function = load_callable(spec, "reward function", RewardError)
-    return adapt(name or label_of(spec), function)
+    path, arguments = split_arguments(spec)
+    if path.startswith(VERIFIERS):
+        return adapt(name or label_of(spec), load_verifiers(path.removeprefix(VERIFIERS), arguments))
+    function = load_callable(path, "reward function", RewardError)
+    return adapt(name or label_of(spec), partial(function, **arguments) if arguments else function)
+
+
+def split_arguments(spec: str) -> tuple[str, dict[str, Any]]:
+    """The path of a function, and its arguments.
+
+    Raises:
+        RewardError: they are no literals by keyword.
+    """
+    if (parts := WITH_ARGUMENTS.fullmatch(spec)) is None:
+        return spec, {}
+    try:
+        call = ast.parse(f"f({parts[2]})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError("arguments need names")
+        return parts[1], {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (ValueError, SyntaxError) as error:
+        raise RewardError(
+            f"reward function {spec}: its arguments cannot be read: {error}",
+            hint="write file.py:function(name=value, ...), with numbers, strings, true or false as in Python",
+        ) from error
 
 
 def _registered(name: str) -> Any:

@@ -1,9 +1,10 @@
-"""Items with which a reward server is checked: built-in ones, or rows of a dataset file."""
+"""Responses from files, as items for a reward: rows of a dataset, and samples that a run has kept."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,52 @@ from rollmesh.mesh.errors import DataError
 from rollmesh.protos import reward_pb2
 
 _MAX_ROWS = 16
+_BATCH_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One row of a file.
+
+    Attributes:
+        name: of the row, for a reader: `row 7`, or `step 3, group 1.2` of a run's samples.
+        responses: all of them; empty where the row has none.
+        members: the name of each response in its group.
+        recorded: the reward that the file has for each; None: none.
+        step: of a run's sample; None for others.
+    """
+
+    name: str
+    data_source: str
+    prompt: str
+    ground_truth: Any
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    responses: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+    recorded: tuple[float | None, ...] = ()
+    step: int | None = None
+
+    def item(self, member: str, response: str) -> reward_pb2.ScoreItem:
+        """A response to this row, as a reward gets it."""
+        return item(
+            f"{self.name}/{member}",
+            response,
+            json.dumps(self.ground_truth, default=str),
+            group_id=self.name,
+            data_source=self.data_source,
+            prompt=self.prompt,
+            extra_info_json=json.dumps(dict(self.extra_info), default=str),
+        )
+
+    def first(self, count: int) -> SampleRow:
+        """The row with its first responses alone."""
+        return replace(
+            self, responses=self.responses[:count], members=self.members[:count], recorded=self.recorded[:count]
+        )
+
+    def items(self) -> list[reward_pb2.ScoreItem]:
+        """Its responses, as a reward gets them."""
+        return [self.item(member, response) for member, response in zip(self.members, self.responses, strict=True)]
 
 
 def item(
@@ -53,51 +100,113 @@ def builtin_items() -> list[reward_pb2.ScoreItem]:
 
 
 def items_from_file(path: Path) -> list[reward_pb2.ScoreItem]:
-    """Groups of two for the first rows of a JSONL or Parquet file with verl's fields.
+    """Groups of two for the first rows of a file, as `read_rows` reads it.
 
-    The responses are the row's `response`, where it has one, or its ground truth; and a wrong one.
+    The responses are the row's first one, where it has any, or its ground truth; and a wrong one.
+
+    Raises:
+        DataError: as `read_rows`, or a file without rows.
+    """
+    rows = list(islice(read_rows(path), _MAX_ROWS))
+    if not rows:
+        raise DataError(f"sample file {path} has no rows")
+    return [
+        row.item(str(member), response)
+        for row in rows
+        for member, response in enumerate((row.responses[0] if row.responses else _truth(row), "certainly not this"))
+    ]
+
+
+def read_rows(path: Path) -> Iterator[SampleRow]:
+    """The rows of a JSONL or Parquet file: verl's fields with `response` or `responses`, or samples of a run.
+
+    A recorded reward is `reward` or `score`; of several responses, a list.
 
     Raises:
         DataError: a file that is missing or unreadable, or a row without the needed fields.
     """
-    try:
-        rows = list(islice(_rows(path), _MAX_ROWS))
-    except (OSError, ValueError) as error:
-        raise DataError(f"sample file {path}: {error}", hint="give a .parquet or .jsonl file") from error
-    if not rows:
-        raise DataError(f"sample file {path} has no rows")
-    items = []
-    for number, row in enumerate(rows):
+    records = enumerate(_records(path))
+    while True:
         try:
-            truth = row["reward_model"]["ground_truth"]
-            source, prompt = str(row["data_source"]), _text(row["prompt"])
-        except (KeyError, TypeError) as error:
+            number, record = next(records)
+        except StopIteration:
+            return
+        except (OSError, ValueError, RecursionError) as error:
+            raise DataError(f"sample file {path}: {error}", hint="give a .parquet or .jsonl file") from error
+        try:
+            yield sample_row(record, f"row {number}")
+        except (KeyError, TypeError, ValueError) as error:
             raise DataError(
-                f"sample file {path}, row {number}: no field {error}",
-                hint="rows need prompt, data_source and reward_model.ground_truth",
+                f"sample file {path}, row {number}: {_what_is_wrong(error)}",
+                hint="rows need prompt, data_source and reward_model.ground_truth, or are samples of a run",
             ) from error
-        good = str(row.get("response") or truth)
-        items += [
-            item(
-                f"row{number}/{member}",
-                response,
-                json.dumps(truth, default=str),
-                group_id=f"row{number}",
-                data_source=source,
-                prompt=prompt,
-                extra_info_json=json.dumps(row.get("extra_info") or {}, default=str),
-            )
-            for member, response in enumerate((good, "certainly not this"))
-        ]
-    return items
 
 
-def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+def sample_row(record: Mapping[str, Any], name: str) -> SampleRow:
+    """A row from a record of a file.
+
+    Raises:
+        KeyError, TypeError, ValueError: it lacks a field, or has one of another type.
+    """
+    if not isinstance(record, Mapping):
+        raise TypeError("it is no object")
+    responses, recorded = _responses(record)
+    if "group" in record and "step" in record:
+        # Others of the same group stand in rows of their own.
+        name = f"step {record['step']}, group {record['group']}"
+        return SampleRow(
+            name,
+            str(record.get("data_source", "")),
+            _text(record.get("prompt", "")),
+            record.get("ground_truth"),
+            {},
+            responses,
+            (str(record.get("member", 0)),),
+            recorded,
+            int(record["step"]),
+        )
+    missing = [field for field in ("prompt", "data_source", "reward_model") if field not in record]
+    if missing:
+        raise KeyError(missing[0])
+    return SampleRow(
+        name,
+        str(record["data_source"]),
+        _text(record["prompt"]),
+        record["reward_model"]["ground_truth"],
+        record.get("extra_info") or {},
+        responses,
+        tuple(map(str, range(len(responses)))),
+        recorded,
+    )
+
+
+def _responses(record: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float | None, ...]]:
+    given = record.get("responses")
+    if given is None:
+        given = [record["response"]] if record.get("response") is not None else []
+    rewards = record.get("reward", record.get("score"))
+    if not isinstance(rewards, list):
+        rewards = [rewards] * len(given)
+    if len(rewards) != len(given):
+        raise ValueError(f"{len(rewards)} rewards for {len(given)} responses")
+    return tuple(map(str, given)), tuple(None if reward is None else float(reward) for reward in rewards)
+
+
+def _what_is_wrong(error: Exception) -> str:
+    return f"no field {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _truth(row: SampleRow) -> str:
+    return row.ground_truth if isinstance(row.ground_truth, str) else json.dumps(row.ground_truth, default=str)
+
+
+def _records(path: Path) -> Iterator[Mapping[str, Any]]:
     if path.suffix == ".parquet":
         import pyarrow.parquet
 
-        table = pyarrow.parquet.read_table(path)
-        yield from table.slice(0, _MAX_ROWS).to_pylist()
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(_BATCH_ROWS):
+                yield from batch.to_pylist()
         return
     with path.open(encoding="utf-8") as lines:
         for line in lines:

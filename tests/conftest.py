@@ -8,6 +8,7 @@ ROLLMESH_REQUIRE_ENGINES=1.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import venv
 from collections.abc import Iterator
@@ -145,7 +146,7 @@ def foreign_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("foreign")
     venv.create(folder)
     (packages,) = folder.glob("lib/python*/site-packages")
-    for name in ("grpcio", "grpcio-tools", "protobuf", "typing-extensions"):
+    for name in ("grpcio", "grpcio-health-checking", "grpcio-tools", "protobuf", "typing-extensions"):
         distribution = metadata.distribution(name)
         for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
             (packages / top).symlink_to(str(distribution.locate_file(top)))
@@ -154,12 +155,12 @@ def foreign_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def third_party_server(foreign_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of `examples/reward_server`, copied out of the repository and run by `foreign_python`."""
+    """Address of `examples/reward_server/python`, copied out of the repository and run by `foreign_python`."""
     folder = tmp_path_factory.mktemp("third-party")
-    for name in ("server.py", "reward.proto"):
-        (folder / name).write_text((REPOSITORY / "examples" / "reward_server" / name).read_text())
+    shutil.copytree(REPOSITORY / "examples" / "reward_server" / "python", folder / "python")
+    shutil.copy(REPOSITORY / "examples" / "reward_server" / "reward.proto", folder)
     process = subprocess.Popen(
-        [foreign_python, "server.py", "0"], cwd=folder, env={"PATH": ""}, stdout=subprocess.PIPE, text=True
+        [foreign_python, "python/server.py", "0"], cwd=folder, env={"PATH": ""}, stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None

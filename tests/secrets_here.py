@@ -17,7 +17,8 @@ _FILES = {
     "metrics": "--security.metrics_key_file={}",
     "telemetry": "--security.telemetry_key_file={}",
     # Keys of servers that no client asks.
-    "judge": "--reward.key_files={{'grpc://127.0.0.1:9': {}}}",
+    "reward": "--reward.key_files={{'grpc://127.0.0.1:9': {}}}",
+    "judge": "--reward.judge={{base_url: 'https://127.0.0.1:9/v1', model: m, api_key_file: {}}}",
     "server": "--rollout.sglang={{address: 'http://127.0.0.1:9', key_file: {}}}",
 }
 _VARIABLES = ("HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY")

@@ -137,7 +137,13 @@ class EndpointServer:
         self.agents_url = f"http://{_LOOPBACK}:{bound}"
         if not public:
             return
-        key = http_key(self._security, "endpoint_key_file", host, "the endpoint")
+        key = http_key(
+            self._security.endpoint_key_file,
+            "security.endpoint_key_file (--endpoint-key-file)",
+            host,
+            "the endpoint",
+            self._security,
+        )
         tls = server_context(self._security)
         bound = await self._listen(self._app(key, self._public_listener), host, port, tls)
         name = advertised_address(host, bound, host_of(advertise) if advertise else None)

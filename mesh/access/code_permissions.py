@@ -122,7 +122,7 @@ def _named(key: str, *names: str | None) -> Iterable[CodeRequest]:
 
 def _is_path(function: str) -> bool:
     """True if a reward function is no scorer by name, pattern or endpoint: code, or a model or schema of the host."""
-    return ":" in function and not function.startswith(("grpc://", "regex:"))
+    return ":" in function and "://" not in function.partition("(")[0] and not function.startswith("regex:")
 
 
 # Arguments that take one of a few words.

@@ -87,12 +87,18 @@ def client_credentials(
     Raises:
         ConfigError: a file that cannot be read, or used, or a key that is not closed to other users.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client_context(ca, cert, key, where)
+    return grpc.ssl_channel_credentials(_pem(ca), _pem(key), _pem(cert))
+
+
+def client_context(ca: Path | None, cert: Path | None, key: Path | None, where: str = _SECURITY) -> ssl.SSLContext:
+    """The TLS context of calls to one HTTPS server; see `client_credentials`."""
+    context = ssl.create_default_context() if ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if ca is not None:
         _trust(context, ca, "ca", where)
     if cert is not None and key is not None:
         _show(context, cert, key, where)
-    return grpc.ssl_channel_credentials(_pem(ca), _pem(key), _pem(cert))
+    return context
 
 
 def _show(context: ssl.SSLContext, cert: Path, key: Path, where: str = _SECURITY) -> None:

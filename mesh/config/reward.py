@@ -10,6 +10,8 @@ from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
 from rollmesh.mesh.config.scorers import classifier, process
 from rollmesh.mesh.config.scorers.cache import CacheSection
 from rollmesh.mesh.config.scorers.classifier import ClassifierSection
+from rollmesh.mesh.config.scorers.http import HttpSection
+from rollmesh.mesh.config.scorers.isolation import Isolation, IsolationSection
 from rollmesh.mesh.config.scorers.judge import NAME, NEEDS, JudgeSection
 from rollmesh.mesh.config.scorers.late import LateSection
 from rollmesh.mesh.config.scorers.parts import Entry, Interval, all_uses, check_parts, interval
@@ -44,8 +46,8 @@ class RewardSection(Section):
     )
     by_data_source: dict[str, list[Entry]] = Field(
         default_factory=dict,
-        description="data_source -> scorers as in `functions`, or `grpc://host:port` endpoints, which take precedence "
-        "over `functions` and `endpoints`.",
+        description="data_source -> scorers as in `functions`, or endpoints, which take precedence over `functions` "
+        "and `endpoints`.",
     )
     normalize: dict[str, Interval] = Field(
         default_factory=dict,
@@ -54,7 +56,9 @@ class RewardSection(Section):
     )
     endpoints: list[str] = Field(
         default_factory=list,
-        description="`grpc://host:port` of reward services, or `host:port` for short; none: one is started here.",
+        description="Reward services: `grpc://host:port`, or `host:port` for short, or `https://host/base`. Servers "
+        "for OpenRLHF are `openrlhf+http://host:port/path`, those of NeMo Gym `nemo-gym+http://host:port`. None: one "
+        "is started here.",
     )
     key_files: dict[str, Path] = Field(
         default_factory=dict,
@@ -88,6 +92,10 @@ class RewardSection(Section):
         default_factory=CacheSection, description="Scores that are kept for equal items (docs/reward-composition.md)."
     )
     python: Path | None = Field(None, description="Interpreter of the reward service; none: that of `rollmesh`.")
+    isolation: Isolation = Field(
+        default_factory=IsolationSection,
+        description="Where programs that a model has written are run; `auto` is the highest rung of the host.",
+    )
     judge: JudgeSection = Field(
         default_factory=JudgeSection, description="The language model that the scorer `judge` asks."
     )
@@ -96,6 +104,9 @@ class RewardSection(Section):
     )
     process: ProcessSection = Field(
         default_factory=ProcessSection, description="The model of the scorer `process`, which judges steps."
+    )
+    http: HttpSection = Field(
+        default_factory=HttpSection, description="The reward service over HTTP, for callers without gRPC."
     )
     late: LateSection = Field(
         default_factory=LateSection, description="Rewards that are known only later, and delivered then."

@@ -52,7 +52,9 @@ async def metrics_server(
     if not enabled:
         yield ""
         return
-    key = http_key(security, "metrics_key_file", host, "metrics")
+    key = http_key(
+        security.metrics_key_file, "security.metrics_key_file (--metrics-key-file)", host, "metrics", security
+    )
     tls = server_context(security)
     connections = Connections(MOST_CONNECTIONS)
     async with AsyncExitStack() as closers:

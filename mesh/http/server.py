@@ -10,7 +10,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Literal
+from pathlib import Path
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -75,23 +75,20 @@ async def serving(
         await server.shutdown(_CLOSE_S)
 
 
-def http_key(
-    security: SecuritySection, name: Literal["metrics_key_file", "endpoint_key_file"], host: str, what: str
-) -> str | None:
+def http_key(path: Path | None, setting: str, host: str, what: str, security: SecuritySection) -> str | None:
     """The key that callers must send; empty on loopback without one, with a warning if the mesh has a token.
 
     Args:
-        name: of the setting that names the file with the key.
+        path: of the file with the key.
+        setting: that names it, for errors and the log.
         host: address to bind.
         what: is served, for errors and the log.
 
     Raises:
         ConfigError: a non-loopback address without a key; an unreadable key.
     """
-    path = security.metrics_key_file if name == "metrics_key_file" else security.endpoint_key_file
     if path is not None:
-        return read_key(path, f"security.{name}")
-    setting = f"security.{name} (--{name.replace('_', '-')})"
+        return read_key(path, setting)
     if not is_loopback(host) and not security.allow_insecure:
         raise ConfigError(
             f"refusing to serve {what} at {host}: others could use it without a key",

@@ -17,7 +17,7 @@ from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.content_key import digest
 from rollmesh.reward_service.function_kind import FunctionKind
 from rollmesh.reward_service.function_spec import FunctionSpec, label_of
-from rollmesh.reward_service.loading import is_path
+from rollmesh.reward_service.loading import is_path, split_arguments
 from rollmesh.reward_service.scorers import takes_option
 from rollmesh.reward_service.scorers.graders import versions
 
@@ -111,7 +111,7 @@ def identity_of(spec: FunctionSpec) -> Identity | str:
         if version is None:
             return "it has no `cache_version`"
         return Identity(names, _scorer(*names, str(version)), sees_all=True, is_independent=True)
-    location, option = spec.rpartition(":")[0], spec.partition(":")[2]
+    location, option = split_arguments(spec)[0].rpartition(":")[0], spec.partition(":")[2]
     if takes_option(spec) or not is_path(spec):
         used = [f"{package} {version}" for package, version in versions([spec]).items()]
         return _of_file(Path(option), spec, *used) if os.path.isfile(option) else Identity(names, _scorer(spec, *used))

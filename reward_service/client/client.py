@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
@@ -15,12 +16,15 @@ from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.wait import NO_WAIT, Wait
-from rollmesh.protos import reward_pb2
+from rollmesh.protos import membership_pb2, reward_pb2
 from rollmesh.reward_service.call_times import GRACE_S
 from rollmesh.reward_service.client.dispatcher import CallLimits, Dispatcher
-from rollmesh.reward_service.client.endpoint import Connect, connector, mesh_connector
+from rollmesh.reward_service.client.endpoint import connector, mesh_connector
 from rollmesh.reward_service.client.outgoing import ItemDetails, Wants, outgoing
+from rollmesh.reward_service.client.transports.interface import Connect
+from rollmesh.reward_service.judge.member import SharedJudge
 from rollmesh.reward_service.outcomes import is_not_begun, is_pending
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.scoring.configured import configured_engine
@@ -81,6 +85,13 @@ class RewardScorer(Protocol):
 
     def present_wait(self) -> Wait:
         """The reason why items wait at present; empty while none does, or scoring works."""
+        ...
+
+    async def share_judge(self, agent: MembershipAgent, role: membership_pb2.Role, run: Path) -> None:
+        """Shares limits and budget of a judge that this process asks itself with others, until it is cancelled.
+
+        It returns at once where this process asks none. Arguments: as of `judge.member.shared_judge`.
+        """
         ...
 
     async def close(self) -> None:
@@ -148,21 +159,26 @@ class LocalScorer:
         """See `RewardScorer.present_wait`."""
         return self._engine.present_wait()
 
+    async def share_judge(self, agent: MembershipAgent, role: membership_pb2.Role, run: Path) -> None:
+        """See `RewardScorer.share_judge`."""
+        if self._engine.judge is not None:
+            await SharedJudge(self._engine.judge, agent, role, run).run()
+
     async def close(self) -> None:
         """See `RewardScorer.close`."""
         await self._engine.close()
 
 
 class RewardClient:
-    """Scores over gRPC.
+    """Scores at endpoints.
 
     Args:
         endpoints: `grpc://host:port`, several share the load and stand in for one another.
         by_data_source: data_source -> its own endpoints.
         default: scores the sources without endpoints of their own instead of `endpoints` (in-process runs).
         limits: of the calls.
-        connect: opens a channel to a default endpoint.
-        connect_source: opens a channel to an endpoint of `by_data_source`; by default as `connect`.
+        connect: makes the transport to a default endpoint.
+        connect_source: the same for an endpoint of `by_data_source`; by default as `connect`.
     """
 
     def __init__(
@@ -242,6 +258,11 @@ class RewardClient:
         waits = [dispatcher.present_wait() for dispatcher in self._by_source.values()]
         waits.append(self._remote.present_wait() if self._local is None else self._local.present_wait())
         return next(filter(None, waits), NO_WAIT)
+
+    async def share_judge(self, agent: MembershipAgent, role: membership_pb2.Role, run: Path) -> None:
+        """See `RewardScorer.share_judge`."""
+        if self._local is not None:
+            await self._local.share_judge(agent, role, run)
 
     async def close(self) -> None:
         """Ends calls in flight and closes the channels."""

@@ -22,15 +22,15 @@ from itertools import accumulate, chain
 
 import grpc
 
-from rollmesh.mesh.errors import UnauthenticatedError
 from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import membership_pb2, reward_pb2
 from rollmesh.reward_service.client.call import Call
-from rollmesh.reward_service.client.endpoint import Connect, RewardEndpoint, close_all
+from rollmesh.reward_service.client.endpoint import RewardEndpoint, close_all
 from rollmesh.reward_service.client.failed_calls import HOPELESS, LOST, describe_failure, in_words
 from rollmesh.reward_service.client.outgoing import ItemDetails
 from rollmesh.reward_service.client.tickets import Entry, Ticket
+from rollmesh.reward_service.client.transports.interface import CallError, Connect
 from rollmesh.reward_service.outcomes import error_result
 
 log = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ class Dispatcher:
     """Client of a set of equal endpoints.
 
     Args:
-        endpoints: addresses, `grpc://host:port`; may be empty at first.
-        connect: opens a channel to one.
+        endpoints: addresses; may be empty at first.
+        connect: makes the transport to one.
         limits: of its calls.
     """
 
@@ -247,11 +247,8 @@ class Dispatcher:
                 call.timer.cancel()
             _refuse_closed(batch)
             raise
-        except grpc.aio.AioRpcError as error:
-            self._on_broken_call(endpoint, call, error.code(), error.details() or "")
-        except UnauthenticatedError as error:
-            # This service's own grant is over. A new one may take its place; meanwhile no endpoint can be reached.
-            self._on_broken_call(endpoint, call, grpc.StatusCode.UNAVAILABLE, str(error))
+        except CallError as error:
+            self._on_broken_call(endpoint, call, error)
         else:
             self._on_answered_call(endpoint, call, len(batch))
         finally:
@@ -261,12 +258,9 @@ class Dispatcher:
         try:
             await endpoint.describe()
             endpoint.circuit.record_sign_of_life()
-        except grpc.aio.AioRpcError as error:
-            trouble = in_words(error.code(), error.details() or "")
-            endpoint.circuit.record_failure(asyncio.get_running_loop().time(), trouble, fatal=True)
-        except UnauthenticatedError as error:
-            trouble = in_words(grpc.StatusCode.UNAVAILABLE, str(error))
-            endpoint.circuit.record_failure(asyncio.get_running_loop().time(), trouble, fatal=True)
+        except CallError as error:
+            now = asyncio.get_running_loop().time()
+            endpoint.circuit.record_failure(now, in_words(error), fatal=True, pause_s=error.retry_after_s or 0.0)
         finally:
             self._on_call_ended(endpoint, 0)
 
@@ -325,26 +319,29 @@ class Dispatcher:
             self._requeue_first(waiting)
         return call.refused
 
-    def _on_broken_call(self, endpoint: RewardEndpoint, call: Call, status: grpc.StatusCode, details: str) -> None:
+    def _on_broken_call(self, endpoint: RewardEndpoint, call: Call, error: CallError) -> None:
         """Deals with a call that has failed, perhaps after some results."""
         self._take_back(endpoint, call)
         if left := call.left():
-            self._on_failed_call(endpoint, left, status, details)
+            self._on_failed_call(endpoint, left, error)
 
-    def _on_failed_call(
-        self, endpoint: RewardEndpoint, batch: list[Entry], status: grpc.StatusCode, details: str
-    ) -> None:
-        trouble = in_words(status, details)
+    def _on_failed_call(self, endpoint: RewardEndpoint, batch: list[Entry], error: CallError) -> None:
+        now = asyncio.get_running_loop().time()
+        status, trouble = error.status, in_words(error)
         what = f"{endpoint.address}: {trouble}"
         lost = status in LOST
         endpoint.described &= not lost
-        endpoint.circuit.record_failure(asyncio.get_running_loop().time(), trouble, fatal=lost or status in HOPELESS)
+        fatal = lost or error.throttled or status in HOPELESS
+        endpoint.circuit.record_failure(now, trouble, fatal=fatal, pause_s=error.retry_after_s or 0.0)
+        if error.throttled:
+            self._heard_at = now
+            self._requeue_first(batch)
+            return
         if status is grpc.StatusCode.RESOURCE_EXHAUSTED and len(batch) > 1:
             endpoint.circuit.record_success()
             endpoint.reduce_limit(len(batch))
             self._retry(batch, at_once=True)
             return
-        now = asyncio.get_running_loop().time()
         if status is grpc.StatusCode.DEADLINE_EXCEEDED and endpoint.outstanding > 1:
             # It may have more than it can do: that is no failure of these, and they get their time again with less.
             self._heard_at = now

@@ -1,4 +1,4 @@
-"""One reward endpoint as the client sees it: its channel, what is in flight, and whether it may be called.
+"""One reward endpoint as the client sees it: what is in flight there, and whether it may be called.
 
 Calls in flight: two at any time; more only if the last call began a while ago. So items pile up into larger requests
 while an endpoint is busy, and a slow endpoint still gets a fresh request every few milliseconds. The CPU that calls
@@ -14,28 +14,29 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
-from itertools import chain
+from contextlib import aclosing
 from pathlib import Path
 from types import MappingProxyType
 
 import grpc
 
-from rollmesh.mesh.access.authenticated_channel import AuthenticatedChannel
-from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.access.roles import Identity
-from rollmesh.mesh.access.tls import client_credentials
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.config.reward import EndpointTls, RewardSection
+from rollmesh.mesh.config.reward import EndpointTls
 from rollmesh.mesh.private_files import read_secret
-from rollmesh.mesh.rpc.channel import open_channel
-from rollmesh.protos import reward_pb2, reward_pb2_grpc
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.client.channels import foreign_channels, mesh_channels
 from rollmesh.reward_service.client.endpoint_circuit import EndpointCircuit
 from rollmesh.reward_service.client.outgoing import Wants
+from rollmesh.reward_service.client.transports.grpc_calls import GrpcTransport
+from rollmesh.reward_service.client.transports.http_calls import Site
+from rollmesh.reward_service.client.transports.interface import CallError, Connect, StreamingTransport, Transport
+from rollmesh.reward_service.client.transports.json_calls import JsonTransport
+from rollmesh.reward_service.client.transports.nemo_gym import NemoGymTransport
+from rollmesh.reward_service.client.transports.openrlhf import OpenRlhfTransport
 from rollmesh.reward_service.client.validation import without_repeats
-from rollmesh.reward_service.routing import split_routes, target_of
+from rollmesh.reward_service.routing import NEMO_GYM, OPENRLHF, is_grpc, url_of
 
-Connect = Callable[[str], grpc.aio.Channel]
 OnResult = Callable[[reward_pb2.ScoreResult], bool]
 
 _FREE_CALLS = 2
@@ -44,6 +45,11 @@ _MAX_CALLS = 32
 _SPACING_S = 0.02
 _INFO_TIMEOUT_S = 2.0
 _MAX_ITEMS = 512
+_BY_FORM: Mapping[str, Callable[[Site], Transport]] = {
+    "": JsonTransport,
+    OPENRLHF: OpenRlhfTransport,
+    NEMO_GYM: NemoGymTransport,
+}
 # Bytes of a request that servers take unless they say otherwise.
 _MAX_BYTES = 1 << 20
 # A call of this many seconds, and as many more for each item, is over in a moment: a stream's messages cost five times
@@ -57,7 +63,7 @@ class RewardEndpoint:
     """A reward service at one address.
 
     Attributes:
-        address: as configured, `grpc://host:port`.
+        address: as configured.
         circuit: its recent failures.
         info: what it last said of itself; empty for a server without Info.
         wants: the parts of items that it reads.
@@ -77,8 +83,7 @@ class RewardEndpoint:
         self._window = math.inf
         # The last call took longer than a moment, or there has been none.
         self._lasting = True
-        self._channel = connect(address)
-        self._stub = reward_pb2_grpc.RewardStub(self._channel)
+        self._transport = connect(address)
         self._calls = 0
         self._declared = _MAX_ITEMS
         self._limit = _MAX_ITEMS
@@ -163,7 +168,7 @@ class RewardEndpoint:
             on_result: gets each result as soon as it is there; says whether more are missing.
 
         Raises:
-            grpc.aio.AioRpcError: as it failed.
+            CallError: as it failed.
         """
         began = time.monotonic()
         try:
@@ -172,39 +177,37 @@ class RewardEndpoint:
             self._lasting = time.monotonic() - began > _MOMENT_S + _ITEM_MOMENT_S * len(items)
 
     async def _call(self, items: list[reward_pb2.ScoreItem], timeout_s: float, on_result: OnResult) -> None:
-        if not (self.info.streams and self._lasting):
-            response = await self._stub.Score(reward_pb2.ScoreRequest(items=items), timeout=timeout_s)
+        transport = self._transport
+        if not (self._lasting and self.info.streams and isinstance(transport, StreamingTransport)):
+            response = await transport.score(reward_pb2.ScoreRequest(items=items), timeout_s)
             for result in without_repeats(response.results):
                 on_result(result)
             return
-        call = self._stub.ScoreStream((reward_pb2.ScoreStreamRequest(item=item) for item in items), timeout=timeout_s)
-        try:
-            async for result in call:
+        async with aclosing(transport.stream(items, timeout_s)) as results:
+            async for result in results:
                 if not on_result(result):
                     # A server that does not end its side must not keep the call.
                     return
-        finally:
-            call.cancel()
 
     async def describe(self) -> None:
         """Asks for the server's limits; a server without Info has none.
 
         Raises:
-            grpc.aio.AioRpcError: where the server cannot be reached.
+            CallError: where the server cannot be reached.
         """
         info = reward_pb2.InfoResponse()
         try:
-            info = await self._stub.Info(reward_pb2.InfoRequest(), timeout=_INFO_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
+            info = await self._transport.info(_INFO_TIMEOUT_S)
+        except CallError as error:
+            if error.status is grpc.StatusCode.UNAVAILABLE:
                 raise
         self.info, self.wants = info, Wants.of(info)
         self._declared = self._limit = min(info.max_items or _MAX_ITEMS, _MAX_ITEMS)
         self.described = True
 
     async def close(self) -> None:
-        """Ends running calls and the channel."""
-        await self._channel.close()
+        """Ends running calls and the connection."""
+        await self._transport.close()
 
 
 def connector(
@@ -214,66 +217,37 @@ def connector(
     *,
     max_message_mb: int = 64,
 ) -> Connect:
-    """Opens channels to configured endpoints, which may be other people's servers.
-
-    `grpc://` is plain text; `grpcs://` is TLS, checked by the endpoint's own authority, or by `security.tls_ca`, or
-    else by the usual public authorities.
-    Neither carries the mesh's credentials: reward services of the mesh itself are found through its membership. Neither
-    carries the mesh's keepalive pings: a server with gRPC's defaults hangs up on clients that ping so often. The
-    deadline of every call finds a dead connection anyway.
+    """Connects to configured endpoints, which may be other people's servers; see `foreign_channels` and `HttpCalls`.
 
     Args:
         keys: by endpoint, the file with the key that is sent there.
         tls: by endpoint, the files for its TLS.
     """
-    files = {target_of(address): path for address, path in keys.items()}
-    own_tls = {target_of(address): section for address, section in tls.items()}
-    options = [
-        ("grpc.max_send_message_length", max_message_mb << 20),
-        ("grpc.max_receive_message_length", max_message_mb << 20),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1_000),
-        ("grpc.use_local_subchannel_pool", 1),
-    ]
+    open_channel = foreign_channels(security, keys, tls, max_message_mb=max_message_mb)
+    files = {url_of(address): path for address, path in keys.items() if not is_grpc(address)}
+    own_tls = {url_of(address): section for address, section in tls.items() if not is_grpc(address)}
 
-    def connect(address: str) -> grpc.aio.Channel:
-        target = target_of(address)
-        path = files.get(target)
-        if not address.startswith("grpcs://"):
-            channel = grpc.aio.insecure_channel(target, options=options)
-        else:
-            own = own_tls.get(target, EndpointTls())
-            ca = own.ca or security.tls_ca
-            credentials = client_credentials(ca, own.cert, own.key, f"reward.tls.{address}.")
-            channel = grpc.aio.secure_channel(target, credentials, options=options)
-        if path is None:
-            return channel
-        return AuthenticatedChannel(channel, SharedKey(read_secret(path, f"reward.key_files.{address}")))
+    def connect(address: str) -> Transport:
+        if is_grpc(address):
+            return GrpcTransport(open_channel(address))
+        form, url = url_of(address)
+        path = files.get((form, url))
+        key = "" if path is None else read_secret(path, f"reward.key_files.{address}")
+        own = own_tls.get((form, url), EndpointTls())
+        own = own.model_copy(update={"ca": own.ca or security.tls_ca})
+        return _BY_FORM[form](Site(url, key, own, max_message_mb << 20, f"reward.tls.{address}."))
 
     return connect
 
 
 def mesh_connector(security: SecuritySection, identity: Identity | None = None, *, max_message_mb: int = 64) -> Connect:
-    """Opens channels to reward services that are members of the mesh, with its credentials and TLS.
+    """Connects to reward services that are members of the mesh; see `mesh_channels`.
 
     Args:
         identity: the caller's; None: as the token file makes it.
     """
-    return lambda address: open_channel(target_of(address), security, identity, max_message_mb=max_message_mb)
-
-
-def configured(reward: RewardSection, security: SecuritySection) -> dict[str, Callable[[], grpc.aio.Channel]]:
-    """Openers of channels, as the client has them, to all servers that the configuration names; by address.
-
-    Args:
-        reward: of the run.
-        security: of the caller.
-    """
-    connect = connector(security, reward.key_files, reward.tls)
-    routed = split_routes(reward.by_data_source)[1].values()
-    addresses = dict.fromkeys((*reward.endpoints, *chain.from_iterable(routed)))
-    return {address: partial(connect, address) for address in addresses}
+    open_member = mesh_channels(security, identity, max_message_mb=max_message_mb)
+    return lambda address: GrpcTransport(open_member(address))
 
 
 async def close_all(endpoints: list[RewardEndpoint]) -> None:

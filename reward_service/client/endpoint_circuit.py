@@ -43,10 +43,15 @@ class EndpointCircuit:
         """Records that it answered a probe: it is there, and stays on trial until it has answered a call."""
         self._last_error = ""
 
-    def record_failure(self, now: float, error: str, *, fatal: bool = False) -> None:
-        """Records a failed call; a `fatal` failure (connection refused, no such service) opens the circuit at once."""
+    def record_failure(self, now: float, error: str, *, fatal: bool = False, pause_s: float = 0.0) -> None:
+        """Records a failed call.
+
+        Args:
+            fatal: it opens the circuit at once (connection refused, no such service).
+            pause_s: seconds in which the server wants no call, at least.
+        """
         self.failures = max(self.failures + 1, self.threshold if fatal else 0)
         self._last_error = error
         if not self.closed:
             exponent = min(self.failures - self.threshold, 10)
-            self.open_until = now + min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2**exponent)
+            self.open_until = now + max(pause_s, min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2**exponent))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import grpc
 
+from rollmesh.reward_service.client.transports.interface import CallError
+
 LOST = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 """The connection or the server failed, not the request."""
 HOPELESS = frozenset(
@@ -12,9 +14,9 @@ HOPELESS = frozenset(
 """Another try at the same endpoint will fail likewise."""
 
 
-def in_words(status: grpc.StatusCode, details: str) -> str:
+def in_words(error: CallError) -> str:
     """A failed call, after its endpoint's name."""
-    return "does not answer in time" if status is grpc.StatusCode.DEADLINE_EXCEEDED else f"{status.name}: {details}"
+    return "does not answer in time" if error.status is grpc.StatusCode.DEADLINE_EXCEEDED else str(error)
 
 
 def describe_failure(status: grpc.StatusCode, what: str, timeout_s: float) -> tuple[str, str]:

@@ -26,7 +26,7 @@ def match_answer(items: Sequence[reward_pb2.ScoreItem], response: reward_pb2.Sco
     """Pairs items with results by item_id.
 
     Codes of what breaks the contract: missing_result (retryable), duplicate_result, no_outcome, nan,
-    per_token_length.
+    per_token_length, bad_span, bad_output.
     """
     by_id = {result.item_id: result for result in without_repeats(response.results)}
     results = []

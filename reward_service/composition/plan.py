@@ -117,7 +117,9 @@ class Composition:
             spans=spans,
             evidence="\n".join(self._evidence(outcomes)),
             cost=sum(each.raw.cost for each in counted),
-            cached=all(each.raw.cached for each in counted),
+            cached=not any(
+                isinstance(each, Failed) or (isinstance(each, Scored) and not each.cached) for each in outcomes
+            ),
         )
 
     def _raw(self, place: int, outcome: PartOutcome) -> Scored | None:

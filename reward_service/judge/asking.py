@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -15,7 +16,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from rollmesh.mesh.config.scorers.judge import JudgeSection
-from rollmesh.reward_service.judge.budget import UNUSED, Budget, Usage
+from rollmesh.reward_service.judge.accounts import Accounts
+from rollmesh.reward_service.judge.budget import UNUSED, Usage
 from rollmesh.reward_service.judge.endpoint import Address, Endpoint, Reply, keep_open
 from rollmesh.reward_service.judge.errors import (
     AnswerError,
@@ -25,9 +27,9 @@ from rollmesh.reward_service.judge.errors import (
     ThrottledError,
     UnavailableError,
 )
-from rollmesh.reward_service.judge.hedging import Hedging
-from rollmesh.reward_service.judge.limits import Limits
+from rollmesh.reward_service.judge.limits import Turn
 from rollmesh.reward_service.judge.retries import backoff_s
+from rollmesh.reward_service.judge.slots import Slots
 from rollmesh.reward_service.judge.templates import Messages
 from rollmesh.reward_service.judge.verdicts import Question, Verdict
 
@@ -35,19 +37,8 @@ from rollmesh.reward_service.judge.verdicts import Question, Verdict
 _SHOWN = 4000
 _MESSAGE_TOKENS = 8
 _BYTES_PER_TOKEN = 3
-
-
-class Accounts:
-    """Limits, budget and times, which all requests of a process share.
-
-    Args:
-        section: of the configuration.
-    """
-
-    def __init__(self, section: JudgeSection) -> None:
-        self.limits = Limits(section.requests_per_minute, section.tokens_per_minute, time.monotonic())
-        self.budget = Budget(section.budget_tokens, section.budget_cost, section.prompt_price, section.answer_price)
-        self.hedging = Hedging(section.hedged_share)
+# Seconds after which a request that waits looks at its share of the rates again.
+_LOOK_S = 1.0
 
 
 class Asker:
@@ -64,24 +55,25 @@ class Asker:
         self._section = section
         self._question = question
         self._accounts = accounts
-        self._free = asyncio.Semaphore(section.concurrency)
+        self._slots = Slots(accounts.most_in_progress)
         self._endpoint = Endpoint(address)
         self._kept = asyncio.create_task(keep_open(self._endpoint))
 
-    async def verdict(self, messages: Messages, vote: int, begin_by: float) -> Verdict:
+    async def verdict(self, messages: Messages, vote: int, begin_by: float, paid: list[float]) -> Verdict:
         """A verdict; an answer that is none is shown to the judge once.
 
         Args:
             messages: the question.
             vote: its number among those of one question.
             begin_by: monotonic time after which no request is begun.
+            paid: gets the cost of each request.
 
         Raises:
             JudgeError: there is none.
         """
-        reply = await self._reply(messages, vote, begin_by)
+        reply = await self._reply(messages, vote, begin_by, paid)
         try:
-            return self._question.read(reply.text)
+            return self._read(reply)
         except AnswerError as error:
             wrong = error
         complaint = (
@@ -94,19 +86,29 @@ class Asker:
             {"role": "user", "content": complaint},
         ]
         try:
-            return self._question.read((await self._reply(repair, vote, begin_by)).text)
+            return self._read(await self._reply(repair, vote, begin_by, paid))
         except BusyError:
             # The question was answered, and wrongly: to call it not begun would repeat it without end.
             raise wrong from None
 
-    async def _reply(self, messages: Messages, vote: int, begin_by: float) -> Reply:
+    def _read(self, reply: Reply) -> Verdict:
+        answers = self._accounts.counts.answers
+        try:
+            verdict = self._question.read(reply.text)
+        except AnswerError:
+            answers["wrong"] += 1
+            raise
+        answers["verdict"] += 1
+        return verdict
+
+    async def _reply(self, messages: Messages, vote: int, begin_by: float, paid: list[float]) -> Reply:
         body = self._body(messages, vote)
         estimate = Usage(sum(map(_tokens, messages)), self._section.max_tokens)
         failures = 0
         last: UnavailableError | None = None
         while True:
             try:
-                return await self._begin(body, estimate, begin_by)
+                return await self._begin(body, estimate, begin_by, paid)
             except ThrottledError as error:
                 if error.retry_after_s is not None:
                     self._accounts.limits.pause(error.retry_after_s, time.monotonic())
@@ -114,6 +116,7 @@ class Asker:
             except UnavailableError as error:
                 failed = last = error
             except BusyError as error:
+                self._accounts.counts.waits += 1
                 raise (last or error) from None
             failures += 1
             wait_s = max(backoff_s(failures, random.random()), failed.retry_after_s or 0.0)  # noqa: S311 - no secret
@@ -121,31 +124,38 @@ class Asker:
                 raise last or failed
             await asyncio.sleep(wait_s)
 
-    async def _begin(self, body: Mapping[str, Any], estimate: Usage, begin_by: float) -> Reply:
+    async def _begin(self, body: Mapping[str, Any], estimate: Usage, begin_by: float, paid: list[float]) -> Reply:
         """One request; a second one where it is slow and there is room."""
-        async with self._room(estimate, begin_by) as used:
+        async with self._room(estimate, begin_by, paid) as used:
             slow_s = self._accounts.hedging.begin()
             requests = {asyncio.create_task(self._send(body, used))}
             try:
                 done, _ = await asyncio.wait(requests, timeout=slow_s)
                 if not done and self._accounts.hedging.take():
-                    requests.add(asyncio.create_task(self._send_again(body, estimate)))
+                    requests.add(asyncio.create_task(self._send_again(body, estimate, paid)))
                 return await _first_answer(requests)
             finally:
                 for request in requests:
                     request.cancel()
                 await asyncio.gather(*requests, return_exceptions=True)
 
-    async def _send_again(self, body: Mapping[str, Any], estimate: Usage) -> Reply:
-        async with self._room(estimate, time.monotonic()) as used:
+    async def _send_again(self, body: Mapping[str, Any], estimate: Usage, paid: list[float]) -> Reply:
+        async with self._room(estimate, time.monotonic(), paid) as used:
+            self._accounts.counts.hedges += 1
             return await self._send(body, used)
 
     async def _send(self, body: Mapping[str, Any], used: list[Usage]) -> Reply:
         began = time.monotonic()
+        counts = self._accounts.counts
+        counts.requests += 1
         try:
             reply = await self._endpoint.ask(body)
-        except (ThrottledError, RefusedError):
+        except (ThrottledError, RefusedError) as error:
+            counts.answers["throttled" if isinstance(error, ThrottledError) else "refused"] += 1
             used.append(UNUSED)
+            raise
+        except JudgeError as error:
+            counts.answers["wrong" if isinstance(error, AnswerError) else "unavailable"] += 1
             raise
         self._accounts.hedging.answered(time.monotonic() - began)
         if reply.usage is not None:
@@ -153,44 +163,52 @@ class Asker:
         return reply
 
     @asynccontextmanager
-    async def _room(self, estimate: Usage, begin_by: float) -> AsyncIterator[list[Usage]]:
+    async def _room(self, estimate: Usage, begin_by: float, paid: list[float]) -> AsyncIterator[list[Usage]]:
         """Waits for the turn of a request, and counts it; the block appends its use where that becomes known.
 
         Raises:
             BusyError: there is no room in time.
             SpentError: the budget is spent.
         """
-        limits, budget, now = self._accounts.limits, self._accounts.budget, time.monotonic()
-        delay_s = limits.delay_s(estimate.total, now)
-        if delay_s and now + delay_s > begin_by:
-            raise BusyError(f"its limits allow the next request in {delay_s:.1f} s")
-        budget.reserve(estimate)
-        limits.take(estimate.total, now)
+        limits, now = self._accounts.limits_now(), time.monotonic()
+        _check_room(limits.delay_s(estimate.total, now), now, begin_by)
+        self._accounts.reserve(estimate)
+        turn = limits.take(estimate.total, now)
         used: list[Usage] = []
         begun = False
         try:
-            await asyncio.sleep(delay_s)
+            await self._wait(turn, begin_by)
             await self._acquire(begin_by)
             begun = True
             try:
                 yield used
             finally:
-                self._free.release()
+                self._slots.release()
         finally:
             spent = used[0] if used else estimate if begun else UNUSED
-            budget.settle(estimate, spent)
+            paid.append(self._accounts.settle(estimate, spent))
             # An endpoint counts a request that it refuses, too.
             limits.take(spent.total - estimate.total, time.monotonic(), requests=0 if begun else -1)
 
+    async def _wait(self, turn: Turn, begin_by: float) -> None:
+        began = now = time.monotonic()
+        while left_s := max(0.0, self._accounts.limits_now().left_s(turn, now)):
+            _check_room(left_s, now, begin_by)
+            # The rates may change meanwhile.
+            await asyncio.sleep(min(left_s, _LOOK_S))
+            now = time.monotonic()
+        self._accounts.counts.wait_s += now - began
+
     async def _acquire(self, begin_by: float) -> None:
-        if not self._free.locked():
-            await self._free.acquire()
-            return
+        began = time.monotonic()
         try:
-            async with asyncio.timeout(begin_by - time.monotonic()):
-                await self._free.acquire()
+            # It may be over already, and a place free: that is taken at once.
+            async with asyncio.timeout(max(0.0, begin_by - began)):
+                await self._slots.acquire()
         except TimeoutError as error:
-            raise BusyError(f"{self._section.concurrency} requests are in progress") from error
+            raise BusyError(f"{self._accounts.most_in_progress()} requests are in progress") from error
+        finally:
+            self._accounts.counts.wait_s += time.monotonic() - began
 
     def _body(self, messages: Messages, vote: int) -> dict[str, Any]:
         section = self._section
@@ -209,6 +227,13 @@ class Asker:
             form = {"name": "verdict", "strict": True, "schema": self._question.schema}
             body["response_format"] = {"type": "json_schema", "json_schema": form}
         return {**body, **section.options}
+
+
+def _check_room(delay_s: float, now: float, begin_by: float) -> None:
+    if delay_s > 0.0 and now + delay_s > begin_by:
+        if math.isinf(delay_s):
+            raise BusyError("other processes that score have all of its limits at present")
+        raise BusyError(f"its limits allow the next request in {delay_s:.1f} s")
 
 
 def _tokens(message: Mapping[str, str]) -> int:

@@ -16,33 +16,50 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rollmesh.mesh.config.scorers.judge import NAME, JudgeSection
 from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.text import bounded
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.reward_service.judge import pairs
-from rollmesh.reward_service.judge.asking import Accounts, Asker
+from rollmesh.reward_service.judge.accounts import Accounts
+from rollmesh.reward_service.judge.asking import Asker
 from rollmesh.reward_service.judge.endpoint import Address
 from rollmesh.reward_service.judge.errors import BusyError, JudgeError
 from rollmesh.reward_service.judge.evidence import Evidence
 from rollmesh.reward_service.judge.templates import Template
-from rollmesh.reward_service.judge.verdicts import combined, score_on, winner
+from rollmesh.reward_service.judge.verdicts import Verdict, combined, score_on, winner
 from rollmesh.reward_service.outcomes import NOT_BEGUN, Failed, Outcome, RewardItem, Scored, Unscorable
 
 T = TypeVar("T")
 
-_ASKED = {"base_url", "model", "scale", "votes", "combine", "structured", "temperature", "max_tokens", "options"}
-"""Settings on which answers depend."""
-
-# Verdicts that are kept, less than 200 bytes each.
+# Verdicts that are kept, 1 KiB each at most.
 _KEPT = 1 << 16
+# Characters of a reason that is kept.
+_REASON = 600
+# Raised whenever the judge's own part of a score changes: what is asked beside the template, and how it is read.
+_VERSION = 2
 # Share of a call's time in which its questions have to be answered.
 _SHARE = 0.9
 # Seconds after which a group without room may come again, at least.
 _LEAST_S = 0.2
 # Seconds for which a lack of room is reported.
 _RECENT_S = 10.0
+
+
+@dataclass(slots=True)
+class _Answer:
+    """A verdict that is kept, and what it has cost: the first score that uses it has that cost."""
+
+    verdict: Verdict
+    cost: float
+
+    def pay(self) -> float:
+        """The cost that is due now."""
+        cost, self.cost = self.cost, 0.0
+        return cost
 
 
 class Judge:
@@ -55,6 +72,10 @@ class Judge:
     Raises:
         ConfigError: a file with a secret or a certificate cannot be used.
         RewardError: the template cannot.
+
+    Attributes:
+        version: of its scores: another template, model or option makes another one.
+        rollmesh_service: the file of its reasons, which the scoring engine closes.
     """
 
     __name__ = NAME
@@ -66,14 +87,15 @@ class Judge:
         self._template = Template(section.template, section.mode, section.scale)
         self._question = score_on(section.scale) if section.mode == "score" else winner()
         self._address = Address.of(section)
-        self._evidence = Evidence(section.evidence_file)
-        self._verdicts: OrderedDict[bytes, float] = OrderedDict()
-        self._asked: dict[bytes, asyncio.Task[float]] = {}
+        self.rollmesh_service = self._evidence = Evidence(section.evidence_file)
+        self._verdicts: OrderedDict[bytes, _Answer] = OrderedDict()
+        self._asked: dict[bytes, asyncio.Task[_Answer]] = {}
         self._accounts = Accounts(section)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asker: Asker | None = None
         self._busy: BusyError | None = None
         self._busy_at = -math.inf
+        self.version = _version(section, self._template)
 
     def present_wait(self) -> Wait:
         """The reason why items wait: there was no room for a request a moment ago; empty while there is."""
@@ -84,10 +106,7 @@ class Judge:
     @property
     def cache_version(self) -> str | None:
         """All on which a score depends besides the item; none for pairs, as these depend on other items too."""
-        if self._section.mode == "pairs":
-            return None
-        settings = self._section.model_dump_json(include=_ASKED)
-        return f"{settings} {self._template.digest}"
+        return None if self._section.mode == "pairs" else f"{self.version} {self._section.base_url}"
 
     @property
     def accounts(self) -> Accounts:
@@ -111,17 +130,19 @@ class Judge:
 
     async def _scored(self, item: RewardItem, begin_by: float) -> Outcome:
         try:
-            votes = await self._votes(item, {"response": item.response}, begin_by)
+            answers = await self._votes(item, {"response": item.response}, begin_by)
         except JudgeError as error:
             return error.outcome()
         except PayloadError as error:
             return Failed("bad_input", f"{NAME}: {error}")
         low, high = self._section.scale
+        votes = [answer.verdict.value for answer in answers]
         score = combined(votes, self._section.combine)
         components = {"score": score}
         if len(votes) > 1:
             components["spread"] = max(votes) - min(votes)
-        return Scored((score - low) / (high - low), components)
+        evidence = "\n".join(f"{vote:g}: {answer.verdict.reason}" for vote, answer in zip(votes, answers, strict=True))
+        return Scored((score - low) / (high - low), components, evidence=evidence, cost=_paid(answers))
 
     # ------------------------------------------------------------------------------------------ pairs
 
@@ -135,35 +156,58 @@ class Judge:
             return [error.outcome()] * len(items)
         except PayloadError as error:
             return [Failed("bad_input", f"{NAME}: {error}")] * len(items)
-        shares = pairs.rewards(len(items), dict(zip(scheduled, found, strict=True)))
-        return [Scored(won, {"order_agreement": agreed}) for won, agreed in shares]
+        values = {pair: self._values(answers) for pair, answers in zip(scheduled, found, strict=True)}
+        # Both responses of a pair have been compared for its cost.
+        costs = [0.0] * len(items)
+        reasons: list[list[str]] = [[] for _ in items]
+        for (one, other), orders in zip(scheduled, found, strict=True):
+            paid = sum(map(_paid, orders)) / 2
+            for here, there, place in ((one, other, 0), (other, one, 1)):
+                costs[here] += paid
+                reasons[here] += [
+                    f"with {items[there].item_id}, {'second' if order != place else 'first'}: {answer.verdict.reason}"
+                    for order, answers in enumerate(orders)
+                    for answer in answers
+                ]
+        return [
+            Scored(won, {"order_agreement": agreed}, evidence="\n".join(texts), cost=cost)
+            for (won, agreed), texts, cost in zip(pairs.rewards(len(items), values), reasons, costs, strict=True)
+        ]
 
-    async def _both_orders(self, one: RewardItem, other: RewardItem, begin_by: float) -> tuple[float, float]:
-        """Values for `one`, in the first place and in the second."""
-        if one.response == other.response:
+    def _values(self, orders: Sequence[Sequence[_Answer]]) -> tuple[float, float]:
+        """Values for the first of a pair, in the first place and in the second."""
+        if not orders:
             return 0.5, 0.5
-        forward, backward = await _all(
+        forward, backward = (
+            combined([answer.verdict.value for answer in answers], self._section.combine) for answers in orders
+        )
+        return forward, 1.0 - backward
+
+    async def _both_orders(self, one: RewardItem, other: RewardItem, begin_by: float) -> list[list[_Answer]]:
+        """Answers with `one` in the first place, and in the second; none about equal responses."""
+        if one.response == other.response:
+            return []
+        return await _all(
             self._votes(left, {"first": left.response, "second": right.response}, begin_by)
             for left, right in ((one, other), (other, one))
         )
-        how = self._section.combine
-        return combined(forward, how), 1.0 - combined(backward, how)
 
     # ------------------------------------------------------------------------------------------ questions
 
-    async def _votes(self, item: RewardItem, responses: Mapping[str, str], begin_by: float) -> list[float]:
+    async def _votes(self, item: RewardItem, responses: Mapping[str, str], begin_by: float) -> list[_Answer]:
         messages = self._template.messages(item, responses)
         digest = hashlib.sha256(json.dumps(messages).encode()).digest()
-        return await _all(self._value(digest, item, messages, vote, begin_by) for vote in range(self._section.votes))
+        return await _all(self._answer(digest, item, messages, vote, begin_by) for vote in range(self._section.votes))
 
-    async def _value(
+    async def _answer(
         self, digest: bytes, item: RewardItem, messages: list[dict[str, str]], vote: int, begin_by: float
-    ) -> float:
-        """The value of one vote: kept, or being asked for already, or asked for."""
+    ) -> _Answer:
+        """One vote: kept, or being asked for already, or asked for."""
         asker = self._asker_here()
         key = digest + vote.to_bytes(4)
         if key in self._verdicts:
             self._verdicts.move_to_end(key)
+            self._accounts.counts.votes["kept"] += 1
             return self._verdicts[key]
         task = self._asked.get(key)
         if task is None:
@@ -181,13 +225,16 @@ class Judge:
         messages: list[dict[str, str]],
         vote: int,
         begin_by: float,
-    ) -> float:
+    ) -> _Answer:
+        paid: list[float] = []
         try:
-            verdict = await asker.verdict(messages, vote, begin_by)
+            verdict = await asker.verdict(messages, vote, begin_by, paid)
         except BusyError as error:
             self._busy, self._busy_at = error, time.monotonic()
             raise
-        self._verdicts[key] = verdict.value
+        answer = _Answer(Verdict(verdict.value, bounded(verdict.reason, _REASON)), sum(paid))
+        self._accounts.counts.votes["asked"] += 1
+        self._verdicts[key] = answer
         if len(self._verdicts) > _KEPT:
             self._verdicts.popitem(last=False)
         self._evidence.add(
@@ -201,9 +248,9 @@ class Judge:
                 "model": self._section.model,
             }
         )
-        return verdict.value
+        return answer
 
-    def _forget(self, key: bytes, task: asyncio.Task[float]) -> None:
+    def _forget(self, key: bytes, task: asyncio.Task[_Answer]) -> None:
         if self._asked.get(key) is task:
             del self._asked[key]
         # All who waited may be gone; a failure is theirs to report.
@@ -218,6 +265,18 @@ class Judge:
             self._asked = {}
             self._asker = Asker(self._section, self._address, self._accounts, self._question)
         return self._asker
+
+
+def _paid(answers: Sequence[_Answer]) -> float:
+    return sum(answer.pay() for answer in answers)
+
+
+def _version(section: JudgeSection, template: Template) -> str:
+    """A name for everything on which a score depends, as far as it is ours."""
+    fields = {"model", "mode", "scale", "opponents", "votes", "combine", "structured", "temperature", "max_tokens"}
+    settings = section.model_dump(mode="json", include={*fields, "options"})
+    content = json.dumps([settings, template.texts], sort_keys=True, default=str)
+    return f"{_VERSION}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -45,13 +45,16 @@ class Template:
 
     Raises:
         RewardError: the file cannot be read, lacks a text, or has a placeholder that does not exist.
+
+    Attributes:
+        texts: by name, with their placeholders.
     """
 
     def __init__(self, path: Path | None, mode: Mode, scale: tuple[float, float]) -> None:
-        self._texts = _read(path or _HERE / f"{mode}.yaml")
+        self.texts: Mapping[str, str] = _read(path or _HERE / f"{mode}.yaml")
         self._scale = {"low": f"{scale[0]:g}", "high": f"{scale[1]:g}"}
         known = _COMMON | _RESPONSES[mode]
-        for name, text in self._texts.items():
+        for name, text in self.texts.items():
             found = {field for field in _PLACEHOLDER.findall(text) if not field.startswith(_EXTRA)}
             allowed = known if name == "reference" else known | {"reference"}
             if unknown := sorted(found - allowed):
@@ -59,13 +62,8 @@ class Template:
                     f"reward.judge.template: {name} has {{{unknown[0]}}}, which does not exist",
                     hint=f"there are {', '.join(f'{{{field}}}' for field in sorted(allowed))} and {{extra.NAME}}",
                 )
-        if missing := sorted(_RESPONSES[mode] - set(_PLACEHOLDER.findall(self._texts["user"]))):
+        if missing := sorted(_RESPONSES[mode] - set(_PLACEHOLDER.findall(self.texts["user"]))):
             raise RewardError(f"reward.judge.template: user lacks {{{missing[0]}}}, so the judge would not see it")
-
-    @property
-    def digest(self) -> str:
-        """A digest of all its texts."""
-        return hashlib.sha256(json.dumps(self._texts, sort_keys=True).encode()).hexdigest()
 
     def messages(self, item: RewardItem, responses: Mapping[str, str]) -> Messages:
         """The messages of a question.
@@ -81,12 +79,12 @@ class Template:
         if item.ground_truth is not None:
             values["ground_truth"] = item.ground_truth
         values["boundary"] = _boundary(values)
-        reference = self._texts.get("reference", "")
+        reference = self.texts.get("reference", "")
         values["reference"] = _filled(reference, values, item) if item.ground_truth is not None else ""
         return [
-            {"role": role, "content": _filled(self._texts[role], values, item)}
+            {"role": role, "content": _filled(self.texts[role], values, item)}
             for role in ("system", "user")
-            if role in self._texts
+            if role in self.texts
         ]
 
 

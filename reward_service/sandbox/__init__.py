@@ -5,7 +5,8 @@ it. The zygote itself never sees a job's data, so that no program finds those of
 
 * `interface.py`: jobs, their limits, and how they ended; `executor.py`: a pool of zygotes that runs jobs.
 * `zygote_process.py`: one zygote as its owner sees it; `messages.py`: the messages between them.
-* `zygote.py`: the zygote; `keeper.py`: runs one job for it; `program.py`: the confined program's own start.
+* `zygote.py`: the zygote; `keeper.py`: runs one job for it, in the folder of `folder.py`; `program.py`: the confined
+  program's own start.
 * `namespaces.py`, `landlock.py`, `seccomp.py`, `limits.py`: the means of confinement, over `linux.py`.
 
 Invariant: all but `executor.py` and `zygote_process.py` import the standard library alone: the zygote has nothing else.

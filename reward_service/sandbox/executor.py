@@ -14,9 +14,11 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
+from rollmesh.reward_service.sandbox.ends import Ends
 from rollmesh.reward_service.sandbox.interface import Job, Ran
 from rollmesh.reward_service.sandbox.landlock import SCOPES
 from rollmesh.reward_service.sandbox.linux import AUDIT_ARCHITECTURES, MACHINE
@@ -25,9 +27,15 @@ from rollmesh.reward_service.sandbox.zygote_process import Runtime, UnavailableE
 log = logging.getLogger(__name__)
 
 HIGHEST, LOWEST = 3, 2
+WHAT = {
+    2: "resource limits, Landlock and a list of allowed system calls",
+    3: "namespaces, resource limits, Landlock and a list of allowed system calls",
+}
 _SYSTEM_PYTHON = "/usr/bin/python3"
-# Jobs of one zygote.
+# Runs of one zygote.
 _SHARE = 1000
+# Zygotes that one job may lose.
+_ZYGOTES = 3
 
 
 class Sandbox:
@@ -37,6 +45,8 @@ class Sandbox:
         rung: the rung in force, 2 or 3.
         missing: reason why a higher rung is not in force; empty if it is the highest.
     """
+
+    languages = frozenset({"python", "native"})
 
     def __init__(self, zygote: ZygoteProcess, rung: int, missing: str, runtime: Runtime, size: int) -> None:
         self.rung = rung
@@ -81,30 +91,43 @@ class Sandbox:
             hint="docs/rewards.md says what each rung needs",
         )
 
-    async def run(self, job: Job) -> Ran:
-        """Runs a job to its end; raises nothing for what the program or the infrastructure does.
+    async def run_all(
+        self, job: Job, inputs: Sequence[bytes], *, stop: Callable[[Ran], bool] | None = None
+    ) -> list[Ran]:
+        """See `Executor.run_all`. The runs of a job are in one zygote; where it is lost, the rest is in another.
 
         Raises:
-            UnavailableError: the job needs child processes, and this host cannot keep signals among them.
+            UnavailableError: the job needs child processes, and this host cannot keep signals among them; or it
+                makes files on rung 2, which has none.
         """
         if job.limits.processes > 1 and (self.rung < HIGHEST or self._landlock < SCOPES):
             raise UnavailableError(
                 f"a program of {job.limits.processes} processes needs rung {HIGHEST} and Landlock {SCOPES} (Linux 6.12)"
             )
+        if job.outputs and self.rung < HIGHEST:
+            raise UnavailableError(f"a program that makes files needs rung {HIGHEST}")
+        ends = Ends(len(inputs), stop)
         wait_s = None if job.deadline == float("inf") else max(0.0, job.deadline - time.monotonic())
         try:
             async with asyncio.timeout(wait_s):
                 await self._slots.acquire()
         except TimeoutError:
-            return Ran("infrastructure", reason="the deadline has passed while the job waited for its turn")
+            return ends.filled("the deadline has passed while the job waited for its turn")
         try:
-            if self._closed:
-                return Ran("infrastructure", reason="the executor is closed")
-            return await self._run(job)
+            return await self._run_all(job, inputs, ends)
         except UnavailableError as error:
-            return Ran("infrastructure", reason=str(error))
+            return ends.filled(str(error))
         finally:
             self._slots.release()
+
+    async def run(self, job: Job) -> Ran:
+        """See `Executor.run`."""
+        (ran,) = await self.run_all(job, [job.stdin])
+        return ran
+
+    def describe(self) -> str:
+        """See `Executor.describe`."""
+        return f"rung {self.rung}: {WHAT[self.rung]}{f'; no higher one ({self.missing})' if self.missing else ''}"
 
     async def close(self) -> None:
         """Ends all zygotes, once the jobs in progress have ended."""
@@ -117,18 +140,28 @@ class Sandbox:
         for _ in range(self._size):
             self._slots.release()
 
-    async def _run(self, job: Job) -> Ran:
-        zygote = self._idle.pop() if self._idle else await ZygoteProcess.open(self.rung, self._runtime)
-        ran = None
-        try:
-            ran = await zygote.run(job)
-        finally:
-            if ran is None or zygote.jobs >= _SHARE or self._closed:
-                await zygote.end()
-                self._replace()
-            else:
-                self._idle.append(zygote)
-        return ran or Ran("infrastructure", reason="the sandbox has ended, or has not answered in time")
+    async def _run_all(self, job: Job, inputs: Sequence[bytes], ends: Ends) -> list[Ran]:
+        lost = "there is no sandbox"
+        for _ in range(_ZYGOTES):
+            if self._closed:
+                return ends.filled("the executor is closed")
+            zygote = self._idle.pop() if self._idle else await ZygoteProcess.open(self.rung, self._runtime)
+            kept = False
+            try:
+                lost = await zygote.run_all(job, inputs[len(ends.known) :], ends.record)
+                kept = not lost
+            finally:
+                await self._put_back(zygote, kept)
+            if kept or ends.record(Ran("infrastructure", reason=lost)):
+                return ends.known
+        return ends.filled(lost)
+
+    async def _put_back(self, zygote: ZygoteProcess, kept: bool) -> None:
+        if kept and zygote.runs < _SHARE and not self._closed:
+            self._idle.append(zygote)
+            return
+        await zygote.end()
+        self._replace()
 
     def _replace(self) -> None:
         if not self._closed:

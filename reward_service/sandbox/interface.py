@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal, Protocol
 
 End = Literal["exit", "signal", "cpu", "wall", "memory", "output", "denied", "infrastructure"]
-Language = Literal["python", "native"]
 # Standard streams, and a few that a runtime opens.
 _FEWEST_FILES = 8
 
@@ -20,12 +19,14 @@ class Limits:
     Attributes:
         cpu_s: seconds of CPU time per process, rounded up to whole ones.
         wall_s: seconds from the program's start to its end.
-        memory: bytes of address space per process.
+        memory: bytes of address space per process; with `reserved`, bytes of its own memory that can be written.
         output: bytes of standard output and standard error together.
         processes: processes at once; more than one needs rung 3 and a kernel that scopes signals (Landlock 6).
         threads: threads that these processes may have in addition.
         disk: bytes that the program may write to its folder, on rung 3; rung 2 writes nothing.
         files: open descriptors per process.
+        reserved: bytes of address space that a runtime such as Node or the JVM reserves and does not use. Calls of
+            attackers that such runtimes try as well then fail, and do not end the program.
     """
 
     cpu_s: float = 4.0
@@ -36,6 +37,7 @@ class Limits:
     threads: int = 16
     disk: int = 64 << 20
     files: int = 64
+    reserved: int = 0
 
     def __post_init__(self) -> None:
         if not (self.cpu_s > 0 and self.wall_s > 0):
@@ -51,27 +53,32 @@ class Job:
     """One execution of one program.
 
     Attributes:
-        language: "python" (the zygote runs a file, with no new program), or "native" (a program is executed).
+        language: "python" (a file is run), "native" (a program is executed), or another that the executor knows.
         files: contents by path, relative to the folder in which the program runs. Each may be executed.
-        argv: for Python the file to run, and its arguments; else the program's path, and its arguments.
-        stdin: bytes of standard input.
-        limits: bounds of the execution.
+        argv: the program's path, and its arguments; the file among `files`, unless the language is "native".
+        stdin: bytes of standard input, for `Executor.run`.
+        limits: bounds of each execution.
         deadline: moment of `time.monotonic()` at which the caller waits no longer.
+        outputs: paths below the folder of files that the program makes and the caller wants, on rung 3 and above;
+            `sub/*` are all files of the folder `sub`.
+        environment: variables of a native program; else there are none.
     """
 
-    language: Language
+    language: str
     files: Mapping[str, bytes]
     argv: Sequence[str]
     stdin: bytes = b""
     limits: Limits = field(default_factory=Limits)
     deadline: float = float("inf")
+    outputs: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.argv or any("\0" in argument for argument in self.argv):
             raise ValueError("a job names its program, and no argument holds a zero byte")
-        if self.language == "python" and self.argv[0] not in self.files:
+        if self.language != "native" and self.argv[0] not in self.files:
             raise ValueError(f"{self.argv[0]!r} is not among the job's files")
-        for name in self.files:
+        for name in (*self.files, *self.outputs):
             path = PurePosixPath(name)
             if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name:
                 raise ValueError(f"a file's path stays below the program's folder: {name!r}")
@@ -89,6 +96,7 @@ class Ran:
         stderr: standard error, cut at the limit.
         cpu_s: seconds of CPU time of the program and of the children that it has waited for.
         peak: largest resident memory of one process, bytes.
+        files: those of `Job.outputs` that the program has made, together at most `Limits.disk` bytes. A link is none.
         reason: cause of an end that is `infrastructure`, for people.
     """
 
@@ -98,14 +106,55 @@ class Ran:
     stderr: bytes = b""
     cpu_s: float = 0.0
     peak: int = 0
+    files: Mapping[str, bytes] = field(default_factory=dict)
     reason: str = ""
 
 
 class Executor(Protocol):
-    """Runs jobs."""
+    """Runs jobs.
+
+    Attributes:
+        rung: level of isolation.
+        missing: reason why a higher one is not in force; empty if none is known.
+        languages: values of `Job.language` that it takes.
+    """
+
+    rung: int
+    missing: str
+    languages: frozenset[str]
+
+    async def run_all(
+        self, job: Job, inputs: Sequence[bytes], *, stop: Callable[[Ran], bool] | None = None
+    ) -> list[Ran]:
+        """Runs a job's program once for each standard input, in order, each time in a process and folder of its own.
+
+        The files are laid out once, and a Python program is compiled once. One run follows the other, all of them
+        before the job's deadline.
+
+        Args:
+            job: the program; its own `stdin` is not used.
+            inputs: bytes of standard input of each run.
+            stop: called with each end; after one for which it is true, no other input is run.
+
+        Returns:
+            the ends of the first inputs: of all, unless `stop` was true. Nothing is raised for what programs or the
+            infrastructure do: where runs are impossible, their ends are `infrastructure`.
+
+        Raises:
+            UnavailableError: this executor cannot run such a job at all.
+        """
+        ...
 
     async def run(self, job: Job) -> Ran:
-        """Runs a job to its end; raises nothing for what the program or the infrastructure does."""
+        """`run_all` with the job's own `stdin` alone."""
+        ...
+
+    async def close(self) -> None:
+        """Ends what this executor has started."""
+        ...
+
+    def describe(self) -> str:
+        """The isolation in force, in one line for people."""
         ...
 
 

@@ -1,6 +1,8 @@
-"""The keeper: reads one job, forks the program, watches it to its end, answers, and ends.
+"""The keeper: reads one job, runs its program once for each input, watches it to its end, answers, and ends.
 
-Invariant: a program over its time or output is killed with all that it has started, and the answer leaves after that.
+Invariants
+  * A program over its time or output is killed with all that it has started, and the answer leaves after that.
+  * Each run is a process of its own. This one executes and reads nothing of the job.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
+from collections.abc import Sequence
 from mmap import mmap
 from typing import Any
 
-from rollmesh.reward_service.sandbox import linux, messages, namespaces, program
+from rollmesh.reward_service.sandbox import linux, messages, program
+from rollmesh.reward_service.sandbox.folder import JobFolder
 from rollmesh.reward_service.sandbox.program import Confinement
 
 _READ_BYTES = 1 << 16
@@ -24,32 +29,27 @@ _CLOSE_S = 1.0
 
 
 def keep(connection: socket.socket, means: Confinement) -> None:
-    """Runs the job that is waiting in `connection`, and answers there."""
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Runs the job that is waiting in `connection` for each input that follows, and answers there."""
+    linux.die_with_parent()
+    # Successors, and what a program with several processes leaves, become children of this one.
+    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     received = messages.receive(connection)
     if received is None:
         return
-    job, (stdin, *contents) = received
-    try:
-        if means.rung > 2:
-            namespaces.give_folder(means.folder, job["limits"]["disk"])
-        _write_files(means.folder, dict(zip(job["files"], contents, strict=True)))
-        answer, outputs = _Run(connection, job, stdin, means).answer()
-    except OSError as error:
-        answer, outputs = {"failure": f"the job's process cannot be prepared: {error}"}, []
-    connection.sendall(messages.pack(answer, outputs))
-
-
-def _write_files(folder: str, files: dict[str, bytes]) -> None:
-    for name, content in files.items():
-        path = os.path.join(folder, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb", opener=_executable) as file:
-            file.write(content)
-
-
-def _executable(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o755)
+    job, contents = received
+    files = dict(zip(job["files"], contents, strict=True))
+    folder = JobFolder(means.folder, files, job["limits"]["disk"] if means.rung > 2 else 0)
+    processes = _Processes(job, means)
+    while (received := messages.receive(connection)) is not None and "wall_s" in received[0]:
+        run, (stdin,) = received
+        try:
+            folder.lay_out()
+            answer, outputs = _Run(connection, run, stdin, processes).answer()
+            made = folder.fetch(job["outputs"])
+        except OSError as error:
+            answer, outputs, made = {"failure": f"the job's process cannot be prepared: {error}"}, [], {}
+        connection.sendall(messages.pack({**answer, "made": list(made)}, [*outputs, *made.values()]))
+    processes.end()
 
 
 def _sealed(content: bytes) -> int:
@@ -63,21 +63,65 @@ def _sealed(content: bytes) -> int:
     return descriptor
 
 
-class _Run:
-    """One execution. The constructor forks the program."""
+class _Processes:
+    """The processes of a job's runs: each is forked from this one, or is the successor of the one before."""
 
-    def __init__(self, connection: socket.socket, job: dict[str, Any], stdin: bytes, means: Confinement) -> None:
+    def __init__(self, job: dict[str, Any], means: Confinement) -> None:
+        self.limits = job["limits"]
+        self.several = self.limits["processes"] > 1
+        self.no_memory = mmap(-1, 1)
+        self._job = job
+        self._means = means
+        self._orders: socket.socket | None = None
+
+    def begin(self, streams: Sequence[int], failure: int, *, last: bool) -> int:
+        """The id of a new run's process, a child of this one; see `program.start`."""
+        self.no_memory[0] = 0
+        if pid := self._successor():
+            assert self._orders is not None
+            order = program.LAST if last else program.FOLLOWED
+            socket.send_fds(self._orders, [order], [*streams, failure])
+            return pid
+        theirs = None
+        # Where programs have several processes, all are killed after a run: a successor would be one of them.
+        if not (last or self.several):
+            self._orders, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            program.start(self._job, self._means, streams, failure, self.no_memory, theirs)
+        if theirs is not None:
+            theirs.close()
+        return pid
+
+    def end(self) -> None:
+        """Ends the successor that waits."""
+        if pid := self._successor():
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def _successor(self) -> int:
+        """The id of the one that waits; 0 if there is none."""
+        if self._orders is None:
+            return 0
+        if pid := int.from_bytes(self._orders.recv(4), sys.byteorder):
+            return pid
+        self._orders.close()
+        self._orders = None
+        return 0
+
+
+class _Run:
+    """One execution. The constructor begins it."""
+
+    def __init__(self, connection: socket.socket, run: dict[str, Any], stdin: bytes, processes: _Processes) -> None:
         self._connection = connection
-        self._limits = job["limits"]
-        self._all = means.rung > 2
-        self._no_memory = mmap(-1, 1)
+        self._limits = processes.limits
+        self._processes = processes
         failure, told = os.pipe()
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
         streams = (_sealed(stdin), *writers)
-        self._deadline = time.monotonic() + job["wall_s"]
-        self._pid = os.fork()
-        if self._pid == 0:
-            program.start(job, means, streams, told, self._no_memory)
+        self._deadline = time.monotonic() + run["wall_s"]
+        self._pid = processes.begin(streams, told, last=run["last"])
         for descriptor in (*streams, told):
             os.close(descriptor)
         self._process = os.pidfd_open(self._pid)
@@ -92,6 +136,7 @@ class _Run:
         cause = self._watch()
         self._kill()
         _, status, usage = os.wait4(self._pid, 0)
+        self._reap_orphans()
         if not self._drain() and not cause:
             cause = "output"
         failure = os.read(self._failure, 1000).decode(errors="replace")
@@ -99,10 +144,12 @@ class _Run:
             "failure": failure,
             "cause": cause,
             "exit_code": os.waitstatus_to_exitcode(status),
-            "out_of_memory": self._no_memory[0] == 1,
+            "out_of_memory": self._processes.no_memory[0] == 1,
             "cpu_s": usage.ru_utime + usage.ru_stime,
             "peak": usage.ru_maxrss << 10,
         }
+        for descriptor in (self._process, self._failure, *self._outputs):
+            os.close(descriptor)
         out, err = (bytes(output) for output in self._outputs.values())
         return answer, [out[: self._limits["output"]], err[: max(0, self._limits["output"] - len(out))]]
 
@@ -133,9 +180,15 @@ class _Run:
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._process, signal.SIGKILL)
-        if self._all:  # in this namespace: all but its first process and this one
+        if self._processes.several:  # in this namespace: all but its first process and this one
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
+
+    def _reap_orphans(self) -> None:
+        if self._processes.several:
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.wait()
 
     def _drain(self) -> bool:
         """Reads what is left in the pipes; False if that is too much."""

@@ -22,7 +22,8 @@ def apply(limits: dict[str, Any], tasks: int, disk: int) -> None:
     cpu_s = math.ceil(limits["cpu_s"])
     for kind, most in (
         (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_AS, limits["memory"]),
+        (resource.RLIMIT_AS, limits["memory"] + limits["reserved"]),
+        (resource.RLIMIT_DATA, limits["memory"]),
         (resource.RLIMIT_FSIZE, disk),
         (resource.RLIMIT_NOFILE, limits["files"]),
         (resource.RLIMIT_NPROC, tasks),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import signal
+import struct
 
 # Machine -> its number in the kernel's audit interface.
 AUDIT_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -20,6 +22,7 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _MOUNT_SETATTR, _AT_RECURSIVE, _AT_FDCWD = 442, 0x8000, -100
 _CAPABILITY_VERSION_3 = 0x20080522
+_WORD = struct.Struct("<I")
 
 # The interpreter stays locked: a zygote has one thread.
 _LIBC = ctypes.PyDLL(None, use_errno=True)
@@ -42,20 +45,48 @@ def syscall(what: str, number: int, *arguments: int | bytes | ctypes.Array[ctype
     return _checked(_LIBC.syscall(ctypes.c_long(number), *words), what)
 
 
+def _words(*arguments: int) -> tuple[ctypes.c_ulong, ...]:
+    return tuple(ctypes.c_ulong(each) for each in (*arguments, 0, 0, 0, 0)[:5])
+
+
 def prctl(option: int, *arguments: int) -> int:
     """Operates on the calling process."""
-    words = [ctypes.c_ulong(each) for each in (*arguments, 0, 0, 0, 0)[:4]]
-    return _checked(_LIBC.prctl(option, *words), f"prctl({option})")
+    return _checked(_LIBC.prctl(*_words(option, *arguments)), f"prctl({option})")
 
 
-def set_filter(program: bytes) -> None:
-    """Installs a seccomp filter, an array of `struct sock_filter`; needs `PR_SET_NO_NEW_PRIVS` before."""
+_DIE_WITH_PARENT = _words(PR_SET_PDEATHSIG, signal.SIGKILL)
 
-    class Program(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
 
-    descriptor = Program(len(program) // 8, program)
-    _checked(_LIBC.prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(descriptor), 0, 0), "seccomp")
+def die_with_parent() -> None:
+    """Has the kernel kill this process when its parent ends."""
+    _checked(_LIBC.prctl(*_DIE_WITH_PARENT), "prctl")
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+class Filter:
+    """A seccomp filter, made ready so that a process has little to do before it installs it.
+
+    Args:
+        program: an array of `struct sock_filter`.
+        placeholder: stands in it for the id of the process.
+    """
+
+    def __init__(self, program: bytes, placeholder: int) -> None:
+        self._buffer = ctypes.create_string_buffer(program, len(program))
+        self._ids = [at for at in range(4, len(program), 8) if program[at : at + 4] == _WORD.pack(placeholder)]
+        descriptor = _FilterProgram(len(program) // 8, ctypes.cast(self._buffer, ctypes.c_char_p))
+        self._arguments = _words(PR_SET_SECCOMP, 2, ctypes.addressof(descriptor))
+        self._kept = descriptor
+
+    def install(self) -> None:
+        """Puts this process under the filter; needs `PR_SET_NO_NEW_PRIVS` before."""
+        pid = os.getpid()
+        for at in self._ids:
+            _WORD.pack_into(self._buffer, at, pid)
+        _checked(_LIBC.prctl(*self._arguments), "seccomp")
 
 
 def unshare(flags: int) -> None:

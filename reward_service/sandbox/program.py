@@ -1,21 +1,29 @@
-"""The program's own process, from its fork to the program's first instruction, and a Python program to its end."""
+"""The process of a run, from its fork to the program's first instruction.
+
+A run that others follow leaves a *successor*: a fork of the process that has confined itself and compiled the program,
+made before it executes any of the program. The successor waits for the next run's streams, and leaves one in turn. So
+these steps are taken once per job, and no run finds anything of an earlier one.
+"""
 
 from __future__ import annotations
 
-import atexit
-import builtins
-import contextlib
 import os
 import signal
-import sys
-import traceback
+import socket
+import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from mmap import mmap
-from types import ModuleType
 from typing import Any, NoReturn
 
 from rollmesh.reward_service.sandbox import landlock, limits, linux, seccomp
+from rollmesh.reward_service.sandbox.python_program import PythonProgram
+
+# Orders to a successor: the run is the last one, or others follow.
+LAST, FOLLOWED = b".", b"+"
+# Standard input, output and error, and the descriptor for failures, as they travel; an id of a process.
+_FOUR, _ID = struct.Struct("4i"), struct.Struct("i")
+_MOST_DESCRIPTORS = os.sysconf("SC_OPEN_MAX")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,7 @@ class Confinement:
         ruleset: descriptor of the rules for files; -1 where the kernel has none.
         other_tasks: processes and threads that the account has besides the program's.
         folder: absolute path of the program's folder.
-        filters: of system calls, for `seccomp.for_process`, by (may have children, is executed).
+        filters: of system calls, by profile: to make them takes too long for each job.
     """
 
     rung: int
@@ -36,23 +44,44 @@ class Confinement:
     ruleset: int
     other_tasks: int
     folder: str
-    filters: dict[tuple[bool, bool], bytes]
+    filters: dict[seccomp.Profile, linux.Filter]
 
     @staticmethod
-    def filters_of(rung: int) -> dict[tuple[bool, bool], bytes]:
-        """The filters of a rung: to make them takes too long for each job."""
+    def filters_of(rung: int) -> dict[seccomp.Profile, linux.Filter]:
+        """All filters of a rung."""
+        kinds = [(False, False), (True, False), (True, True)]
         return {
-            (children, executes): seccomp.filter_program(
-                seccomp.Profile(writes=rung > 2, children=children, executes=executes),
-                linux.MACHINE,
-                seccomp.ANY_PROCESS,
+            profile: linux.Filter(
+                seccomp.filter_program(profile, linux.MACHINE, seccomp.ANY_PROCESS), seccomp.ANY_PROCESS
             )
-            for children in (False, True)
-            for executes in (False, True)
+            for executes, runtime in kinds
+            for base in [seccomp.Profile(writes=rung > 2, executes=executes, runtime=runtime)]
+            for profile in (base, replace(base, children=True), _preparing(base))
         }
 
+    def profile(self, job: dict[str, Any]) -> seccomp.Profile:
+        """System calls of a job's program."""
+        executes = job["language"] == "native"
+        return seccomp.Profile(
+            writes=self.rung > 2,
+            children=job["limits"]["processes"] > 1,
+            executes=executes,
+            runtime=executes and job["limits"]["reserved"] > 0,
+        )
 
-def start(job: dict[str, Any], means: Confinement, streams: Sequence[int], failure: int, no_memory: mmap) -> NoReturn:
+
+def _preparing(profile: seccomp.Profile) -> seccomp.Profile:
+    return replace(profile, children=True, prepares=True)
+
+
+def start(
+    job: dict[str, Any],
+    means: Confinement,
+    streams: Sequence[int],
+    failure: int,
+    no_memory: mmap,
+    orders: socket.socket | None,
+) -> NoReturn:
     """Confines this process, a child of the keeper, and runs the program in it.
 
     Args:
@@ -61,89 +90,74 @@ def start(job: dict[str, Any], means: Confinement, streams: Sequence[int], failu
         streams: descriptors that become standard input, output and error.
         failure: descriptor for the reason why the program cannot be run; closed before the program runs.
         no_memory: shared with the keeper; its first byte is set if Python runs out of memory.
+        orders: from the keeper to successors; None if no run follows.
     """
     native = job["language"] != "python"
+    python, profile = None, means.profile(job)
     try:
-        _confine(job, means, streams, failure, native)
-        if native:
-            _execute(job["argv"])
+        kept = {failure, means.ruleset, -1 if orders is None else orders.fileno()}
+        _confine(job, means, streams, kept - {-1}, native=native)
+        if orders is not None:
+            means.filters[_preparing(profile)].install()
+        if not native:
+            python = PythonProgram(job["argv"], means.folder, no_memory)
+        confined = means.filters[profile]
+        if orders is not None:
+            failure = _leave_successor(orders, means.folder, failure)
+        # The keeper is gone before this only if the zygote was ended, which ends this process too.
+        linux.die_with_parent()
+        confined.install()
+        if python is None:
+            os.execve(job["argv"][0], job["argv"], job["environment"])  # noqa: S606  # the program, in its confinement
     except BaseException as error:  # noqa: BLE001  # the keeper tells the owner
         os.write(failure, f"{type(error).__name__}: {error}".encode()[:1000])
         os._exit(1)
     os.close(failure)
-    os._exit(_run_python(job["argv"], means.folder, no_memory))
+    os._exit(python.run())
 
 
-def _confine(job: dict[str, Any], means: Confinement, streams: Sequence[int], failure: int, native: bool) -> None:
+def _confine(job: dict[str, Any], means: Confinement, streams: Sequence[int], kept: set[int], *, native: bool) -> None:
+    """All means that a process and its forks have in common."""
     os.setsid()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    kept = sorted({failure, means.ruleset} - {-1})
-    for first, last in zip([2, *kept], [*kept, os.sysconf("SC_OPEN_MAX")], strict=True):
-        os.closerange(first + 1, last)
+    first = 3
+    for descriptor in sorted(kept):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, _MOST_DESCRIPTORS)
     os.chdir(means.folder)
-    children = job["limits"]["processes"] > 1
-    tasks = means.other_tasks + job["limits"]["processes"] + job["limits"]["threads"]
+    # The successor is one more.
+    tasks = means.other_tasks + job["limits"]["processes"] + job["limits"]["threads"] + 1
     limits.apply(job["limits"], tasks, job["limits"]["disk"])
     if native:
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
     linux.drop_capabilities()
-    # The keeper is gone before this only if the zygote was ended, which ends this process too.
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     if means.ruleset >= 0:
         landlock.restrict_self(means.ruleset)
         os.close(means.ruleset)
-    linux.set_filter(seccomp.for_process(means.filters[children, native], os.getpid()))
 
 
-def _execute(argv: Sequence[str]) -> NoReturn:
-    os.execve(argv[0], list(argv), {})  # noqa: S606  # the program, in its confinement
+def _leave_successor(orders: socket.socket, folder: str, failure: int) -> int:
+    """Returns in each process that is to run the program, with its descriptor for failures.
 
-
-def _run_python(argv: Sequence[str], folder: str, no_memory: mmap) -> int:
-    """Runs a file as `python FILE` does; returns its exit code."""
-    sys.argv[:] = argv
-    sys.path.insert(0, folder)
-    sys.stdin = _stream(0, "r", "surrogateescape")
-    sys.stdout = _stream(1, "w", "surrogateescape")
-    sys.stderr = _stream(2, "w", "backslashreplace", buffering=1)
-    main = ModuleType("__main__")
-    main.__dict__.update(__file__=argv[0], __builtins__=builtins)
-    sys.modules["__main__"] = main
-    code = _exit_code(argv[0], main, no_memory)
-    with contextlib.suppress(Exception):  # as at the end of any Python program
-        if (threading := sys.modules.get("threading")) is not None:
-            threading._shutdown()
-        atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):  # the program has closed or replaced it
-            code = code or 120
-    return code
-
-
-def _stream(number: int, mode: str, errors: str, buffering: int = -1) -> Any:
-    return open(number, mode, buffering, encoding="utf-8", errors=errors, closefd=False)
-
-
-def _exit_code(path: str, main: ModuleType, no_memory: mmap) -> int:
-    try:
-        with open(path, "rb") as file:
-            source = file.read()
-        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102  # what this process is for
-    except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return (end.code or 0) & 0xFF
-        print(end.code, file=sys.stderr)  # noqa: T201  # its own standard error
-        return 1
-    except MemoryError:
-        no_memory[0] = 1
-        return 1
-    except BaseException:  # noqa: BLE001  # as any Python program ends over it
-        with contextlib.suppress(Exception):
-            traceback.print_exc()
-        return 1
-    return 0
+    Written for few instructions: what a fork touches first is copied for it, page by page.
+    """
+    room = socket.CMSG_SPACE(_FOUR.size)
+    while not os.fork():
+        os.close(failure)
+        for number in (0, 1, 2):  # the streams of the run that goes before
+            os.close(number)
+        orders.send(_ID.pack(os.getpid()))
+        order, descriptors, _, _ = orders.recvmsg(1, room)
+        if not descriptors:  # the keeper has ended
+            os._exit(0)
+        # Each gets the lowest number that is free: the streams their own.
+        failure = _FOUR.unpack(descriptors[0][2])[3]
+        os.chdir(folder)  # which may be another since the last run
+        if order == LAST:
+            break
+    orders.close()
+    return failure

@@ -18,6 +18,7 @@ from rollmesh.reward_service.sandbox.syscall_numbers import (
     CHILDREN,
     EXECUTES,
     JUDGED,
+    OPTIONAL,
     UNSUPPORTED,
     WRITES,
     Table,
@@ -32,6 +33,8 @@ _X32 = 0x40000000
 _CLONE_THREAD, _CLONE_NAMESPACES = 0x10000, 0x7E020080
 # Options of `prctl`: the thread's name, whether the process can be dumped, a capability's presence, names of memory.
 _PRCTL = (15, 16, 3, 23, 0x53564D41)
+# Of a process that is not confined yet: the signal at its parent's death, another filter.
+_PREPARES = (1, 22)
 # Requests of `ioctl`: the terminal's settings and size, bytes to read, close on exec and back, non-blocking.
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5451, 0x5450, 0x5421)
 # Commands of `fcntl`: copies, flags, locks, size of a pipe, seals. Others send signals to a process of choice.
@@ -55,11 +58,15 @@ class Profile:
         writes: it writes to a folder of its own.
         children: it may have child processes, and signal what it sees.
         executes: it is executed, and may execute others.
+        runtime: it is a runtime that asks for what it can do without.
+        prepares: it is to be confined further before it runs anything of a model's.
     """
 
     writes: bool = False
     children: bool = False
     executes: bool = False
+    runtime: bool = False
+    prepares: bool = False
 
 
 def filter_program(profile: Profile, machine: str, pid: int) -> bytes:
@@ -74,6 +81,8 @@ def filter_program(profile: Profile, machine: str, pid: int) -> bytes:
     answers: dict[int, list[Instruction]] = {}
     for table, result in (*_permitted(profile), (UNSUPPORTED, _ENOTSUP), (ATTACKS, _KILL)):
         answers.update({number: [_return(result)] for _, number in _numbers(table, column)})
+    if profile.runtime:
+        answers.update({number: [_return(_ENOSYS)] for _, number in _numbers(OPTIONAL, column)})
     for name, number in _numbers(JUDGED, column):
         if not (profile.children and name in CHILDREN):
             answers[number] = _judgement(name, profile, pid)
@@ -87,11 +96,6 @@ def filter_program(profile: Profile, machine: str, pid: int) -> bytes:
         *_search(_regions(answers)),
     ]
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
-
-
-def for_process(program: bytes, pid: int) -> bytes:
-    """A filter made for `ANY_PROCESS`, as that of a process."""
-    return program.replace(struct.pack("<I", ANY_PROCESS), struct.pack("<I", pid))
 
 
 def _permitted(profile: Profile) -> list[tuple[Table, int]]:
@@ -145,7 +149,7 @@ def _judgement(name: str, profile: Profile, pid: int) -> list[Instruction]:
     if name == "ioctl":
         return _among(1, _IOCTL, _ALLOW, _ENOTTY)
     if name == "prctl":
-        return _among(0, _PRCTL, _ALLOW, _EPERM)
+        return _among(0, _PRCTL + _PREPARES if profile.prepares else _PRCTL, _ALLOW, _EPERM)
     if name == "prlimit64":
         return _among(0, (0, pid), _ALLOW, _EPERM)
     if name == "socketpair":

@@ -206,6 +206,12 @@ ATTACKS: Table = {
     "move_mount": (429, 429),
     "mount_setattr": (442, 442),
 }
+# Those of attackers that runtimes try as well.
+OPTIONAL: Table = {
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+}
 # By their arguments; see `seccomp.py`.
 JUDGED: Table = {
     "clone": (56, 220),

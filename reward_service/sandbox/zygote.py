@@ -113,7 +113,7 @@ def _kill(pid: int) -> None:
 
 
 def _serve(connection: socket.socket, settings: dict[str, Any]) -> None:
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    linux.die_with_parent()
     for name in settings["preload"]:
         _attempt(f"module {name}", importlib.import_module, name)
     means = _prepare(settings)
@@ -132,10 +132,12 @@ def _serve(connection: socket.socket, settings: dict[str, Any]) -> None:
         ((_, events),) = wakes.poll()
         if events & (select.POLLRDHUP | select.POLLHUP | select.POLLERR):
             return
-        _handle(connection, means)
+        if not _handle(connection, means):
+            return
 
 
-def _handle(connection: socket.socket, means: Confinement) -> None:
+def _handle(connection: socket.socket, means: Confinement) -> bool:
+    """Has a keeper handle a job; False if it was lost, and what follows in `connection` may be meant for it."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -145,7 +147,8 @@ def _handle(connection: socket.socket, means: Confinement) -> None:
             os._exit(1)
         os._exit(0)
     if os.waitpid(pid, 0)[1]:
-        connection.sendall(messages.pack({"failure": "the program's keeper has ended; memory may have run out"}))
+        connection.sendall(messages.pack({"lost": "the program's keeper has ended; memory may have run out"}))
+        return False
     if means.rung > 2:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             while True:
@@ -156,12 +159,13 @@ def _handle(connection: socket.socket, means: Confinement) -> None:
                 os.wait()
         with contextlib.suppress(OSError):  # the job had not got as far
             linux.unmount(means.folder)
-        return
+        return True
     for entry in os.scandir(means.folder):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path, ignore_errors=True)
         else:
             os.unlink(entry.path)
+    return True
 
 
 def _prepare(settings: dict[str, Any]) -> Confinement:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ _PROGRAM = (
 _ROOT = str(Path(__file__).parents[3])
 # Seconds for a zygote to be ready, beyond what it loads; for an answer after the program's time; for its end.
 _START_S, _ANSWER_S, _END_S = 60.0, 10.0, 5.0
+_END = pack({})
 
 
 class UnavailableError(RewardError):
@@ -76,7 +77,7 @@ class ZygoteProcess:
     """A zygote from its start to its end. It runs one job at a time."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: str) -> None:
-        self.jobs = 0
+        self.runs = 0
         self.landlock = 0
         self._process = process
         self._folder = folder
@@ -115,27 +116,36 @@ class ZygoteProcess:
         """Id of the process that this one has started."""
         return self._process.pid
 
-    async def run(self, job: Job) -> Ran | None:
-        """Runs a job; None if the zygote is lost, so that it has to be ended."""
-        self.jobs += 1
-        left_s = job.deadline - time.monotonic()
-        if left_s <= 0:
-            return Ran("infrastructure", reason="the deadline has passed before the program was run")
-        wall_s = min(job.limits.wall_s, left_s)
-        fields = {
-            "language": job.language,
-            "argv": list(job.argv),
-            "files": list(job.files),
-            "limits": asdict(job.limits),
-            "wall_s": wall_s,
-        }
-        try:
-            async with asyncio.timeout(wall_s + _ANSWER_S):
-                self._send(pack(fields, [job.stdin, *job.files.values()]))
-                answer, outputs = await self._receive()
-        except (TimeoutError, OSError, EOFError, ValueError):
-            return None
-        return _ran(job, answer, outputs, in_full=wall_s == job.limits.wall_s)
+    async def run_all(self, job: Job, inputs: Sequence[bytes], record: Callable[[Ran], bool]) -> str:
+        """Runs a job for each input, until `record` returns true for an end.
+
+        Returns:
+            reason why the zygote is lost, with the run in progress, and has to be ended; empty: it takes another job.
+        """
+        message = _begin(job)
+        for number, stdin in enumerate(inputs, 1):
+            left_s = job.deadline - time.monotonic()
+            wall_s = min(job.limits.wall_s, left_s)
+            if left_s <= 0:
+                ran = Ran("infrastructure", reason="the deadline has passed before the program was run")
+            else:
+                message += pack({"wall_s": wall_s, "last": number == len(inputs)}, [stdin])
+                try:
+                    async with asyncio.timeout(wall_s + _ANSWER_S):
+                        self._send(message)
+                        answer, blobs = await self._receive()
+                except (TimeoutError, OSError, EOFError, ValueError):
+                    return "the sandbox has ended, or has not answered in time"
+                if "lost" in answer:
+                    return str(answer["lost"])
+                message = b""
+                self.runs += 1
+                ran = _ran(job, answer, blobs, in_full=wall_s == job.limits.wall_s)
+            if record(ran):
+                break
+        if not message:
+            self._send(_END)
+        return ""
 
     async def end(self) -> None:
         """Ends the zygote and all that it has started, and waits for that; a second call does nothing."""
@@ -179,11 +189,24 @@ class ZygoteProcess:
         return unpack(await self._reader.readexactly(text_size), await self._reader.readexactly(body_size))
 
 
-def _ran(job: Job, answer: dict[str, Any], outputs: list[bytes], *, in_full: bool) -> Ran:
+def _begin(job: Job) -> bytes:
+    fields = {
+        "language": job.language,
+        "argv": list(job.argv),
+        "files": list(job.files),
+        "outputs": list(job.outputs),
+        "limits": asdict(job.limits),
+        "environment": dict(job.environment),
+    }
+    return pack(fields, list(job.files.values()))
+
+
+def _ran(job: Job, answer: dict[str, Any], blobs: list[bytes], *, in_full: bool) -> Ran:
     if answer["failure"]:
         return Ran("infrastructure", reason=answer["failure"])
     if answer["cause"] == "wall" and not in_full:
         return Ran("infrastructure", reason="the deadline has passed before the program's time was over")
     seen = {key: answer[key] for key in ("cause", "exit_code", "out_of_memory", "cpu_s")}
     end, code = ended(job.limits, **seen)
-    return Ran(end, code, outputs[0], outputs[1], answer["cpu_s"], answer["peak"])
+    files = dict(zip(answer["made"], blobs[2:], strict=True))
+    return Ran(end, code, blobs[0], blobs[1], answer["cpu_s"], answer["peak"], files)

@@ -7,6 +7,7 @@ cannot: a big power is one instruction, in which no signal is heard.)
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +18,8 @@ Reading = Literal["any", "expression_first", "latex", "box"]
 # A response may continue for this long after its last box; later text would be read together with it.
 _BOX_TAIL = 1000
 _NO_TIMEOUT = 0
+# Each worker would write that these time limits are off.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True)

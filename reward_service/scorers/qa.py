@@ -10,6 +10,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
@@ -80,6 +81,8 @@ def overlap(answer: str | None, truth: str) -> Overlap:
 def score(item: RewardItem) -> Outcome:
     """1.0 or 0.0 by exact match, with the components `format` and `f1`; unscorable without a ground truth."""
     truths = accepted_answers(item)
+    if isinstance(item.ground_truth, dict):  # Search-R1's rows: {"target": [...]}.
+        truths = accepted_answers(replace(item, ground_truth=item.ground_truth.get("target")))
     if not truths:
         return Unscorable("the row has no ground truth")
     answer = extract(item.response)

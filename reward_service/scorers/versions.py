@@ -28,7 +28,7 @@ VERSIONS: Mapping[str, str] = MappingProxyType(
         "math_dapo": "1",
         "math_string": "1",
         "none": "1",
-        "qa": "1",
+        "qa": "2",
         "regex": "1",
         "strings": "1",
     }

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from rollmesh.mesh.config.scorers.late import LateSection
 from rollmesh.mesh.errors import RewardError
@@ -33,6 +33,7 @@ from rollmesh.reward_service.composition.running import run_parts
 from rollmesh.reward_service.function_kind import FunctionKind, Needs
 from rollmesh.reward_service.function_spec import FunctionSpec, label_of
 from rollmesh.reward_service.functions import RewardFunction
+from rollmesh.reward_service.judge.accounts import Accounts
 from rollmesh.reward_service.late.rewards import LateRewards
 from rollmesh.reward_service.loading import is_path, load_function
 from rollmesh.reward_service.outcomes import (
@@ -116,6 +117,7 @@ class ScoringEngine:
 
     Attributes:
         scorers: versions by name of those of its functions that come with the package.
+        judge: limits, budget and counts of the judge; None without one.
         cache, call_timeout_s: see above.
 
     Raises:
@@ -143,6 +145,8 @@ class ScoringEngine:
         self._remote: list[tuple[str, str]] = []
         self._waits: list[Callable[[], Wait]] = []
         self._services: list[Service] = []
+        self.judge: Accounts | None = None
+        self.scorers: dict[str, str] = {}
         self._attempts = attempts
         self._default = self._plan(functions)
         self._by_data_source = {
@@ -152,7 +156,7 @@ class ScoringEngine:
             self._by_data_source[source] = _Plan(Composition(functions, normalize[source]), self._default.functions)
         plans = (self._default, *self._by_data_source.values())
         parts = [part for plan in plans for part in plan.composition.parts]
-        self.scorers = versions_of(part.use for part in parts if isinstance(part.use, str))
+        self.scorers |= versions_of(part.use for part in parts if isinstance(part.use, str))
         self._processes = ProcessPool(self._remote, workers=workers, most=most, call_timeout_s=call_timeout_s)
         # One thread is all that linear scorers can use.
         objects = any(function.worker_index is None for function in self._functions())
@@ -233,11 +237,7 @@ class ScoringEngine:
         """Decides where a function runs."""
         local = None if is_path(spec) else load_function(spec, name=name)
         if not isinstance(spec, str):
-            # A function that knows its reasons tells them; one with a process of its own starts and ends it.
-            if (present_wait := getattr(spec, "present_wait", None)) is not None:
-                self._waits.append(present_wait)
-            if (service := getattr(spec, "rollmesh_service", None)) is not None and service not in self._services:
-                self._services.append(service)
+            self._attach(spec, name)
             return _Function(name, local, None, lambda _source: True, self._identity(spec))
         if (spec, name) not in self._remote:
             self._remote.append((spec, name))
@@ -253,6 +253,17 @@ class ScoringEngine:
         if is_named(spec, self.cache.functions):
             log.warning("scores of %s are not kept (reward.cache.functions): %s", label_of(spec), identity)
         return None
+
+    def _attach(self, function: Callable[..., Any], name: str) -> None:
+        """Takes over what a function says of itself: reasons to wait, version, what starts and ends, accounts."""
+        if (version := getattr(function, "version", None)) is not None:
+            self.scorers[name] = str(version)
+        if (present_wait := getattr(function, "present_wait", None)) is not None:
+            self._waits.append(present_wait)
+        if (service := getattr(function, "rollmesh_service", None)) is not None and service not in self._services:
+            self._services.append(service)
+        if isinstance(accounts := getattr(function, "accounts", None), Accounts):
+            self.judge = accounts
 
     def _functions(self) -> list[_Function]:
         return [function for plan in (self._default, *self._by_data_source.values()) for function in plan.functions]

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from rollmesh.mesh.telemetry.metric_spec import SpecCollector, SpecFactory, Values
 from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.judge import metrics as judge_metrics
 from rollmesh.reward_service.outcomes import NO_FAILURES
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 
@@ -38,7 +39,7 @@ _OF_CACHE = (
     _REWARD.counter("cache_evicted", "Scores that left the memory for others"),
     _REWARD.counter("cache_redis_failures", "Questions to Redis, and writes, that were not answered in time"),
 )
-METRICS = (_ITEMS, _SECONDS, _OPEN, *_OF_ENGINE, *_OF_CACHE)
+METRICS = (_ITEMS, _SECONDS, _OPEN, *_OF_ENGINE, *_OF_CACHE, *judge_metrics.METRICS)
 # Different codes of errors: functions may write anything there, and each is a series of its own.
 _MOST_CODES = 64
 _OTHER = "other"
@@ -59,6 +60,8 @@ class RewardMetrics:
         self._seconds = _SECONDS.as_histogram(_BUCKETS, self.registry)
         self._open = _OPEN.as_gauge(self.registry)
         self.registry.register(SpecCollector(_OF_ENGINE, self._engine_values))
+        if (judge := engine.judge) is not None:
+            self.registry.register(SpecCollector(judge_metrics.METRICS, lambda: judge_metrics.values(judge)))
         self.registry.register(SpecCollector(_OF_CACHE, self._cache_values))
         # Items without an error have a series whatever others have.
         self._codes = {""}

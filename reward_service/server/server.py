@@ -27,6 +27,7 @@ from rollmesh.mesh.runtime.service import add_health_and_reflection, set_serving
 from rollmesh.mesh.telemetry.tracing import Tracer, no_traces
 from rollmesh.mesh.wait import Wait
 from rollmesh.protos import diagnosis_pb2_grpc, reward_pb2, reward_pb2_grpc
+from rollmesh.reward_service.judge.accounts import Accounts
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.server.item_spans import record_scores
 from rollmesh.reward_service.server.metrics import RewardMetrics
@@ -58,17 +59,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
     async def Score(
         self, request: reward_pb2.ScoreRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> reward_pb2.ScoreResponse:
-        ids = {item.item_id for item in request.items}
-        if len(ids) != len(request.items):
-            raise PayloadError("items.item_id", "not unique in the request")
-        began, began_ns = time.monotonic(), time.time_ns()
-        with self._metrics.in_progress(len(request.items)):
-            results = await self._engine.score(request.items, self._budget(context.time_remaining()))
-        self._metrics.record_results(results)
-        self._metrics.record_call(time.monotonic() - began)
-        if self._tracer.is_on:
-            record_scores(self._tracer, request.items, results, began_ns)
-        return reward_pb2.ScoreResponse(results=results)
+        return await self.answer(request, context.time_remaining())
 
     async def ScoreStream(
         self,
@@ -100,6 +91,28 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         request: reward_pb2.InfoRequest,  # noqa: ARG002 - the contract's signature
         context: grpc.aio.ServicerContext[Any, Any],  # noqa: ARG002 - the contract's signature
     ) -> reward_pb2.InfoResponse:
+        return self.describe()
+
+    async def answer(self, request: reward_pb2.ScoreRequest, remaining_s: float | None) -> reward_pb2.ScoreResponse:
+        """Score, whatever the protocol; `remaining_s`: seconds of the caller's deadline, None without one.
+
+        Raises:
+            PayloadError: two items with the same item_id.
+        """
+        ids = {item.item_id for item in request.items}
+        if len(ids) != len(request.items):
+            raise PayloadError("items.item_id", "not unique in the request")
+        began, began_ns = time.monotonic(), time.time_ns()
+        with self._metrics.in_progress(len(request.items)):
+            results = await self._engine.score(request.items, self._budget(remaining_s))
+        self._metrics.record_results(results)
+        self._metrics.record_call(time.monotonic() - began)
+        if self._tracer.is_on:
+            record_scores(self._tracer, request.items, results, began_ns)
+        return reward_pb2.ScoreResponse(results=results)
+
+    def describe(self) -> reward_pb2.InfoResponse:
+        """Info, whatever the protocol."""
         needs = self._engine.needs
         return reward_pb2.InfoResponse(
             name="rollmesh",
@@ -137,6 +150,9 @@ class RewardServer:
         identity: of the service; none: as the token file makes it.
         key: what callers have to know of a service outside the mesh.
         tracer: of trajectories; none: there are no traces.
+
+    Attributes:
+        servicer: what answers; other protocols share it.
     """
 
     def __init__(
@@ -157,7 +173,7 @@ class RewardServer:
         self._engine = engine
         self._security = security or SecuritySection()
         self._server = new_server(self._security, identity, key=key, max_message_mb=max_message_mb)
-        servicer = RewardServicer(
+        self.servicer = servicer = RewardServicer(
             engine, self.metrics, timeout_s=timeout_s, tracer=self._tracer, max_bytes=max_message_mb << 20
         )
         reward_pb2_grpc.add_RewardServicer_to_server(servicer, self._server)
@@ -169,6 +185,11 @@ class RewardServer:
     def present_wait(self) -> Wait:
         """The reason why items wait although the service should be able to score them; empty while all is well."""
         return self._engine.present_wait()
+
+    @property
+    def judge(self) -> Accounts | None:
+        """Limits, budget and counts of the judge; None without one."""
+        return self._engine.judge
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Loads the reward functions, binds, serves and returns the port.

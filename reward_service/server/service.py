@@ -24,7 +24,9 @@ from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.service import Shutdown, advertised_address, run_service, write_ready_file
 from rollmesh.mesh.telemetry.tracing import open_tracer
 from rollmesh.protos import membership_pb2
+from rollmesh.reward_service.judge.member import shared_judge
 from rollmesh.reward_service.scoring.configured import configured_engine
+from rollmesh.reward_service.server.http import http_server
 from rollmesh.reward_service.server.server import RewardServer
 
 log = logging.getLogger(__name__)
@@ -84,8 +86,9 @@ async def serve(
         port=network.metrics_port,
         enabled=network.metrics,
     )
+    http = http_server(server.servicer, reward.http, host, config.security, max_message_mb=network.max_message_mb)
     try:
-        async with metrics:
+        async with metrics, http:
             if mesh is None:
                 _write_ready(config, address, ready_file)
                 await shutdown.requested.wait()
@@ -121,10 +124,12 @@ async def _serve_in_mesh(
         retry_s=network.retry_s,
     )
     try:
-        if not await shutdown.run_until_requested(agent.start()):
-            return
-        _write_ready(config, address, ready_file)
-        await _report_until_end(shutdown, agent, server)
+        # It asks nothing before it knows its share.
+        async with shared_judge(server.judge, agent, membership_pb2.ROLE_REWARD, config.run.folder):
+            if not await shutdown.run_until_requested(agent.start()):
+                return
+            _write_ready(config, address, ready_file)
+            await _report_until_end(shutdown, agent, server)
         await agent.leave()
         if agent.lost_error is not None:
             raise agent.lost_error

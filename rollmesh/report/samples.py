@@ -32,6 +32,19 @@ def read_samples(folder: Path, *, worst: bool, number: int) -> list[Mapping[str,
         raise _no_samples(folder, error) from error
 
 
+def read_all(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """All samples, in the order in which they were kept.
+
+    Raises:
+        DataError: the folder holds no samples.
+    """
+    try:
+        with (folder / SAMPLES).open(encoding="utf-8", errors="replace") as file:
+            yield from _parse(file)
+    except OSError as error:
+        raise _no_samples(folder, error) from error
+
+
 def read_spread(folder: Path, places: int) -> list[Mapping[str, Any]]:
     """The samples of some steps that are spread over the run, the latest steps first.
 

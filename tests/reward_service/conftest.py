@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
 import pytest
 import pytest_asyncio
 
+from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.config.scorers.http import HttpSection
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.client.client import RewardClient
 from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.server.http import http_server
 from rollmesh.reward_service.server.server import RewardServer
 
 MakeItem = Callable[..., reward_pb2.ScoreItem]
@@ -112,6 +116,24 @@ async def scripted() -> AsyncIterator[Callable[..., Awaitable[ScriptedServer]]]:
     yield start
     for server in started:
         await server.kill()
+
+
+@pytest_asyncio.fixture
+async def serve_http() -> AsyncIterator[Callable[..., Awaitable[str]]]:
+    """Starts our server over HTTP: `await serve_http(functions, key_file=None, security=None)` -> its URL."""
+    async with AsyncExitStack() as closers:
+
+        async def start(
+            *functions: Any, key_file: Any = None, security: SecuritySection | None = None, max_message_mb: int = 64
+        ) -> str:
+            server = RewardServer(ScoringEngine(functions or ("auto",)), timeout_s=5.0)
+            await server.start()
+            closers.push_async_callback(server.stop, 0)
+            section, security = HttpSection(port=0, key_file=key_file), security or SecuritySection()
+            context = http_server(server.servicer, section, "localhost", security, max_message_mb=max_message_mb)
+            return await closers.enter_async_context(context)
+
+        yield start
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""One contract for all ways of scoring: in process, our server, and the third-party server of `examples/`."""
+"""One contract for all ways of scoring: in process, our server (gRPC, HTTP), the third-party one of `examples/`."""
 
 import asyncio
 import json
@@ -19,7 +19,6 @@ from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.reward import EndpointTls
 from rollmesh.mesh.errors import ConfigError, PayloadError
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
-from rollmesh.reward_service.check import check_endpoint
 from rollmesh.reward_service.client.client import CallLimits, LocalScorer, RewardClient, RewardScorer
 from rollmesh.reward_service.client.endpoint import connector, mesh_connector
 from rollmesh.reward_service.scoring.engine import ScoringEngine
@@ -28,13 +27,15 @@ from tests.certificates import Authority
 from tests.secrets_here import write_secret
 
 
-@pytest_asyncio.fixture(params=["local", "remote", "third_party"])
-async def scorer(request: pytest.FixtureRequest, serve: Any) -> AsyncIterator[RewardScorer]:
+@pytest_asyncio.fixture(params=["local", "remote", "http", "third_party"])
+async def scorer(request: pytest.FixtureRequest, serve: Any, serve_http: Any) -> AsyncIterator[RewardScorer]:
     made: RewardScorer
     if request.param == "local":
         made = LocalScorer(ScoringEngine(["exact_match"]))
     elif request.param == "remote":
         made = RewardClient([await serve("exact_match")])
+    elif request.param == "http":
+        made = RewardClient([await serve_http("exact_match")])
     else:
         made = RewardClient([request.getfixturevalue("third_party_server")])
     yield made
@@ -87,15 +88,6 @@ async def test_callers_at_once_each_get_their_own(scorer: RewardScorer, make_ite
         return totals == [0, 1, 1, 1]
 
     assert all(await asyncio.gather(*(one(caller) for caller in range(20))))
-
-
-async def test_the_servers_pass_the_check(serve: Any, third_party_server: str) -> None:
-    ours = await check_endpoint(await serve("auto"))
-    assert not ours.findings
-    assert "gsm8k 1, " in ours.server, "scorers have versions"
-    theirs = (await check_endpoint(third_party_server)).findings
-    assert [finding.severity for finding in theirs] == ["warning"]
-    assert "health" in str(theirs[0])
 
 
 async def test_health_and_reflection(serve: Any) -> None:

@@ -12,6 +12,7 @@ from rollmesh.mesh.access.authenticated_channel import AuthenticatedChannel
 from rollmesh.mesh.errors import UnauthenticatedError
 from rollmesh.protos import membership_pb2, reward_pb2
 from rollmesh.reward_service.client.client import CallLimits, LocalScorer, RewardClient
+from rollmesh.reward_service.client.transports.grpc_calls import GrpcTransport
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 CONTEXT = Any
@@ -119,7 +120,9 @@ async def test_a_grant_that_is_over_loses_no_item(scripted: Any, make_item: Any)
     grant: Any = _GrantToRenew()
     client = RewardClient(
         [server.address],
-        connect=lambda address: AuthenticatedChannel(grpc.aio.insecure_channel(address.removeprefix("grpc://")), grant),
+        connect=lambda address: GrpcTransport(
+            AuthenticatedChannel(grpc.aio.insecure_channel(address.removeprefix("grpc://")), grant)
+        ),
     )
     (result,) = await client.score([make_item()], timeout_s=1.0)
     assert result.error.code == "unreachable"

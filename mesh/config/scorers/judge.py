@@ -57,12 +57,14 @@ class JudgeSection(Section):
     timeout_s: PositiveFloat = Field(
         5.0, description="Seconds that one request may take; less than nine tenths of `reward.scorer_timeout_s`."
     )
-    concurrency: PositiveInt = Field(64, description="Requests in progress at a time, per process that scores.")
+    concurrency: PositiveInt = Field(
+        64, description="Requests in progress at a time, of all that score for the run; each process may have one."
+    )
     requests_per_minute: PositiveFloat | None = Field(
-        None, description="Most requests, per process that scores; None: no limit."
+        None, description="Most requests, of all processes that score for the run; None: no limit."
     )
     tokens_per_minute: PositiveFloat | None = Field(
-        None, description="Most tokens of prompts and answers, per process that scores; None: no limit."
+        None, description="Most tokens of prompts and answers, of all that score for the run; None: no limit."
     )
     hedged_share: float = Field(
         0.05,
@@ -72,7 +74,8 @@ class JudgeSection(Section):
         "first answer counts. 0: none.",
     )
     budget_tokens: PositiveInt | None = Field(
-        None, description="Tokens that a process that scores may use in all; then items end as `judge_budget`."
+        None,
+        description="Tokens that a run may use in all, however often it continues; then items end so.",
     )
     budget_cost: PositiveFloat | None = Field(
         None, description="The same for their cost, in the currency of the prices."

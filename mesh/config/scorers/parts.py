@@ -20,6 +20,8 @@ OnError = Literal["fail", "skip", "value"]
 
 WITH_OPTION = ("json_schema", "json_schema_fraction", "regex")
 """Scorers that take an option, as in `regex:PATTERN`."""
+WITH_ARGUMENTS = re.compile(r"(.+?:[\w./@-]+)\((.*)\)", re.DOTALL)
+"""A path, and the arguments in its parentheses."""
 _REWARD_MODEL = "model:"
 _GATE = re.compile(r"(?P<name>.+?)(?:\s+above\s+(?P<above>\S+))?")
 
@@ -108,7 +110,10 @@ def label(use: str) -> str:
     if use.startswith(_REWARD_MODEL):
         return "reward_model"
     scorer, colon, _ = use.partition(":")
-    return scorer if colon and scorer in WITH_OPTION else use.rpartition(":")[2]
+    if colon and scorer in WITH_OPTION:
+        return scorer
+    # Of an environment `owner/name` the name alone: a slash stands between a part and its own components.
+    return WITH_ARGUMENTS.sub(r"\1", use).rpartition(":")[2].rpartition("/")[2]
 
 
 def distinct_names(spelled: Sequence[tuple[str, str]], given: Sequence[str | None]) -> list[str]:

@@ -18,11 +18,12 @@ def test_a_key_that_a_mesh_with_a_token_lacks_is_named(
 ) -> None:
     file = write_secret(tmp_path / "file", "of both")
     security = SecuritySection(token_file=file if token else None, endpoint_key_file=file if key else None)
-    assert http_key(security, "endpoint_key_file", "127.0.0.1", "the endpoint") == ("of both" if key else None)
-    assert ["security.endpoint_key_file (--endpoint-key-file)" in line for line in caplog.messages] == [True] * warned
+    found = http_key(security.endpoint_key_file, "endpoint_key_file", "127.0.0.1", "the endpoint", security)
+    assert found == ("of both" if key else None)
+    assert ["set endpoint_key_file" in line for line in caplog.messages] == [True] * warned
 
 
 def test_a_key_that_is_not_there_comes_with_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"security\.metrics_key_file .*none: No such file") as caught:
-        http_key(SecuritySection(metrics_key_file=tmp_path / "none"), "metrics_key_file", "127.0.0.1", "metrics")
+        http_key(tmp_path / "none", "security.metrics_key_file", "127.0.0.1", "metrics", SecuritySection())
     assert "rollmesh token new --out" in caught.value.hint

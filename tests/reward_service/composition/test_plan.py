@@ -159,6 +159,9 @@ def test_grounds_and_costs_of_all_parts_stay() -> None:
     both = composed(["a", "b"], [one, Scored(1.0, evidence="and so", cost=0.25)])
     assert isinstance(both, Scored)
     assert (both.evidence, both.cost, both.cached) == ("a: so\nb: and so", 0.75, False)
+    failed = composed(["a", Part("b", on_error="skip")], [one, BROKEN])
+    assert isinstance(failed, Scored)
+    assert not failed.cached
     assert composed(["a"], [one]) == Scored(1.0, {"a": 1.0}, evidence="so", cost=0.5, cached=True)
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -19,17 +20,20 @@ from rollmesh.mesh.config.load import load_config
 from rollmesh.mesh.config.scorers.judge import JudgeSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.service import Shutdown
+from rollmesh.protos import membership_pb2_grpc
 from rollmesh.reward_service.client.client import RewardClient, build_scorer
 from rollmesh.reward_service.client.dispatcher import CallLimits
 from rollmesh.reward_service.judge.endpoint import Address
 from rollmesh.reward_service.judge.evidence import Evidence
 from rollmesh.reward_service.judge.judge import Judge
+from rollmesh.reward_service.judge.spent import read_spent
 from rollmesh.reward_service.outcomes import Failed, RewardItem, Scored
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.server.server import RewardServer
 from rollmesh.reward_service.server.service import serve
 from tests.certificates import Authority
 from tests.reward_service.judge.conftest import BRIEF, LONG_S, Endpoint, completion, shown, verdict
+from tests.reward_service.server.test_service import Mesh
 
 
 async def test_scores_become_rewards_on_the_scale(judge: Any, endpoint: Endpoint) -> None:
@@ -145,6 +149,34 @@ async def test_services_and_generators_find_it_in_the_configuration(
     shutdown.request("enough")
     assert await running == 0
     assert len(endpoint.bodies) == 2
+
+
+async def test_a_service_of_a_mesh_asks_once_it_knows_its_share(
+    base_url: str, make_item: Any, totals: Any, tmp_path: Path
+) -> None:
+    servicer, mesh = Mesh(), grpc.aio.server()
+    membership_pb2_grpc.add_MembershipServicer_to_server(servicer, mesh)
+    address = f"127.0.0.1:{mesh.add_insecure_port('127.0.0.1:0')}"
+    await mesh.start()
+    (tmp_path / "run").mkdir()
+    reward = {"functions": ["judge"], "judge": {"base_url": base_url, "model": "m", "budget_tokens": 10_000}}
+    run = {"name": "run", "dir": str(tmp_path)}
+    config = load_config({"run": run, "model": {"path": "m"}, "data": {"train": "t.jsonl"}, "reward": reward})
+    shutdown, ready = Shutdown(), tmp_path / "ready"
+    running = asyncio.create_task(serve(config, shutdown, host="127.0.0.1", port=0, mesh=address, ready_file=ready))
+    async with asyncio.timeout(LONG_S):
+        while not ready.exists():
+            assert not running.done()
+            await asyncio.sleep(0.01)
+        client = RewardClient([json.loads(ready.read_text())["address"]], limits=CallLimits(LONG_S, 1, LONG_S))
+        assert totals(await client.score([make_item("a", "abcd")], timeout_s=LONG_S)) == pytest.approx([0.4])
+    (member,) = servicer.members.values()
+    assert member.gauges["judge_share"] == 1.0
+    await client.close()
+    shutdown.request("enough")
+    assert await running == 0
+    assert read_spent(tmp_path / "run")[member.member_id].tokens > 0
+    await mesh.stop(0)
 
 
 async def test_only_what_lacks_a_verdict_is_asked_again(judge: Any, endpoint: Endpoint, totals: Any) -> None:
@@ -359,7 +391,11 @@ async def test_a_single_response_has_no_pair(judge: Any, endpoint: Endpoint) -> 
 
 async def test_verdicts_are_kept_with_their_reasons(judge: Any, tmp_path: Path) -> None:
     file = tmp_path / "verdicts.jsonl"
-    await judge(evidence_file=file)("abc", "abcd")
+    scored = await judge(evidence_file=file)("abc", "abcd")
+    assert [result.scored.evidence for result in scored] == ["3: because", "4: because"]
+    async with asyncio.timeout(LONG_S):
+        while not file.exists() or file.read_text().count("\n") < 2:
+            await asyncio.sleep(0.01)
     records = [json.loads(line) for line in file.read_text().splitlines()]
     assert sorted((record["item_id"], record["value"], record["reason"]) for record in records) == [
         ("0", 3.0, "because"),
@@ -415,6 +451,42 @@ def test_keys_that_would_be_told_to_others_are_refused(
     key.chmod(mode)
     with pytest.raises(ConfigError, match=message):
         Address.of(JudgeSection(base_url=url, model="m", api_key_file=key))
+
+
+async def test_costs_and_versions_are_told(judge: Any, endpoint: Endpoint, base_url: str) -> None:
+    async def costly(_body: dict[str, Any]) -> web.StreamResponse:
+        return verdict(5.0, prompt_tokens=1_000_000, completion_tokens=500_000)
+
+    endpoint.behaviour = costly
+    prices = {"prompt_price": 1.0, "answer_price": 4.0}
+    score = judge(**prices)
+    assert [result.scored.cost for result in await score("a", "b")] == [3.0, 3.0]
+    # Kept verdicts cost nothing again.
+    assert [result.scored.cost for result in await score("a", "a")] == [0.0, 0.0]
+    compared = await judge(mode="pairs", structured="none", **prices)("a", "a")
+    assert [result.scored.cost for result in compared] == [0.0, 0.0]
+
+    versions = [
+        Judge(JudgeSection(base_url=base_url, **given), call_timeout_s=LONG_S).version
+        for given in ({"model": "m"}, {"model": "m", "concurrency": 3}, {"model": "n"}, {"model": "m", "votes": 2})
+    ]
+    assert versions[0] == versions[1]
+    assert len(set(versions)) == 3
+    engine = ScoringEngine([Judge(JudgeSection(base_url=base_url, model="m"), call_timeout_s=LONG_S)])
+    assert engine.scorers == {"judge": versions[0]}
+    await engine.close()
+
+
+async def test_pairs_tell_their_reasons_and_share_their_cost(judge: Any, endpoint: Endpoint) -> None:
+    async def first_wins(_body: dict[str, Any]) -> web.StreamResponse:
+        content = json.dumps({"reason": "it is in front", "winner": "first"})
+        return completion(content, prompt_tokens=1_000_000, completion_tokens=0)
+
+    endpoint.behaviour = first_wins
+    one, two = await judge(mode="pairs", prompt_price=1.0, answer_price=1.0)("a", "b")
+    assert [one.scored.cost, two.scored.cost] == [1.0, 1.0]
+    assert one.scored.evidence == "with 1, first: it is in front\nwith 1, second: it is in front"
+    assert two.scored.evidence == "with 0, second: it is in front\nwith 0, first: it is in front"
 
 
 def test_all_on_which_a_verdict_depends_is_in_its_version(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rollmesh.reward_service.process.steps import Splitting, split, total_of
         ("blank_rows", "a\n\nb c\n \n\n d ", ["a", "b c", "d"]),
         ("blank_rows", "\n\n", []),
         ("rows", "a\n\n  b\nc", ["a", "b", "c"]),
-        ("numbered", "So.\nStep 1: a\nb\n**Step 2** c\n## step 12", ["So.", "Step 1: a\nb", "**Step 2** c", "## step 12"]),
+        ("numbered", "So.\nStep 1: a\n**Step 2** c\n## step 9", ["So.", "Step 1: a", "**Step 2** c", "## step 9"]),
         ("numbered", "no steps, in step 3", ["no steps, in step 3"]),
         ("spans", "abc def", ["abc def"]),
         ("rows", "", []),

@@ -108,6 +108,93 @@ async def test_files_of_a_job_are_its_own(sandbox: Sandbox) -> None:
     assert ran.stdout == b"['main.py']\n"
 
 
+async def test_a_program_runs_once_for_each_input(sandbox: Sandbox) -> None:
+    source = b"import sys; n = int(input()); print(n * n); sys.exit(n)"
+    job = Job("python", {"main.py": source}, ["main.py"], limits=Limits(cpu_s=60.0, wall_s=120.0))
+    inputs = [b"%d\n" % n for n in range(12)]
+    ran = await sandbox.run_all(job, inputs)
+    assert [(each.end, each.code, each.stdout) for each in ran] == [("exit", n, b"%d\n" % n**2) for n in range(12)]
+    ran = await sandbox.run_all(job, inputs, stop=lambda each: each.code == 3)
+    assert [each.code for each in ran] == [0, 1, 2, 3]
+    assert await sandbox.run_all(job, []) == []
+    job = Job("native", {}, ["/bin/cat"], limits=job.limits)
+    assert [each.stdout for each in await sandbox.run_all(job, inputs)] == inputs
+
+
+async def test_runs_of_a_job_know_nothing_of_each_other(sandbox: Sandbox) -> None:
+    source = b"""
+import builtins, fcntl, os
+n = int(input())
+print(sorted(os.listdir(".")), open("main.py").read(6), hasattr(builtins, "mark"), fcntl.fcntl(1, 3))
+builtins.mark = True
+fcntl.fcntl(1, 4, os.O_NONBLOCK)
+try:
+    with open("left", "w") as file, open("main.py", "r+") as own:
+        own.write("# gone")
+except OSError:
+    pass
+"""
+    job = Job("python", {"main.py": source}, ["main.py"], limits=Limits(cpu_s=60.0, wall_s=120.0))
+    first, *others = [each.stdout for each in await sandbox.run_all(job, [b"1", b"2", b"3"])]
+    assert first.startswith(b"['main.py'] \nimpor False")
+    assert others == [first, first]
+
+
+async def test_each_run_ends_for_itself(sandbox: Sandbox) -> None:
+    source = b"""
+import os, sys, time
+match sys.stdin.read():
+    case "spin":
+        while True: pass
+    case "sleep":
+        time.sleep(600)
+    case "flood":
+        while True: print("x" * 1000)
+    case "memory":
+        bytearray(1 << 30)
+    case "attack":
+        import ctypes
+        ctypes.CDLL(None).ptrace(0, 0, 0, 0)
+    case "stop":
+        os.kill(os.getpid(), 19)
+print("fine")
+"""
+    limits = Limits(cpu_s=1.0, wall_s=2.0, memory=256 << 20, output=5000)
+    inputs = [b"spin", b"", b"sleep", b"", b"flood", b"memory", b"attack", b"stop", b""]
+    ran = await sandbox.run_all(Job("python", {"main.py": source}, ["main.py"], limits=limits), inputs)
+    slow = {"wall", "exit"}  # on a machine with much else to do
+    assert ran[0].end in {"cpu", "wall"}
+    assert [each.end for each in ran[4:7]] == ["output", "memory", "denied"]
+    assert [ran[2].end, ran[7].end] == ["wall", "wall"]
+    assert {ran[1].end, ran[3].end, ran[8].end} <= slow
+
+
+async def test_a_program_that_is_no_python_fails_each_time(sandbox: Sandbox) -> None:
+    ran = await sandbox.run_all(Job("python", {"main.py": b"def f(:"}, ["main.py"]), [b"", b"", b""])
+    assert [(each.end, each.code) for each in ran] == [("exit", 1)] * 3
+    assert {each.stderr.splitlines()[-1] for each in ran} == {b"SyntaxError: invalid syntax"}
+
+
+async def test_files_that_a_program_makes_are_fetched(sandbox: Sandbox) -> None:
+    source = b"""
+import os
+os.mkdir("sub")
+open("made", "wb").write(bytes(70000))
+open("sub/made", "w").write(input())
+os.symlink("made", "link")
+os.symlink("sub", "linked")
+"""
+    outputs = ["made", "sub/made", "link", "linked/made", "sub", "none"]
+    job = Job("python", {"main.py": source}, ["main.py"], outputs=outputs, limits=Limits(cpu_s=60.0, wall_s=120.0))
+    if sandbox.rung == 2:
+        with pytest.raises(UnavailableError, match="makes files needs rung 3"):
+            await sandbox.run(job)
+        return
+    first, second = await sandbox.run_all(job, [b"1", b"2"])
+    assert first.files == {"made": bytes(70000), "sub/made": b"1"}
+    assert second.files == {"made": bytes(70000), "sub/made": b"2"}
+
+
 async def test_a_program_that_cannot_be_run_is_no_failed_program(sandbox: Sandbox) -> None:
     ran = await sandbox.run(Job("native", {}, ["/bin/no-such-program"]))
     assert (ran.end, "No such file" in ran.reason) == ("infrastructure", True)
@@ -134,6 +221,22 @@ async def test_a_lost_sandbox_is_replaced_and_nothing_is_left_of_it(sandbox: San
     await _ended(family)
     assert not folder.exists()
     assert (await sandbox.run(_job("print(1)"))).stdout == b"1\n"
+
+
+async def test_the_rest_of_a_job_whose_sandbox_is_lost_runs_in_another(sandbox: Sandbox) -> None:
+    await sandbox.run(_job(""))
+    stub = psutil.Process(sandbox._idle[-1].pid)
+
+    def lost_after_the_second(_: object) -> bool:
+        seen.append(None)
+        if len(seen) == 2:
+            stub.kill()
+        return False
+
+    seen: list[None] = []
+    ran = await sandbox.run_all(_job("print(input())"), [b"1", b"2", b"3", b"4"], stop=lost_after_the_second)
+    assert [each.end for each in ran] == ["exit", "exit", "infrastructure", "exit"]
+    assert [each.stdout for each in ran] == [b"1\n", b"2\n", b"", b"4\n"]
 
 
 async def test_a_cancelled_job_leaves_nothing(sandbox: Sandbox) -> None:

@@ -24,6 +24,8 @@ from rollmesh.reward_service.sandbox.messages import pack, receive
 def test_jobs_stay_in_their_folder(files: dict[str, bytes], argv: list[str]) -> None:
     with pytest.raises(ValueError, match=r"job|path|files"):
         Job("python", files, argv)
+    with pytest.raises(ValueError, match="path"):
+        Job("native", {}, ["x"], outputs=["../x"])
 
 
 @pytest.mark.parametrize("wrong", [{"cpu_s": 0}, {"wall_s": -1}, {"memory": 0}, {"threads": -1}, {"files": 3}])

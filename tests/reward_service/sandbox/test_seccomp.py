@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from rollmesh.reward_service.sandbox.linux import AUDIT_ARCHITECTURES
-from rollmesh.reward_service.sandbox.seccomp import ANY_PROCESS, Profile, filter_program, for_process
+from rollmesh.reward_service.sandbox.seccomp import Profile, filter_program
 from rollmesh.reward_service.sandbox.syscall_numbers import ALLOWED, ATTACKS, JUDGED
 
 ALLOW, KILL, EPERM, ENOTTY, ENOSYS, ENOTSUP = 0x7FFF0000, 0x80000000, 0x50001, 0x50019, 0x50026, 0x5005F
@@ -93,9 +93,3 @@ def test_each_number_has_the_answer_of_its_table() -> None:
             result = _result(program, machine, number)
             assert (result == ALLOW) == (number in permitted), number
             assert (result == KILL) == (number in killed), number
-
-
-def test_a_filter_is_made_before_its_process() -> None:
-    assert for_process(filter_program(Profile(), "x86_64", ANY_PROCESS), PID) == filter_program(
-        Profile(), "x86_64", PID
-    )

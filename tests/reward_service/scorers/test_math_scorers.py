@@ -69,6 +69,8 @@ def test_the_last_box(text: str, content: str | None) -> None:
         ("qa", "<answer>The Eiffel tower!</answer>", ["Louvre", "Eiffel Tower"], 1.0),
         ("qa", "<answer>Louvre</answer> or <answer>Paris</answer>", "Louvre", 0.0),
         ("qa", "Louvre", "Louvre", 0.0),
+        ("qa", "<answer>Louvre</answer>", {"target": ["Museum", "Louvre"]}, 1.0),
+        ("qa", "<answer>Paris</answer>", {"target": ["Museum", "Louvre"]}, 0.0),
         ("qa", "<answer>a <answer>Louvre</answer>", "answerlouvre", 1.0),
         ("qa", "</answer><answer>Louvre</answer><answer>Paris", "Louvre", 1.0),
     ],

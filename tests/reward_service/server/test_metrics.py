@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import cast
 
+import pytest
+
 from rollmesh.mesh.config.scorers.cache import CacheSection
+from rollmesh.mesh.config.scorers.judge import JudgeSection
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.cache.cache import CacheStats, ScoreCache
+from rollmesh.reward_service.judge.accounts import Accounts
+from rollmesh.reward_service.judge.budget import Usage
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.server.metrics import RewardMetrics
 from rollmesh.reward_service.workers.pool import PoolStats
@@ -17,6 +22,7 @@ class FakeEngine:
 
     workers = PoolStats()
     hanging_threads = 0
+    judge: Accounts | None = None
     cache: ScoreCache | None = None
 
 
@@ -37,6 +43,23 @@ def test_lost_workers_are_told_while_nothing_is_answered() -> None:
     gauges = metrics.gauges()
     assert gauges["reward_workers_ended"] == 3
     assert gauges["reward_hanging_threads"] == 4
+
+
+def test_a_judge_shows_its_requests_and_their_cost() -> None:
+    engine = FakeEngine()
+    engine.judge = accounts = Accounts(JudgeSection(prompt_price=2.0, answer_price=10.0))
+    metrics = RewardMetrics(cast("ScoringEngine", engine))
+    accounts.reserve(Usage(100, 50))
+    accounts.settle(Usage(100, 50), Usage(80, 20))
+    accounts.counts.answers["verdict"] += 1
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"rollmesh_reward_judge_{name}", labels)
+
+    assert value("answers_total", outcome="verdict") == 1
+    assert value("tokens_total", kind="prompt") == 80
+    assert value("cost_total") == pytest.approx(0.00036)
+    assert value("share") == 1.0
 
 
 def test_the_hit_rate_is_told() -> None:

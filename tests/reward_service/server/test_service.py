@@ -56,6 +56,8 @@ class Mesh(membership_pb2_grpc.MembershipServicer):
     async def Heartbeat(self, request: Any, context: Any) -> membership_pb2.HeartbeatResponse:
         if request.gauges.get("reward_items"):
             self.reported.set()
+        for name, value in request.gauges.items():
+            self.members[request.member_id].gauges[name] = value
         if request.waiting_reason:
             self.trouble.put_nowait(request.waiting_reason)
         return membership_pb2.HeartbeatResponse(known=True, run_finished=self.finished)

@@ -1,0 +1,108 @@
+"""Outcomes from what users' functions return: numbers, None, dicts with a score, and lists of these."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollmesh.mesh.errors import PayloadError, RewardError
+from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable
+
+log = logging.getLogger(__name__)
+
+
+class OutputError(RewardError):
+    """A reward function returned something that is no reward."""
+
+    code = "bad_output"
+
+
+def failure(name: str, error: BaseException) -> Failed:
+    """The outcome of an exception that `name` raised."""
+    if isinstance(error, PayloadError):
+        return Failed("bad_input", f"{name}: {error}")
+    if isinstance(error, OutputError):
+        return Failed("bad_output", f"{name}: {error}")
+    log.debug("reward function %s raised", name, exc_info=error)
+    # A failed connection or file access may pass; a bug in the function does not.
+    transient = isinstance(error, OSError)
+    return Failed("exception", f"{name} raised {type(error).__name__}: {error}", retryable=transient)
+
+
+def number(value: Any) -> float:
+    """A float from a number, a bool, or a zero-dimensional array or tensor.
+
+    Raises:
+        OutputError: for anything else.
+    """
+    if isinstance(value, str | bytes):
+        raise OutputError(f"returned {value!r}, expected a number")
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise OutputError(f"returned {type(value).__name__}, expected a number") from error
+
+
+def read_score(value: Any) -> Outcome:
+    """The outcome of a number, of None, or of a dict with `score`.
+
+    Other numbers of the dict are components; `spans` in it are rewards of parts of the response.
+    """
+    if not isinstance(value, Mapping):
+        return read_entry(value)
+    if "score" not in value:
+        raise OutputError(f"returned a dict without 'score': {sorted(map(str, value))}")
+    components = numbers_of(value, leaving_out="score")
+    return Scored(number(value["score"]), components, spans=_spans(value.get("spans")))
+
+
+def _spans(value: Any) -> Sequence[tuple[int, int, float]]:
+    """Rewards of parts: a list of (begin, end, value), in characters of the response.
+
+    Raises:
+        OutputError: for anything else.
+    """
+    try:
+        return tuple((int(begin), int(end), float(number)) for begin, end, number in value or ())
+    except (TypeError, ValueError) as error:
+        raise OutputError(f"returned spans that are no list of (begin, end, value): {error}") from error
+
+
+def numbers_of(values: Mapping[Any, Any], *, leaving_out: str = "") -> dict[str, float]:
+    """The numbers among the values of a dict; `leaving_out`: a key that does not count."""
+    return {
+        str(key): float(value) for key, value in values.items() if key != leaving_out and isinstance(value, int | float)
+    }
+
+
+def read_entry(value: Any) -> Outcome:
+    """The outcome of one entry of a list."""
+    if isinstance(value, Scored | Unscorable | Failed):
+        return value
+    if value is None:
+        return Unscorable("the function returned None")
+    return Scored(number(value))
+
+
+def read_batch(items: Sequence[RewardItem], values: Any) -> list[Outcome]:
+    """The outcomes of a list with one entry per item."""
+    return [read_entry(value) for value in as_list(values, len(items))]
+
+
+def read_scores(items: Sequence[RewardItem], values: Any) -> list[Outcome]:
+    """The same where entries may be dicts with `score`."""
+    return [read_score(value) for value in as_list(values, len(items))]
+
+
+def as_list(values: Any, size: int) -> list[Any]:
+    """A list, array or tensor of a size as a list.
+
+    Raises:
+        OutputError: it is none, or of another size.
+    """
+    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
+        raise OutputError(f"returned {type(values).__name__}, expected one reward per item")
+    if len(values) != size:
+        raise OutputError(f"returned {len(values)} rewards for {size} items")
+    return list(values)

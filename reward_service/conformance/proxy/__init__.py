@@ -1,0 +1,1 @@
+"""The fault proxy: forwards calls to a reward server, and spoils some."""
