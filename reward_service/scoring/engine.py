@@ -77,7 +77,7 @@ class _Function:
 
 
 class Service(Protocol):
-    """What a function has besides its calls: a process of its own."""
+    """A process of a function's own, besides its calls."""
 
     async def start(self) -> None:
         """Begins it, ahead of the first call.
