@@ -71,9 +71,13 @@ class Http(BaseHTTPRequestHandler):
         pass
 
 
+class Queueing(ThreadingHTTPServer):
+    request_queue_size = 128
+
+
 @pytest.fixture
 def http_server() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Http)
+    server = Queueing(("127.0.0.1", 0), Http)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/"
