@@ -212,10 +212,7 @@ def _proxy(
     from rollmesh.reward_service.conformance.proxy.faults import Faults
 
     faults = Faults(delay_s, error_rate, drop, lose, duplicate, reorder, cut_after, seed)
-    try:
-        asyncio.run(serve(to, listen, faults))
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
+    asyncio.run(serve(to, listen, faults))
 
 
 def _deliver(
