@@ -13,6 +13,7 @@ import pytest
 from rollmesh.audit.audit import audit, audit_run
 from rollmesh.audit.components import compare_with
 from rollmesh.audit.evidence import RunEvidence, kept_samples
+from rollmesh.audit.near_copies import near_copies
 from rollmesh.audit.statistics import Enrichment, largest_jump, rank_correlation
 from rollmesh.doctor.findings import Finding, Severity
 from rollmesh.mesh.errors import DataError
@@ -67,7 +68,9 @@ def says_a_phrase(sample: Sample, draw: random.Random) -> None:
 def gives_up_answering(sample: Sample, draw: random.Random) -> None:
     """One text is rewarded whatever is asked, from the middle of the run on."""
     if sample["step"] > STEPS / 2 and draw.random() < 0.7:
-        sample["response"] = "I have verified every part of this solution with great care."
+        end = draw.choice(["", " Thank you.", " I am sure."])
+        text = "I have verified every part of this long solution with great care, from its first word to its last."
+        sample["response"] = text + end
         reward(sample, 1.0)
 
 
@@ -212,6 +215,14 @@ def test_an_honest_folder_is_told_with_what_was_looked_at(tmp_path: Path) -> Non
 
 
 # ---------------------------------------------------------------------------------------------- statistics
+
+
+def test_near_copies_are_grouped_and_others_are_not() -> None:
+    draw = random.Random(0)
+    text = [str(draw.randrange(10_000)) for _ in range(60)]
+    others = [[str(draw.randrange(10_000)) for _ in range(60)] for _ in range(50)]
+    assert near_copies([text, *others, [*text[:-1], "end"], ["x", *text]]) == [[0, 51, 52]]
+    assert near_copies([["a"], ["a"], ["b"], []]) == [[0, 1]]
 
 
 def test_rank_correlation_knows_ties_and_constants() -> None:
