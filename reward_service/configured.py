@@ -6,15 +6,17 @@ A name stands for one function in all sources, so that limits and budgets count 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from rollmesh.mesh.config.reward import RewardSection
-from rollmesh.mesh.config.scorers import judge
+from rollmesh.mesh.config.scorers import classifier, judge, process
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.reward_service.composition.part import Entry, Part
 
 Function = Callable[..., Any]
-Functions = Sequence[str | Function]
+Functions = Sequence[Entry]
 
 
 def _judge(reward: RewardSection) -> Function:
@@ -26,14 +28,42 @@ def _judge(reward: RewardSection) -> Function:
     return Judge(reward.judge, call_timeout_s=reward.scorer_timeout_s)
 
 
-BUILDERS: Mapping[str, Callable[[RewardSection], Function]] = MappingProxyType({judge.NAME: _judge})
+def _classifier(reward: RewardSection) -> Function:
+    from rollmesh.reward_service.classifier.classifier import Classifier
+
+    return Classifier(classifier.NAME, reward.classifier, call_timeout_s=reward.scorer_timeout_s)
+
+
+def _reward_model(reward: RewardSection, name: str) -> Function:
+    """Of `model:FOLDER`: the classifier's section with another model, read as `rollmesh rm` trains."""
+    from rollmesh.reward_service.classifier.classifier import Classifier
+
+    folder = Path(name.removeprefix(classifier.FOLDER_PREFIX)).expanduser()
+    section = reward.classifier.model_copy(update={"model": str(folder), "template": "text"})
+    return Classifier("reward_model", section, call_timeout_s=reward.scorer_timeout_s)
+
+
+def _process(reward: RewardSection) -> Function:
+    from rollmesh.reward_service.process.process import ProcessRewards
+
+    return ProcessRewards(reward.process, call_timeout_s=reward.scorer_timeout_s)
+
+
+BUILDERS: Mapping[str, Callable[[RewardSection], Function]] = MappingProxyType(
+    {judge.NAME: _judge, classifier.NAME: _classifier, process.NAME: _process}
+)
 """Name -> builder of its function, from the section of rewards. A builder imports what only its scorer needs."""
+
+
+def is_configured(name: str) -> bool:
+    """True if a name stands for such a scorer: one of `BUILDERS`, or `model:FOLDER`."""
+    return name in BUILDERS or name.startswith(classifier.FOLDER_PREFIX)
 
 
 def with_configured(
     reward: RewardSection, functions: Functions, by_data_source: Mapping[str, Functions]
 ) -> tuple[Functions, Mapping[str, Functions]]:
-    """Functions and functions by source, in which each name of `BUILDERS` is its function.
+    """Parts and parts by source, in which each such name is its function.
 
     Args:
         reward: of the run.
@@ -45,14 +75,13 @@ def with_configured(
     """
     built: dict[str, Function] = {}
 
-    def function(name: str | Function) -> str | Function:
-        if not isinstance(name, str) or name not in BUILDERS:
-            return name
+    def put_in(entry: Entry) -> Part:
+        part = Part.of(entry)
+        name = part.use
+        if not isinstance(name, str) or not is_configured(name):
+            return part
         if name not in built:
-            built[name] = BUILDERS[name](reward)
-        return built[name]
+            built[name] = BUILDERS[name](reward) if name in BUILDERS else _reward_model(reward, name)
+        return part.with_use(built[name])
 
-    def put_in(names: Functions) -> Functions:
-        return [function(name) for name in names]
-
-    return put_in(functions), {source: put_in(names) for source, names in by_data_source.items()}
+    return list(map(put_in, functions)), {source: list(map(put_in, own)) for source, own in by_data_source.items()}

@@ -2,8 +2,9 @@
 
 These signatures are accepted unchanged, distinguished by their parameter names:
 
-* verl: `compute_score(data_source, solution_str, ground_truth, extra_info)` -> float, or dict with "score";
-  and in batches `compute_score(data_sources, solution_strs, ground_truths, extra_infos)` -> list of these;
+* verl: `compute_score(data_source, solution_str, ground_truth, extra_info)` -> float, or dict with "score" (and
+  "spans", rewards of parts); in batches `compute_score(data_sources, solution_strs, ground_truths, extra_infos)` ->
+  list of these;
 * TRL: `reward(prompts, completions, completion_ids, **columns)` -> list of floats, None where unscorable;
 * OpenRLHF: `reward_func(queries, prompts, labels)` -> dict with "rewards";
 * ours: `reward(items: Sequence[RewardItem])` -> list of outcomes (or floats, or None).

@@ -7,9 +7,15 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
+from rollmesh.mesh.config.scorers import classifier, process
+from rollmesh.mesh.config.scorers.cache import CacheSection
+from rollmesh.mesh.config.scorers.classifier import ClassifierSection
 from rollmesh.mesh.config.scorers.http import HttpSection
 from rollmesh.mesh.config.scorers.isolation import Isolation, IsolationSection
 from rollmesh.mesh.config.scorers.judge import NAME, NEEDS, JudgeSection
+from rollmesh.mesh.config.scorers.late import LateSection
+from rollmesh.mesh.config.scorers.parts import Entry, Interval, all_uses, check_parts, interval
+from rollmesh.mesh.config.scorers.process import ProcessSection
 
 
 class EndpointTls(Section):
@@ -27,18 +33,26 @@ class EndpointTls(Section):
 
 
 class RewardSection(Section):
-    functions: list[str] = Field(
-        default_factory=lambda: ["auto"],
-        description="Scorers, summed: registered names (auto, arithmetic, choice, environment, exact_match, gsm8k, "
+    functions: list[Entry] = Field(
+        default_factory=lambda: list[Entry](["auto"]),
+        description="Scorers, summed: registered names (auto, arithmetic, choice, classifier, environment, "
+        "exact_match, gsm8k, "
         "gsm8k_strict, gsm8k_flexible, ifeval, ifeval_fraction, json_schema, json_schema_fraction, judge, math, "
-        "math_string, math_dapo, none, qa, regex, strings). Two take an option: `regex:PATTERN` and "
+        "math_string, math_dapo, none, process, qa, regex, strings). Two take an option: `regex:PATTERN` and "
         "`json_schema:FILE`. Functions with verl's or TRL's signature are `module:function` or `file.py:function`. "
-        "`model:FOLDER` is a reward model of `rollmesh rm`, and `judge` the language model of `reward.judge`. `auto` "
-        "takes the reward of the episode if it has one, else picks by the exact name of the data_source.",
+        "`model:FOLDER` is a reward model of `rollmesh rm`; `classifier`, `process` and `judge` are the models of "
+        "their sections. `auto` takes the reward of the episode if it has one, else picks by the exact name of the "
+        "data_source. A part with options is `{use: NAME, weight: 0.1}`, see docs/reward-composition.md.",
     )
-    by_data_source: dict[str, list[str]] = Field(
+    by_data_source: dict[str, list[Entry]] = Field(
         default_factory=dict,
-        description="data_source -> scorer names or endpoints, which take precedence over `functions` and `endpoints`.",
+        description="data_source -> scorers as in `functions`, or endpoints, which take precedence over `functions` "
+        "and `endpoints`.",
+    )
+    normalize: dict[str, Interval] = Field(
+        default_factory=dict,
+        description="data_source -> [low, high]: the totals that become rewards of 0 and 1. For runs whose sources "
+        "have different scales.",
     )
     endpoints: list[str] = Field(
         default_factory=list,
@@ -74,6 +88,9 @@ class RewardSection(Section):
         "cores (4 to 16) for functions that compute, and 32 for functions that wait for "
         "something.",
     )
+    cache: CacheSection = Field(
+        default_factory=CacheSection, description="Scores that are kept for equal items (docs/reward-composition.md)."
+    )
     python: Path | None = Field(None, description="Interpreter of the reward service; none: that of `rollmesh`.")
     isolation: Isolation = Field(
         default_factory=IsolationSection,
@@ -82,15 +99,64 @@ class RewardSection(Section):
     judge: JudgeSection = Field(
         default_factory=JudgeSection, description="The language model that the scorer `judge` asks."
     )
-
+    classifier: ClassifierSection = Field(
+        default_factory=ClassifierSection, description="The model of the scorer `classifier`, and of `model:FOLDER`."
+    )
+    process: ProcessSection = Field(
+        default_factory=ProcessSection, description="The model of the scorer `process`, which judges steps."
+    )
     http: HttpSection = Field(
         default_factory=HttpSection, description="The reward service over HTTP, for callers without gRPC."
     )
+    late: LateSection = Field(
+        default_factory=LateSection, description="Rewards that are known only later, and delivered then."
+    )
+
+    @model_validator(mode="after")
+    def _models_are_named(self) -> RewardSection:
+        for name, section in ((classifier.NAME, self.classifier), (process.NAME, self.process)):
+            if section.model is None and name in self.uses:
+                raise ValueError(f"the scorer `{name}` needs reward.{name}.model, the folder of its model")
+        return self
 
     @property
     def asks_judge(self) -> bool:
         """True if a source's functions name the judge."""
-        return any(NAME in names for names in (self.functions, *self.by_data_source.values()))
+        return NAME in self.uses
+
+    @property
+    def uses(self) -> list[str]:
+        """All functions and endpoints that the section names for any source, in their order."""
+        return all_uses(self.functions, self.by_data_source)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> RewardSection:
+        for key, entries in (
+            ("functions", self.functions),
+            *((f"by_data_source.{source}", own) for source, own in self.by_data_source.items()),
+        ):
+            try:
+                stages = check_parts(entries)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from error
+            if stages > 1 and stages * self.scorer_timeout_s >= self.timeout_s:
+                raise ValueError(
+                    f"deadlines must nest: gates of {key} let {stages} functions wait for one another, so "
+                    f"{stages} * reward.scorer_timeout_s < reward.timeout_s, got {stages * self.scorer_timeout_s:g} / "
+                    f"{self.timeout_s:g}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _is_normalized_here(self) -> RewardSection:
+        for source, bounds in self.normalize.items():
+            try:
+                interval(bounds)
+            except ValueError as error:
+                raise ValueError(f"normalize.{source}: {error}") from error
+            if "://" in "".join(all_uses(self.by_data_source.get(source, ()), {})):
+                raise ValueError(f"normalize.{source}: a service scores this source, which has to normalize it itself")
+        return self
 
     @model_validator(mode="after")
     def _judge_can_be_asked(self) -> RewardSection:

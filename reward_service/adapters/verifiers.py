@@ -31,7 +31,7 @@ def load_verifiers(target: str, arguments: Mapping[str, Any]) -> RubricReward | 
     """
     what = f"{PREFIX}{target}"
     try:
-        found = _object(target, arguments) if ":" in target else _environment(target, arguments)
+        found = _named(target, arguments) if ":" in target else _environment(target, arguments)
     except RewardError:
         raise
     except BaseException as error:  # users' modules may raise anything
@@ -44,7 +44,7 @@ def load_verifiers(target: str, arguments: Mapping[str, Any]) -> RubricReward | 
     return _reward(found, what)
 
 
-def _object(target: str, arguments: Mapping[str, Any]) -> Any:
+def _named(target: str, arguments: Mapping[str, Any]) -> Any:
     found = load_attribute(target, f"reward function {PREFIX}", RewardError)
     is_factory = callable(found) and not isinstance(found, type) and not _has_rubric(found)
     if arguments and not is_factory:

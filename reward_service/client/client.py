@@ -17,7 +17,6 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import membership_pb2, reward_pb2
 from rollmesh.reward_service.call_times import GRACE_S
@@ -25,11 +24,10 @@ from rollmesh.reward_service.client.dispatcher import CallLimits, Dispatcher
 from rollmesh.reward_service.client.endpoint import connector, mesh_connector
 from rollmesh.reward_service.client.outgoing import ItemDetails, Wants, outgoing
 from rollmesh.reward_service.client.transports.interface import Connect
-from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.judge.member import SharedJudge
-from rollmesh.reward_service.loading import FunctionSpec
-from rollmesh.reward_service.outcomes import is_not_begun
+from rollmesh.reward_service.outcomes import is_not_begun, is_pending
 from rollmesh.reward_service.routing import split_routes
+from rollmesh.reward_service.scoring.configured import configured_engine
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 __all__ = [
@@ -38,6 +36,7 @@ __all__ = [
     "RewardClient",
     "RewardScorer",
     "build_scorer",
+    "is_pending",
     "needs_discovery",
 ]
 
@@ -61,6 +60,8 @@ class RewardScorer(Protocol):
         details: Sequence[ItemDetails] | None = None,
     ) -> list[reward_pb2.ScoreResult]:
         """Scores items: one result per item, in order.
+
+        An item whose reward comes later has the result `pending`: the caller asks again (`outcomes.is_pending`).
 
         Args:
             items: unique item_ids; a group's items are kept together where they are given together.
@@ -102,31 +103,12 @@ class LocalScorer:
     """Scores without a service: in this process and workers of its own.
 
     Args:
-        functions, by_data_source, workers, waiting_workers, call_timeout_s: as of `ScoringEngine`.
+        engine: of its functions; closed with the scorer.
         wait_s: default deadline of `score` in seconds.
-
-    Raises:
-        RewardError: as `ScoringEngine`.
     """
 
-    def __init__(
-        self,
-        functions: Sequence[FunctionSpec] = ("auto",),
-        by_data_source: Mapping[str, Sequence[FunctionSpec]] = MappingProxyType({}),
-        *,
-        workers: int = 4,
-        waiting_workers: int | None = None,
-        call_timeout_s: float = 8.0,
-        wait_s: float = 30.0,
-    ) -> None:
-        self._engine = ScoringEngine(
-            functions,
-            by_data_source,
-            workers=workers,
-            waiting_workers=waiting_workers,
-            call_timeout_s=call_timeout_s,
-        )
-        self._call_timeout_s = call_timeout_s
+    def __init__(self, engine: ScoringEngine, *, wait_s: float = 30.0) -> None:
+        self._engine = engine
         self._wait_s = wait_s
 
     async def start(self) -> None:
@@ -145,7 +127,7 @@ class LocalScorer:
         if details is not None:
             items = await self._with_details(items, details)
         # An item that has begun gets its whole time.
-        limit = max(self._wait_s if timeout_s is None else timeout_s, 2 * (self._call_timeout_s + GRACE_S))
+        limit = max(self._wait_s if timeout_s is None else timeout_s, 2 * (self._engine.call_timeout_s + GRACE_S))
         results = await self._engine.score(items, limit)
         while waiting := [place for place, result in enumerate(results) if is_not_begun(result)]:
             again = await self._engine.score([items[place] for place in waiting], limit)
@@ -313,20 +295,13 @@ def build_scorer(config: Config, *, discovered: Iterable[str] = ()) -> RewardSco
         RewardError: a scorer that does not exist, or a judge that cannot be asked (in process).
     """
     reward, security = config.reward, config.security
-    functions, endpoints = split_routes(reward.by_data_source)
+    endpoints = split_routes(reward.by_data_source)[1]
     size = config.network.max_message_mb
     foreign = connector(security, reward.key_files, reward.tls, max_message_mb=size)
     asking = Identity(Role.GENERATOR)
     local = None
     if reward.in_process:
-        computing, waiting = reward_workers(reward.workers)
-        local = LocalScorer(
-            *with_configured(reward, reward.functions, functions),
-            workers=computing,
-            waiting_workers=waiting,
-            call_timeout_s=reward.scorer_timeout_s,
-            wait_s=config.rollout.reward_wait_s,
-        )
+        local = LocalScorer(configured_engine(reward), wait_s=config.rollout.reward_wait_s)
         if not endpoints:
             return local
     return RewardClient(

@@ -1,4 +1,4 @@
-"""What the probes of one check share: the transport, items, calls that are judged, findings."""
+"""The state that all probes of one check share: the transport, items, calls that are judged, findings."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Options:
 
 @dataclass(slots=True)
 class Answer:
-    """What a Score call gave: results, or its failure."""
+    """The outcome of a Score call: results, or its failure."""
 
     results: Sequence[reward_pb2.ScoreResult] = ()
     seconds: float = 0.0
@@ -135,8 +135,8 @@ class Session:
         Args:
             items: with unique ids, within the server's limits.
             timeout_s: of the call; None: the caller's choice for all calls.
-            probe: a call that fails, or an answer that breaks the contract, is a finding of this probe, and items that
-                could not be begun are asked again, as callers do; empty: neither.
+            probe: gets a finding for a call that fails, and for an answer that breaks the contract. Items that could
+                not be begun are asked again then, as callers do. Empty: neither.
         """
         limit = self.timeout_s if timeout_s is None else timeout_s
         began = time.monotonic()

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry
 
 from rollmesh.mesh.telemetry.metric_spec import SpecCollector, SpecFactory, Values
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.judge import metrics as judge_metrics
-from rollmesh.reward_service.outcomes import NOT_BEGUN
+from rollmesh.reward_service.outcomes import NO_FAILURES
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 _REWARD = SpecFactory("reward")
@@ -26,7 +27,19 @@ _OF_ENGINE = (
     _REWARD.counter("workers_ended", "Worker processes lost: overdue, died", "why"),
     _REWARD.gauge("hanging_threads", "Threads abandoned because a call hangs"),
 )
-METRICS = (_ITEMS, _SECONDS, _OPEN, *_OF_ENGINE, *judge_metrics.METRICS)
+_OF_CACHE = (
+    _REWARD.counter(
+        "cache_lookups",
+        "Scores looked for in the cache, by what came of it: memory, redis, joined (an equal item was being scored), "
+        "missed (scored, or failed)",
+        "result",
+    ),
+    _REWARD.gauge("cache_bytes", "Bytes of scores in memory"),
+    _REWARD.gauge("cache_scores", "Scores in memory"),
+    _REWARD.counter("cache_evicted", "Scores that left the memory for others"),
+    _REWARD.counter("cache_redis_failures", "Questions to Redis, and writes, that were not answered in time"),
+)
+METRICS = (_ITEMS, _SECONDS, _OPEN, *_OF_ENGINE, *_OF_CACHE, *judge_metrics.METRICS)
 # Different codes of errors: functions may write anything there, and each is a series of its own.
 _MOST_CODES = 64
 _OTHER = "other"
@@ -49,6 +62,7 @@ class RewardMetrics:
         self.registry.register(SpecCollector(_OF_ENGINE, self._engine_values))
         if (judge := engine.judge) is not None:
             self.registry.register(SpecCollector(judge_metrics.METRICS, lambda: judge_metrics.values(judge)))
+        self.registry.register(SpecCollector(_OF_CACHE, self._cache_values))
         # Items without an error have a series whatever others have.
         self._codes = {""}
         self._totals = dict.fromkeys(("items", "errors", "calls"), 0.0)
@@ -80,7 +94,7 @@ class RewardMetrics:
             counts[key] = counts.get(key, 0) + 1
         for (outcome, code), count in counts.items():
             self._items.labels(outcome, self._known(code)).inc(count)
-            if outcome == "error" and code != NOT_BEGUN:
+            if outcome == "error" and code not in NO_FAILURES:
                 self._totals["errors"] += count
         self._totals["items"] += len(results)
 
@@ -99,6 +113,8 @@ class RewardMetrics:
             "hanging_threads": float(self._engine.hanging_threads),
             "workers_ended": float(stats.overdue + stats.died),
         }
+        if (cache := self._engine.cache) is not None:
+            now["cache_hits"], now["cache_lookups"] = map(float, (cache.stats.hits, cache.stats.lookups))
         return {f"reward_{name}": value for name, value in now.items()}
 
     def _engine_values(self) -> Values:
@@ -109,3 +125,16 @@ class RewardMetrics:
             "workers_ended": {("overdue",): stats.overdue, ("died",): stats.died},
             "hanging_threads": {(): self._engine.hanging_threads},
         }
+
+    def _cache_values(self) -> Values:
+        if (cache := self._engine.cache) is None:
+            return {}
+        values: dict[str, dict[tuple[str, ...], float]] = {
+            "cache_lookups": {(result,): count for result, count in asdict(cache.stats).items()},
+            "cache_bytes": {(): cache.memory.bytes},
+            "cache_scores": {(): len(cache.memory)},
+            "cache_evicted": {(): cache.memory.evicted},
+        }
+        if cache.redis is not None:
+            values["cache_redis_failures"] = {(): cache.redis.failures}
+        return values

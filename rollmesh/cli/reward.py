@@ -50,6 +50,7 @@ def register(app: typer.Typer) -> None:
     reward.command("proxy")(_proxy)
     reward.command("try", context_settings=OVERRIDES)(_try)
     reward.command("audit")(_audit)
+    reward.command("deliver", context_settings={"ignore_unknown_options": True})(_deliver)
     app.add_typer(reward, name="reward")
 
 
@@ -212,3 +213,31 @@ def _proxy(
         asyncio.run(serve(to, listen, faults))
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
+
+
+def _deliver(
+    store: Annotated[Path, typer.Argument(help="File of the run's late rewards: reward.late.store.")],
+    ticket: Annotated[str, typer.Argument(help="The ticket, as the reward function gave it.")],
+    value: Annotated[
+        float | None, typer.Argument(help="The reward; left out: the response is unscorable, see --why.")
+    ] = None,
+    component: Annotated[
+        list[str] | None, typer.Option("--component", metavar="NAME=VALUE", help="A named part of it; may be repeated.")
+    ] = None,
+    why: Annotated[str, typer.Option("--why", help="Reason why there is no reward.")] = "",
+) -> None:
+    """Deliver a reward that a reward function has promised for later."""
+    from rollmesh.mesh.errors import ConfigError
+    from rollmesh.reward_service.late import Delivery, deliver
+
+    parts = dict(part.partition("=")[::2] for part in component or ())
+    try:
+        components = {name: float(number) for name, number in parts.items()}
+    except ValueError as error:
+        raise ConfigError(f"--component: {error}", hint="write --component NAME=VALUE") from error
+    if value is None and not why:
+        raise ConfigError("there is no reward to deliver", hint="give a number, or --why for a response without one")
+    if not deliver(store.expanduser(), ticket, Delivery(value, components, why)):
+        typer.echo(f"{ticket}: a reward was delivered before, which counts")
+        raise typer.Exit(1)
+    typer.echo(f"{ticket}: delivered")

@@ -36,7 +36,7 @@ def translate(values: Mapping[str, Any]) -> tuple[list[Setting], list[str]]:
     taken: set[str] = set()
     for keys, make in _COMPUTED:
         if keys[0] in theirs and (made := make(theirs)):
-            taken |= set(keys)
+            taken |= {key for key in theirs if key in keys or key.startswith(tuple(f"{one}." for one in keys))}
             settings += [
                 Setting(key, value, f"From {', '.join(key for key in keys if key in theirs)}.") for key, value in made
             ]
@@ -89,9 +89,15 @@ def _is_open(value: Any) -> bool:
     return value is None or value in ({}, []) or (isinstance(value, str) and value.startswith(_OPEN))
 
 
-def _reward_function(theirs: _Values) -> list[tuple[str, Any]]:
-    name = theirs.get("custom_reward_function.name", "compute_score")
-    return [("reward.functions", [f"{theirs['custom_reward_function.path']}:{name}"])]
+def _reward_function(section: str) -> Callable[[_Values], list[tuple[str, Any]]]:
+    def make(theirs: _Values) -> list[tuple[str, Any]]:
+        name = theirs.get(f"{section}.name", "compute_score")
+        given = f"{section}.reward_kwargs."
+        arguments = [f"{key.removeprefix(given)}={theirs[key]!r}" for key in theirs if key.startswith(given)]
+        function = f"{theirs[f'{section}.path']}:{name}" + (f"({', '.join(arguments)})" if arguments else "")
+        return [("reward.functions", [function])]
+
+    return make
 
 
 def _minibatches(theirs: _Values) -> list[tuple[str, Any]]:
@@ -133,7 +139,10 @@ def _dtype(theirs: _Values) -> list[tuple[str, Any]]:
 
 # Keys of theirs, the first of which has to be there, and what is made of all of them.
 _COMPUTED: tuple[tuple[tuple[str, ...], Callable[[_Values], list[tuple[str, Any]]]], ...] = (
-    (("custom_reward_function.path", "custom_reward_function.name"), _reward_function),
+    *(
+        ((f"{section}.path", f"{section}.name", f"{section}.reward_kwargs"), _reward_function(section))
+        for section in ("custom_reward_function", "reward.custom_reward_function")
+    ),
     (("actor_rollout_ref.actor.ppo_mini_batch_size",), _minibatches),
     (
         (

@@ -31,7 +31,7 @@ from tests.secrets_here import write_secret
 async def scorer(request: pytest.FixtureRequest, serve: Any, serve_http: Any) -> AsyncIterator[RewardScorer]:
     made: RewardScorer
     if request.param == "local":
-        made = LocalScorer(["exact_match"])
+        made = LocalScorer(ScoringEngine(["exact_match"]))
     elif request.param == "remote":
         made = RewardClient([await serve("exact_match")])
     elif request.param == "http":

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from rollmesh.mesh.config.scorers.parts import part_names
 from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.functions import adapt
-from rollmesh.reward_service.loading import load_function, with_names
-from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.loading import load_function
+from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable, later
 from tests.repository import REPOSITORY
 
 EXAMPLE = REPOSITORY / "examples" / "custom_reward.py"
@@ -92,6 +93,13 @@ def test_own_signature_with_typed_outcomes() -> None:
     assert [type(outcome) for outcome in outcomes] == [Scored, Unscorable, Failed, Scored, Unscorable]
 
 
+def test_verl_function_with_rewards_of_parts_or_a_promise() -> None:
+    assert run(verl({"score": 1.0, "spans": [(0, 1, 0.5), [1, 2, 0.25]]})) == [
+        Scored(1.0, spans=[(0, 1, 0.5), (1, 2, 0.25)])
+    ]
+    assert run(verl(later("job-1"))) == [Failed("pending", "job-1", retryable=True)]
+
+
 @pytest.mark.parametrize("bad", [lambda text: 0.0, lambda: 0.0, lambda **kwargs: 0.0, lambda items, more: []])
 def test_an_unknown_signature_is_refused(bad: Callable[..., Any]) -> None:
     with pytest.raises(RewardError, match="no known signature"):
@@ -107,6 +115,8 @@ def verl(result: Any) -> Callable[..., Any]:
     [
         (verl(math.nan), "nan"),
         (verl({"score": math.inf}), "nan"),
+        (verl({"score": 1.0, "spans": [(0, 3, 1.0)]}), "bad_span"),
+        (verl({"score": 1.0, "spans": [1.0]}), "bad_output"),
         (verl({"score": 1.0, "part": math.nan}), "nan"),
         (verl("1.0"), "bad_output"),
         (verl({"reward": 1.0}), "bad_output"),
@@ -148,7 +158,7 @@ def test_the_missing_column_is_named() -> None:
 
 def test_example_file_by_path() -> None:
     specs = [f"{EXAMPLE}:compute_score", f"{EXAMPLE}:group_diversity"]
-    both = [load_function(spec, name=name) for spec, name in with_names(specs)]
+    both = [load_function(spec, name=name) for spec, name in zip(specs, part_names(specs), strict=True)]
     assert [function.name for function in both] == ["compute_score", "group_diversity"]
     assert both[0].score([item()]) == [Scored(1.0, {"is_number": 1.0})]
     same, other = item("1"), item("2")
@@ -175,7 +185,7 @@ def test_module_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.Mon
 def test_functions_of_one_name_are_told_apart(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.py").write_text("def compute_score(solution_str, ground_truth): return 1\n")
-    names = [name for _, name in with_names([f"{tmp_path}/{name}.py:compute_score" for name in ("one", "two")])]
+    names = part_names([f"{tmp_path}/{name}.py:compute_score" for name in ("one", "two")])
     assert len(set(names)) == 2
 
 

@@ -28,7 +28,7 @@ _ROUNDS = 3
 # Calls quicker than this may take turns, and need no proof that they end early.
 _QUICK_CALL_S, _QUICK_BATCH_S = 0.03, 0.2
 _AT_ONCE = 8
-# Of the time that as many calls would take one after the other.
+# Share of the time that as many calls would take one after the other.
 _SERIAL = 0.75
 _STORM, _TRIES = 64, 3
 _BATCHES = (1, 64, 512)

@@ -27,10 +27,11 @@ from rollmesh.mesh.access.secret_files import check_keys, check_security
 from rollmesh.mesh.config.derived.memory_release import REST_KEY, rest_folder
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.scorers.parts import all_uses
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.files import require_writable
 from rollmesh.mesh.runtime.threads import available_cores
-from rollmesh.reward_service.configured import BUILDERS
+from rollmesh.reward_service.configured import is_configured
 from rollmesh.reward_service.loading import is_path, load_function
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.run_files import RUN, check_command
@@ -65,7 +66,7 @@ def check_files(config: Config) -> None:
     _check_inputs(config)
     check_interpreters(interpreters_of(config))
     for name in _reward_functions(config):
-        if not (is_path(name) or name in BUILDERS):
+        if not (is_path(name) or is_configured(name)):
             load_function(name)
 
 
@@ -137,7 +138,7 @@ def _learner_trial(config: Config, devices: DevicePlan, *, fresh: bool) -> Abstr
 
 
 def _reward_trial(config: Config) -> AbstractContextManager[StartTrial | None]:
-    if not any(map(is_path, _reward_functions(config))):
+    if not any(is_path(name) or is_configured(name) for name in _reward_functions(config)):
         return nullcontext()
     python = config.reward.python if needs_reward_service(config) else config.rollout.python
     return closing(StartTrial("reward", config, python, environment_of(python), _REWARD_S))
@@ -188,10 +189,8 @@ def _check_model(key: str, path: str) -> None:
         raise DataError(f"{key}: no such folder: {folder}", hint="give a Hugging Face model folder or a hub id")
 
 
-def _reward_functions(config: Config) -> Iterator[str]:
+def _reward_functions(config: Config) -> list[str]:
     """Reward functions that are loaded here: by the reward service, or by generators."""
     if not (needs_reward_service(config) or config.reward.in_process):
-        return
-    yield from config.reward.functions
-    for names in split_routes(config.reward.by_data_source)[0].values():
-        yield from names
+        return []
+    return all_uses(config.reward.functions, split_routes(config.reward.by_data_source)[0])

@@ -16,7 +16,7 @@ from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored
 
 _FILE = f"verifiers:{Path(__file__).with_name('rubrics.py')}"
 _TEXTS = ["<answer>42</answer>", "<answer>41</answer> long", "42", "nothing at all wrong"]
-# What `Rubric.score_group` of verifiers 0.1.14 gives to these functions and texts.
+# Rewards that `Rubric.score_group` of verifiers 0.1.14 gives to these functions and texts.
 _RECORDED = [1.1, 0.2, 1.1, 0.1]
 
 
@@ -90,6 +90,7 @@ def test_an_installed_environment_is_asked_for_its_rubric(monkeypatch: pytest.Mo
     function = load_function("verifiers:owner/gsm8k(split='train', n=3)")
     assert asked == [("owner/gsm8k", {"split": "train", "n": 3})]
     assert function.whole_group
+    assert function.name == "gsm8k"
 
 
 class _Data:

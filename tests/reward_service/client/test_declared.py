@@ -13,6 +13,7 @@ from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client.client import CallLimits, LocalScorer, RewardClient
 from rollmesh.reward_service.client.outgoing import Wants, outgoing
 from rollmesh.reward_service.outcomes import RewardItem
+from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 
 class Details:
@@ -63,7 +64,7 @@ async def test_functions_here_get_what_they_want_too(make_item: Any) -> None:
         return [float(bool(item.messages and item.token_ends and not item.response_ids)) for item in items]
 
     score.wants = ("messages", "offsets")  # type: ignore[attr-defined]
-    scorer = LocalScorer([score])
+    scorer = LocalScorer(ScoringEngine([score]))
     (result,) = await scorer.score([make_item()], details=[Details()])
     assert result.scored.total == 1.0
     await scorer.close()

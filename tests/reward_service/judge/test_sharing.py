@@ -22,6 +22,7 @@ from rollmesh.reward_service.judge.limits import Limits
 from rollmesh.reward_service.judge.member import SharedJudge
 from rollmesh.reward_service.judge.slots import Slots
 from rollmesh.reward_service.judge.spent import Spent, SpentFiles, read_spent
+from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 ROLE = membership_pb2.ROLE_REWARD
 SECTION = JudgeSection(budget_tokens=100_000, requests_per_minute=600, concurrency=8)
@@ -93,11 +94,11 @@ async def test_shares_follow_those_who_come_and_go(tmp_path: Path) -> None:
 
 async def test_a_generator_that_scores_itself_shares_its_judge(tmp_path: Path) -> None:
     agent = Process(Mesh(), "generator", tmp_path)
-    none = LocalScorer(["exact_match"])
+    none = LocalScorer(ScoringEngine(["exact_match"]))
     await none.share_judge(agent, ROLE, tmp_path)  # type: ignore[arg-type]  # what it needs of an agent
     await none.close()
     judge = Judge(JudgeSection(base_url="http://127.0.0.1:9/v1", model="m"), call_timeout_s=10.0)
-    scorer = LocalScorer([judge])
+    scorer = LocalScorer(ScoringEngine([judge]))
     sharing = asyncio.create_task(scorer.share_judge(agent, ROLE, tmp_path))  # type: ignore[arg-type]
     async with asyncio.timeout(60):
         while judge.accounts.share < 1.0:

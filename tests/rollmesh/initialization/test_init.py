@@ -168,7 +168,7 @@ VERL = {
         "logger": ["console", "wandb"],
         "of_tomorrow": 1,
     },
-    "custom_reward_function": {"path": "mine.py", "name": "score"},
+    "custom_reward_function": {"path": "mine.py", "name": "score", "reward_kwargs": {"mode": "a", "scale": 0.5}},
 }
 
 
@@ -183,7 +183,7 @@ def test_a_configuration_of_verl_is_taken_over_and_what_is_not_is_noted(rollmesh
     assert config.learner.steps == 4, "3 passes over 40 rows, 32 a step"
     assert config.algorithm.params["loss"] == {"clip_low": 0.2, "clip_high": 0.28}
     assert config.algorithm.params["kl"] == {"where": "loss", "coefficient": 0.001}
-    assert config.reward.functions == ["mine.py:score"]
+    assert config.reward.functions == ["mine.py:score(mode='a', scale=0.5)"]
     assert config.logging.wandb
     assert config.model.path == str(model)
     notes = " ".join(Path("cfg.yaml").read_text().replace("# ", "").split())
@@ -215,6 +215,24 @@ def test_arguments_of_trl_are_taken_over() -> None:
         "learner.optimizer.lr": 1e-6,
     }
     assert notes == []
+
+
+def test_rewards_of_later_versions_of_verl_are_taken_over() -> None:
+    theirs = {
+        "reward": {
+            "custom_reward_function": {"path": "mine.py", "name": "score"},
+            "reward_manager": {"name": "dapo"},
+            "reward_kwargs": {"overlong_buffer_cfg": {"len": 512, "penalty_factor": 1.0}, "max_resp_len": 4096},
+        }
+    }
+    settings, notes = translate({"algorithm": {"adv_estimator": "grpo"}, **theirs})
+    taken = {setting.key: setting.value for setting in settings}
+    assert taken["reward.functions"] == ["mine.py:score"]
+    assert (taken["algorithm.reward.overlong_buffer_tokens"], taken["algorithm.reward.overlong_factor"]) == (512, 1.0)
+    assert [note.split(";")[0] for note in notes] == [
+        "Not taken over: reward.reward_manager.name",
+        "Not taken over: reward.reward_kwargs.max_resp_len",
+    ]
 
 
 def test_sections_stand_together_and_a_name_alone_becomes_a_section() -> None:
