@@ -27,13 +27,12 @@ _WITHOUT, _RISE = 0.5, 0.25
 
 def look_at_phrases(run: RunEvidence) -> Iterator[Finding]:
     """Phrases that rewarded responses have more often than others of the same steps."""
-    high, low = [s for s in run.samples if run.is_high(s)], [s for s in run.samples if run.is_low(s)]
+    high, low = (_spread([s for s in run.samples if is_one(s)]) for is_one in (run.is_high, run.is_low))
     if min(len(high), len(low)) < _LEAST:
         yield ok(
             PHRASES, f"too few kept responses to compare: {len(high)} with a high reward, {len(low)} with a low one"
         )
         return
-    high, low = _spread(high), _spread(low)
     words = {id(s): Words.of(s.response, f"{s.prompt} {s.truth}") for s in (*high, *low)}
     candidates = frequent_phrases([words[id(s)] for s in high], math.ceil(_SHARE * len(high)))
     phrases = {place: text.own(candidates) for place, text in words.items()}
@@ -60,14 +59,14 @@ def look_at_phrases(run: RunEvidence) -> Iterator[Finding]:
     texts = [
         f"{phrase!r} ({share:.0%} of rewarded ones, {other:.0%} of others)" for _, _, phrase, share, other in distinct
     ]
-    phrase = distinct[0][2]
-    example = next(s for s in reversed(high) if tuple(phrase.split(" ")) in phrases[id(s)])
+    strongest = distinct[0][2]
+    example = next(s for s in reversed(high) if tuple(strongest.split(" ")) in phrases[id(s)])
     yield warning(
         PHRASES,
         f"in {looked}, these come with a reward: {'; '.join(texts[:_SHOWN])}; for example {example.where}",
         "does the task ask for these words? If not, the reward can be had with them: try it on a wrong response that "
         "has them (`rollmesh reward try FILE`)",
-        phrase=phrase,
+        phrase=strongest,
         share=distinct[0][3],
         others=distinct[0][4],
         z=distinct[0][0],
@@ -90,7 +89,7 @@ def _z(phrase: Phrase, high: Sequence[Kept], low: Sequence[Kept], phrases: Mappi
 
 def _spread(samples: Sequence[Kept]) -> Sequence[Kept]:
     """At most so many as can be compared, spread over the run."""
-    return samples[:: -(-len(samples) // _MOST)]
+    return samples[:: max(1, -(-len(samples) // _MOST))]
 
 
 def look_at_repeats(run: RunEvidence) -> Iterator[Finding]:
