@@ -26,6 +26,7 @@ from rollmesh.cli.options import (
     read_config,
     security_of,
 )
+from rollmesh.mesh.config.scorers.isolation import IsolationSection
 
 if TYPE_CHECKING:
     from rollmesh.reward_service.conformance.findings import Report
@@ -47,6 +48,8 @@ def register(app: typer.Typer) -> None:
     )
     reward.command("serve", context_settings=OVERRIDES)(_serve)
     reward.command("check")(_check)
+    reward.command("languages", context_settings=OVERRIDES)(_languages)
+    reward.command("sandbox", context_settings=OVERRIDES)(_sandbox)
     reward.command("proxy")(_proxy)
     reward.command("try", context_settings=OVERRIDES)(_try)
     reward.command("audit")(_audit)
@@ -241,3 +244,44 @@ def _deliver(
         typer.echo(f"{ticket}: a reward was delivered before, which counts")
         raise typer.Exit(1)
     typer.echo(f"{ticket}: delivered")
+
+
+def _languages(
+    context: typer.Context,
+    config_path: Annotated[
+        Path | None,
+        typer.Argument(metavar="CFG.YAML", help="Configuration with `reward.isolation`; the host's own, if left out."),
+    ] = None,
+) -> None:
+    """Say in which languages programs of models can be run here, on which rung, and what the others lack."""
+    from rollmesh.reward_service.sandbox.languages.listing import listing
+
+    for line in asyncio.run(listing(_isolation(config_path, context))):
+        typer.echo(line)
+
+
+def _sandbox(
+    context: typer.Context,
+    key_file: Annotated[Path, typer.Option("--key-file", help="File with the key that callers send.")],
+    config_path: Annotated[
+        Path | None, typer.Argument(metavar="CFG.YAML", help="Configuration with `reward.isolation`.")
+    ] = None,
+    host: Annotated[str, typer.Option("--listen", help="Address to bind.")] = "127.0.0.1",
+    port: Port = 0,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    ready_file: ReadyFile = None,
+) -> None:
+    """Run programs of models for reward services of other machines (reward.isolation.plugin: remote)."""
+    from rollmesh.reward_service.sandbox.plugins import service
+
+    isolation = _isolation(config_path, context)
+    security = security_of(tls_cert=tls_cert, tls_key=tls_key)
+    status = service.run(isolation, host=host, port=port, key_file=key_file, security=security, ready_file=ready_file)
+    raise typer.Exit(status)
+
+
+def _isolation(config_path: Path | None, context: typer.Context) -> IsolationSection:
+    if config_path is None:
+        return IsolationSection()
+    return read_config(config_path, context).reward.isolation

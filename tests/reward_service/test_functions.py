@@ -95,7 +95,7 @@ def test_own_signature_with_typed_outcomes() -> None:
 
 def test_verl_function_with_rewards_of_parts_or_a_promise() -> None:
     assert run(verl({"score": 1.0, "spans": [(0, 1, 0.5), [1, 2, 0.25]]})) == [
-        Scored(1.0, spans=[(0, 1, 0.5), (1, 2, 0.25)])
+        Scored(1.0, spans=((0, 1, 0.5), (1, 2, 0.25)))
     ]
     assert run(verl(later("job-1"))) == [Failed("pending", "job-1", retryable=True)]
 

@@ -16,12 +16,15 @@ from rollmesh.learner.data.locations import is_hub_id
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
+from rollmesh.mesh.config.scorers.isolation import IsolationSection
 from rollmesh.mesh.config.scorers.parts import uses
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client.channels import configured
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.samples import item
+from rollmesh.reward_service.sandbox.configured import open_executor
+from rollmesh.reward_service.sandbox.zygote_process import UnavailableError
 from rollmesh.reward_service.scoring.configured import configured_engine
 
 CHECK = "rewards"
@@ -30,6 +33,8 @@ _LOADING_S = 30.0
 _CONNECT_S = 5.0
 # Share of a scorer's limit from which a busy machine would end it.
 _SLOW_SHARE = 0.5
+# Scorers that run programs.
+_RUN_PROGRAMS = {"code", "code_fraction"}
 _WRONG = "certainly not this"
 
 
@@ -186,6 +191,33 @@ def check_endpoints(config: Config) -> Iterator[Finding]:
             )
         else:
             yield ok(CHECK, f"the reward server {address} takes connections")
+
+
+def check_isolation(config: Config) -> Iterator[Finding]:
+    """The rung on which programs of models will run, where a scorer runs some."""
+    reward = config.reward
+    names = {name for names in (reward.functions, *reward.by_data_source.values()) for name in names}
+    if reward.endpoints or not names & _RUN_PROGRAMS:
+        return
+    try:
+        rung, what, missing = asyncio.run(_isolation(reward.isolation))
+    except UnavailableError as error:
+        yield problem(CHECK, error.message, error.hint or "docs/isolation.md says what each rung needs")
+        return
+    if missing:
+        yield warning(
+            CHECK, f"programs of the model run on {what}", "docs/isolation.md says what each rung needs", rung=rung
+        )
+    else:
+        yield ok(CHECK, f"programs of the model run on {what}", rung=rung)
+
+
+async def _isolation(section: IsolationSection) -> tuple[int, str, str]:
+    executor = await open_executor(section)
+    try:
+        return executor.rung, executor.describe(), executor.missing
+    finally:
+        await executor.close()
 
 
 async def connect_all(servers: Mapping[str, Callable[[], grpc.aio.Channel]]) -> dict[str, str]:
