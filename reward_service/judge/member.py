@@ -24,7 +24,7 @@ from rollmesh.reward_service.judge.spent import Spent, SpentFiles
 
 log = logging.getLogger(__name__)
 # Seconds between two readings, at least. Each member reads, and each reading costs a front about 50 microseconds per
-# member: with many members they are rarer, so that all together take a tenth of a front's time.
+# member. With many members readings are rarer: all together take a tenth of a front's time.
 _INTERVAL_S = 1.0
 _READING_S = 5e-5 / 0.1
 

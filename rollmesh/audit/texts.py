@@ -11,7 +11,7 @@ from rollmesh.audit.evidence import Kept, RunEvidence
 from rollmesh.audit.near_copies import near_copies
 from rollmesh.audit.phrases import Phrase, Words, frequent_phrases
 from rollmesh.audit.statistics import Enrichment
-from rollmesh.doctor.findings import Finding, note, ok, warning
+from rollmesh.doctor.findings import Finding, not_checked, note, ok, warning
 
 PHRASES, REPEATS, TRUTH = "phrases", "repeats", "truth"
 # Samples of each class from which on a phrase is judged, and the most that are compared.
@@ -29,7 +29,7 @@ def look_at_phrases(run: RunEvidence) -> Iterator[Finding]:
     """Phrases that rewarded responses have more often than others of the same steps."""
     high, low = (_spread([s for s in run.samples if is_one(s)]) for is_one in (run.is_high, run.is_low))
     if min(len(high), len(low)) < _LEAST:
-        yield ok(
+        yield not_checked(
             PHRASES, f"too few kept responses to compare: {len(high)} with a high reward, {len(low)} with a low one"
         )
         return
@@ -96,7 +96,7 @@ def look_at_repeats(run: RunEvidence) -> Iterator[Finding]:
     """Texts that are rewarded for several prompts although they lack their answers, word for word or nearly."""
     rewarded = [s for s in run.late if run.is_high(s) and len(s.response.strip()) >= _SHORT_TEXT]
     if len(rewarded) < _LEAST:
-        yield ok(
+        yield not_checked(
             REPEATS, f"{len(rewarded)} rewarded responses of more than a word in the last third: too few to compare"
         )
         return
@@ -129,7 +129,9 @@ def look_at_truth(run: RunEvidence) -> Iterator[Finding]:
         [s for s in part if run.is_high(s) and 0 < len(s.truth) <= _LONG_TRUTH] for part in (run.early, run.late)
     )
     if len(late) < _LEAST:
-        yield ok(TRUTH, f"{len(late)} rewarded responses with a short ground truth in the last third: too few to judge")
+        yield not_checked(
+            TRUTH, f"{len(late)} rewarded responses with a short ground truth in the last third: too few to judge"
+        )
         return
     without = [s for s in late if not _has_truth(s)]
     share = len(without) / len(late)
