@@ -125,6 +125,7 @@ class GeneratorComponents:
 
         self.submitter = TrajectorySubmitter(
             generator_id=agent.member_id,
+            run=agent.run_name,
             text=text,
             scorer=self.scorer,
             store=self.writers,

@@ -8,6 +8,7 @@ from rollmesh.learner.algorithms.types import ModelRole, Needs
 from rollmesh.mesh.config.learner import RoleSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
+from rollmesh.mesh.config.scorers.parts import part_names
 from rollmesh.mesh.errors import ConfigError
 
 
@@ -79,4 +80,4 @@ def _component_names(reward: RewardSection) -> set[str] | None:
     """
     if len(reward.functions) < 2 or reward.endpoints or reward.by_data_source:
         return None
-    return {spec.rpartition(":")[2] for spec in reward.functions}
+    return set(part_names(reward.functions))

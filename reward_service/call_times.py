@@ -27,3 +27,13 @@ class CallTimes:
         now = time.monotonic()
         begin_s = max(timeout_s - call_timeout_s - GRACE_S, timeout_s / 2)
         return cls(now + begin_s, now + timeout_s)
+
+    def stage(self, number: int, of: int) -> CallTimes:
+        """The times of one of several stages, which an item goes through one after another.
+
+        Args:
+            number: of the stage, from 0.
+            of: the number of stages; these times have to be `within` a call whose items take as many times as long.
+        """
+        span = (self.deadline - self.begin_by) / of
+        return CallTimes(self.begin_by + number * span, self.begin_by + (number + 1) * span)

@@ -12,9 +12,10 @@ from typing import Any
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.config.scorers import judge
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.reward_service.composition.part import Entry, Part
 
 Function = Callable[..., Any]
-Functions = Sequence[str | Function]
+Functions = Sequence[Entry]
 
 
 def _judge(reward: RewardSection) -> Function:
@@ -33,7 +34,7 @@ BUILDERS: Mapping[str, Callable[[RewardSection], Function]] = MappingProxyType({
 def with_configured(
     reward: RewardSection, functions: Functions, by_data_source: Mapping[str, Functions]
 ) -> tuple[Functions, Mapping[str, Functions]]:
-    """Functions and functions by source, in which each name of `BUILDERS` is its function.
+    """Parts and parts by source, in which each name of `BUILDERS` is its function.
 
     Args:
         reward: of the run.
@@ -45,14 +46,12 @@ def with_configured(
     """
     built: dict[str, Function] = {}
 
-    def function(name: str | Function) -> str | Function:
-        if not isinstance(name, str) or name not in BUILDERS:
-            return name
-        if name not in built:
-            built[name] = BUILDERS[name](reward)
-        return built[name]
+    def put_in(entry: Entry) -> Part:
+        part = Part.of(entry)
+        if not isinstance(part.use, str) or part.use not in BUILDERS:
+            return part
+        if part.use not in built:
+            built[part.use] = BUILDERS[part.use](reward)
+        return part.with_use(built[part.use])
 
-    def put_in(names: Functions) -> Functions:
-        return [function(name) for name in names]
-
-    return put_in(functions), {source: put_in(names) for source, names in by_data_source.items()}
+    return list(map(put_in, functions)), {source: list(map(put_in, own)) for source, own in by_data_source.items()}

@@ -9,6 +9,10 @@ These signatures are accepted unchanged, distinguished by their parameter names:
 * ours: `reward(items: Sequence[RewardItem])` -> list of outcomes (or floats, or None).
 
 Each may be a coroutine function. The batch forms see whole groups: one call per group.
+
+Attributes of a function say more about it. `wants` names the parts of items that it reads and that are not sent
+otherwise: `ids`, `messages`, `offsets`. Without it, functions of TRL's form that take `completion_ids`, and those of
+ours, get `ids`. `deterministic` is true if equal items get equal scores.
 Invariant: an adapted function returns one outcome per item or raises.
 """
 
@@ -24,10 +28,12 @@ from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.adapters import openrlhf, trl, verl
 from rollmesh.reward_service.adapters.arguments import Signature
 from rollmesh.reward_service.adapters.results import failure, read_batch, read_scores
+from rollmesh.reward_service.function_kind import WANTS, FunctionKind
 from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, checked_outcome
 from rollmesh.reward_service.scorers import ItemScorer
 
 Call = Callable[[Sequence[RewardItem]], Any]
+Read = Callable[[Sequence[RewardItem], Any], list[Outcome]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +46,21 @@ class RewardFunction:
         asynchronous: `call` returns an awaitable of the outcomes.
         call: items -> what the user's function returned.
         read: (items, what it returned) -> one outcome per item.
+        wants, deterministic: see `FunctionKind`.
     """
 
     name: str
     whole_group: bool
     asynchronous: bool
     call: Call
-    read: Callable[[Sequence[RewardItem], Any], list[Outcome]]
+    read: Read
+    wants: frozenset[str] = frozenset()
+    deterministic: bool = False
+
+    @property
+    def kind(self) -> FunctionKind:
+        """Its description for those that cannot call it."""
+        return FunctionKind(self.whole_group, self.asynchronous, tuple(sorted(self.wants)), self.deterministic)
 
     def score(self, items: Sequence[RewardItem]) -> list[Outcome]:
         """Outcomes of a synchronous function; whatever it raises becomes `Failed` for all items."""
@@ -72,15 +86,23 @@ class RewardFunction:
 
 
 def from_scorer(name: str, scorer: ItemScorer) -> RewardFunction:
-    """A built-in scorer."""
-    return RewardFunction(name, False, False, lambda items: [scorer(items[0])], lambda _items, outcomes: outcomes)
+    """A built-in scorer: of one item, without its tokens, and deterministic unless its attribute denies it."""
+    return RewardFunction(
+        name,
+        False,
+        False,
+        lambda items: [scorer(items[0])],
+        lambda _items, outcomes: outcomes,
+        _wants(name, scorer, frozenset()),
+        bool(getattr(scorer, "deterministic", True)),
+    )
 
 
 def adapt(name: str, function: Callable[..., Any]) -> RewardFunction:
     """Recognizes the signature of a user's function.
 
     Raises:
-        RewardError: none of the signatures fits.
+        RewardError: none of the signatures fits, or it wants something that there is not.
     """
     try:
         signature = Signature.of(function)
@@ -89,19 +111,40 @@ def adapt(name: str, function: Callable[..., Any]) -> RewardFunction:
     asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - the bound method is wanted, not callability
     )
+    deterministic = bool(getattr(function, "deterministic", False))
+
+    def adapted(whole_group: bool, call: Call, read: Read, *wants: str) -> RewardFunction:
+        wanted = _wants(name, function, frozenset(wants))
+        return RewardFunction(name, whole_group, asynchronous, call, read, wanted, deterministic)
+
     parameters = signature.parameters
     if trl.MARK in parameters:
-        return RewardFunction(name, True, asynchronous, partial(trl.call, signature), trl.read)
+        any_column = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        reads_ids = ("ids",) if any_column or trl.IDS in parameters else ()
+        return adapted(True, partial(trl.call, signature), trl.read, *reads_ids)
     if parameters.keys() >= verl.SINGLE:
-        return RewardFunction(name, False, asynchronous, partial(verl.call_single, signature), verl.read_single)
+        return adapted(False, partial(verl.call_single, signature), verl.read_single)
     if parameters.keys() >= verl.BATCH:
-        return RewardFunction(name, True, asynchronous, partial(verl.call_batch, signature), read_scores)
+        return adapted(True, partial(verl.call_batch, signature), read_scores)
     if parameters.keys() >= openrlhf.MARKS:
-        return RewardFunction(name, True, asynchronous, partial(openrlhf.call, signature), openrlhf.read)
+        return adapted(True, partial(openrlhf.call, signature), openrlhf.read)
     if [p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD] == ["items"]:
-        return RewardFunction(name, True, asynchronous, function, read_batch)
+        return adapted(True, function, read_batch, "ids")
     raise RewardError(
         f"reward function {name}{inspect.signature(function)} has no known signature",
         hint="write compute_score(data_source, solution_str, ground_truth, extra_info), "
         "reward(prompts, completions, **columns) or reward(items); docs/peer-rewards.md lists all forms",
     )
+
+
+def _wants(name: str, function: Callable[..., Any], default: frozenset[str]) -> frozenset[str]:
+    wants = getattr(function, "wants", None)
+    if wants is None:
+        return default
+    named = frozenset([wants] if isinstance(wants, str) else wants)
+    if unknown := named - WANTS:
+        raise RewardError(
+            f"reward function {name} wants {', '.join(sorted(map(str, unknown)))}",
+            hint=f"its attribute `wants` may name {', '.join(sorted(WANTS))}",
+        )
+    return named

@@ -9,34 +9,21 @@ from __future__ import annotations
 
 import ast
 import difflib
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rollmesh.mesh.config.scorers.parts import WITH_ARGUMENTS
 from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.user_code import load_callable
 from rollmesh.reward_service.adapters.verifiers import PREFIX as VERIFIERS
 from rollmesh.reward_service.adapters.verifiers import load_verifiers
 from rollmesh.reward_service.configured import BUILDERS
+from rollmesh.reward_service.function_spec import FunctionSpec, label_of
 from rollmesh.reward_service.functions import RewardFunction, adapt, from_scorer
 from rollmesh.reward_service.scorers import SCORERS, WITH_OPTION, takes_option
 from rollmesh.reward_service.scorers.reward_model import PREFIX, RewardModel, is_reward_model
-
-# A path, and the arguments in its parentheses.
-_WITH_ARGUMENTS = re.compile(r"(.+?:[\w./@-]+)\((.*)\)", re.DOTALL)
-FunctionSpec = str | Callable[..., Any]
-
-
-def with_names(specs: Iterable[FunctionSpec]) -> list[tuple[FunctionSpec, str]]:
-    """Functions with their names in components and errors; equal ones are distinguished by their full spelling."""
-    listed = list(specs)
-    labels = [_label(spec) for spec in listed]
-    return [
-        (spec, label if labels.count(label) == 1 else f"{spec}#{index}")
-        for index, (spec, label) in enumerate(zip(listed, labels, strict=True))
-    ]
 
 
 def is_path(spec: FunctionSpec) -> bool:
@@ -55,28 +42,28 @@ def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunct
         RewardError: an unknown name, a file or function that is missing, or a signature that does not fit.
     """
     if not isinstance(spec, str):
-        return adapt(name or _label(spec), spec)
+        return adapt(name or label_of(spec), spec)
     if not is_path(spec):
         return from_scorer(name or spec, _registered(spec))
     if is_reward_model(spec):
-        return adapt(name or _label(spec), RewardModel(Path(spec.removeprefix(PREFIX)).expanduser()))
+        return adapt(name or label_of(spec), RewardModel(Path(spec.removeprefix(PREFIX)).expanduser()))
     if takes_option(spec):
         scorer, _, option = spec.partition(":")
         return from_scorer(name or scorer, WITH_OPTION[scorer](option))
-    path, arguments = _split_arguments(spec)
+    path, arguments = split_arguments(spec)
     if path.startswith(VERIFIERS):
-        return adapt(name or _label(spec), load_verifiers(path.removeprefix(VERIFIERS), arguments))
+        return adapt(name or label_of(spec), load_verifiers(path.removeprefix(VERIFIERS), arguments))
     function = load_callable(path, "reward function", RewardError)
-    return adapt(name or _label(spec), partial(function, **arguments) if arguments else function)
+    return adapt(name or label_of(spec), partial(function, **arguments) if arguments else function)
 
 
-def _split_arguments(spec: str) -> tuple[str, dict[str, Any]]:
+def split_arguments(spec: str) -> tuple[str, dict[str, Any]]:
     """The path of a function, and its arguments.
 
     Raises:
         RewardError: they are no literals by keyword.
     """
-    if (parts := _WITH_ARGUMENTS.fullmatch(spec)) is None:
+    if (parts := WITH_ARGUMENTS.fullmatch(spec)) is None:
         return spec, {}
     try:
         call = ast.parse(f"f({parts[2]})", mode="eval").body
@@ -88,17 +75,6 @@ def _split_arguments(spec: str) -> tuple[str, dict[str, Any]]:
             f"reward function {spec}: its arguments cannot be read: {error}",
             hint="write file.py:function(name=value, ...), with numbers, strings, true or false as in Python",
         ) from error
-
-
-def _label(spec: FunctionSpec) -> str:
-    if is_reward_model(spec):
-        return "reward_model"
-    if isinstance(spec, str):
-        if takes_option(spec):
-            return spec.partition(":")[0]
-        # Of an environment `owner/name` the name alone.
-        return _WITH_ARGUMENTS.sub(r"\1", spec).rpartition(":")[2].rpartition("/")[2]
-    return str(getattr(spec, "__name__", type(spec).__name__))
 
 
 def _registered(name: str) -> Any:

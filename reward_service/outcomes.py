@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -198,6 +198,8 @@ def is_not_begun(result: reward_pb2.ScoreResult) -> bool:
 
 
 Outcome = Scored | Unscorable | Failed
+OnAnswer = Callable[[int, "list[Outcome] | Failed"], None]
+"""Receives the place of one call of a function among several, and its outcomes, or the failure of all of them."""
 
 
 def checked_outcome(outcome: Outcome, item: RewardItem, function: str) -> Outcome:
@@ -214,10 +216,12 @@ def checked_outcome(outcome: Outcome, item: RewardItem, function: str) -> Outcom
         if not math.isfinite(value):
             return Failed("nan", f"{function} returned {value} for component {name!r}")
     if outcome.per_token:
-        if len(outcome.per_token) != len(item.response_ids):
+        # Where neither came with the item, its caller knows their number and checks it.
+        tokens = len(item.response_ids) or len(item.token_ends)
+        if tokens and len(outcome.per_token) != tokens:
             return Failed(
                 "per_token_length",
-                f"{function} returned {len(outcome.per_token)} per-token values for {len(item.response_ids)} tokens",
+                f"{function} returned {len(outcome.per_token)} per-token values for {tokens} tokens",
             )
         if not all(math.isfinite(value) for value in outcome.per_token):
             return Failed("nan", f"{function} returned a per-token value that is not finite")

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from rollmesh.mesh.addresses import join_address, split_address
 from rollmesh.mesh.config.base import http_parts
+from rollmesh.mesh.config.scorers.parts import PartSection, describe
 from rollmesh.mesh.errors import ConfigError
 
 GRPC = ("grpc", "grpcs")
@@ -61,20 +62,20 @@ def target_of(endpoint: str) -> str:
 
 
 def split_routes(
-    by_data_source: Mapping[str, Sequence[str]],
-) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    by_data_source: Mapping[str, Sequence[str | PartSection]],
+) -> tuple[dict[str, tuple[str | PartSection, ...]], dict[str, tuple[str, ...]]]:
     """Splits `reward.by_data_source` into (functions by source, endpoints by source).
 
     Raises:
         ConfigError: a source that mixes the two, or has neither.
     """
-    functions: dict[str, tuple[str, ...]] = {}
+    functions: dict[str, tuple[str | PartSection, ...]] = {}
     endpoints: dict[str, tuple[str, ...]] = {}
     for source, entries in by_data_source.items():
-        remote = [entry for entry in entries if is_endpoint(entry)]
+        remote = [entry for entry in entries if isinstance(entry, str) and is_endpoint(entry)]
         if not entries or 0 < len(remote) < len(entries):
             raise ConfigError(
-                f"reward.by_data_source.{source}: {list(entries)!r}",
+                f"reward.by_data_source.{source}: {list(map(describe, entries))!r}",
                 hint="give function names, which are summed, or endpoints, which share the load: " + _HINT,
             )
         if remote:

@@ -36,11 +36,9 @@ from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.service import advertised_address
-from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.report.summary import Summary
-from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.routing import split_routes
-from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.scoring.configured import configured_engine
 from rollmesh.reward_service.server.server import RewardServer
 
 RewardFunction = Callable[..., Any]
@@ -187,14 +185,8 @@ def _serving(config: Config, functions: Sequence[RewardFunction | str]) -> Itera
     if len(names) == len(functions):
         yield _with_reward(config, functions=names)
         return
-    local, remote = split_routes(config.reward.by_data_source)
-    computing, waiting = reward_workers(config.reward.workers)
-    engine = ScoringEngine(
-        *with_configured(config.reward, functions, local),
-        workers=computing,
-        waiting_workers=waiting,
-        call_timeout_s=config.reward.scorer_timeout_s,
-    )
+    remote = split_routes(config.reward.by_data_source)[1]
+    engine = configured_engine(config.reward, functions)
 
     key = new_token()
 

@@ -171,10 +171,10 @@ class WriteStreams:
         return writer
 
     async def upload_side(
-        self, table: str, grant: buffer_pb2.GroupGrant, member: int, name: str, array: NDArray[np.generic]
+        self, table: str, grant: buffer_pb2.GroupGrant, member: int, name: str, data: bytes | NDArray[np.generic]
     ) -> trajectory_pb2.SideData:
-        """Stores a large array that belongs to a member; see `BufferClient.upload_side`."""
-        return await self._client.upload_side(table, grant, member, name, array)
+        """Stores an array, or bytes, that belong to a member; see `BufferClient.upload_side`."""
+        return await self._client.upload_side(table, grant, member, name, data)
 
     async def close(self) -> None:
         """Closes the streams; unanswered writes are abandoned."""

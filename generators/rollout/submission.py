@@ -12,10 +12,10 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -27,20 +27,24 @@ from rollmesh.generators.rollout.encoding import FINISH_REASONS, member_write
 from rollmesh.generators.rollout.member_spans import MemberSpans, Writes
 from rollmesh.generators.rollout.response_source import EpisodeResult, failure_of
 from rollmesh.generators.rollout.rollout_manager import Batch
-from rollmesh.generators.tokenizer import TokenizerCodec
+from rollmesh.generators.rollout.score_items import ResponseText, ScoredMember, scored_members
 from rollmesh.mesh.errors import RollmeshError, UnreachableError
 from rollmesh.mesh.runtime.background_tasks import BackgroundTasks
 from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.mesh.telemetry.tracing import no_traces
 from rollmesh.mesh.text import REASON_CHARACTERS, bounded
+from rollmesh.mesh.trajectory import reward_record
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
+from rollmesh.mesh.trajectory.reward_record import RewardRecord
 from rollmesh.mesh.trajectory.routing import PROMPT_EXPERTS, ROUTED_EXPERTS, split_prompt
 from rollmesh.protos import buffer_pb2, reward_pb2, trajectory_pb2
 from rollmesh.reward_service.client.client import RewardScorer
+from rollmesh.reward_service.token_rewards import token_rewards
 
 log = logging.getLogger(__name__)
-# Arrays of side data on their way at once.
+# Pieces of side data on their way at once.
 _UPLOADS = 8
+Side = Sequence[tuple[str, bytes | NDArray[np.generic]]]
 
 
 class MemberWriter(Protocol):
@@ -63,13 +67,13 @@ class MemberStore(Protocol):
         ...
 
     async def upload_side(
-        self, table: str, grant: buffer_pb2.GroupGrant, member: int, name: str, array: NDArray[np.generic]
+        self, table: str, grant: buffer_pb2.GroupGrant, member: int, name: str, data: bytes | NDArray[np.generic]
     ) -> trajectory_pb2.SideData:
-        """Stores a large array that belongs to a member.
+        """Stores an array, or bytes, that belong to a member.
 
         Raises:
             UnreachableError: the buffer stayed away for too long.
-            RollmeshError: it does not take the array.
+            RollmeshError: it does not take the data.
         """
         ...
 
@@ -91,6 +95,7 @@ class TrajectorySubmitter:
 
     Args:
         generator_id: this generator's member id in the mesh.
+        run: name of the run.
         text: decodes responses for the rewards.
         scorer: scores.
         store: stores members and their side data.
@@ -108,7 +113,8 @@ class TrajectorySubmitter:
         self,
         *,
         generator_id: str,
-        text: TokenizerCodec,
+        run: str,
+        text: ResponseText,
         scorer: RewardScorer,
         store: MemberStore,
         owner: GroupOwner,
@@ -117,6 +123,7 @@ class TrajectorySubmitter:
         spans: MemberSpans | None = None,
     ) -> None:
         self._generator_id = generator_id
+        self._run = run
         self._text = text
         self._scorer = scorer
         self._member_store = store
@@ -185,42 +192,47 @@ class TrajectorySubmitter:
         if not members:
             return
         # Long responses take seconds to decode, in which leases have to be renewed.
-        texts = await asyncio.to_thread(
-            self._text.decode, [finished.result.sampled.response_ids for _, finished in members]
-        )
-        items = [_score_item(group, finished, text) for (group, finished), text in zip(members, texts, strict=True)]
-        self._waiting[id(batch)] = (len(items), time.monotonic())
+        asked = await asyncio.to_thread(scored_members, self._run, members, self._text)
+        self._waiting[id(batch)] = (len(asked), time.monotonic())
         asked_ns = time.time_ns()
         try:
-            results = await self._scorer.score(items)
+            results = await self._scorer.score([member.item for member in asked], details=asked)
         finally:
             del self._waiting[id(batch)]
+        if spanned := [member for member, result in zip(asked, results, strict=True) if result.scored.spans]:
+            await asyncio.to_thread(_find_token_ends, spanned)
         writes: Writes = []
         uploads = []
         unscored: dict[ActiveGroup, list[str]] = {}
-        for (group, finished), result in zip(members, results, strict=True):
+        for member, result in zip(asked, results, strict=True):
+            group, finished = member.group, member.finished
             if group.dropped:
                 self.superseded += 1
                 self._owner.on_stored(group, 1)
                 continue
-            write = self._write_of(group, finished, result)
+            write = self._write_of(member, result)
             self._spans.scored(group, finished, write.head.meta, asked_ns)
             if write.head.meta.outcome == trajectory_pb2.OUTCOME_ERROR:
                 unscored.setdefault(group, []).append(write.head.meta.reason)
-            if finished.result.side and write.head.meta.outcome == trajectory_pb2.OUTCOME_SCORED:
-                uploads.append(self._upload(group, finished, write.head.meta))
+            if write.head.meta.outcome == trajectory_pb2.OUTCOME_SCORED:
+                scored = result.scored
+                record = RewardRecord(scored.evidence, scored.cost, scored.cached, self._scorer.scorers)
+                if side := _side_of(group, finished, record):
+                    uploads.append(self._upload(group, finished, write.head.meta, side))
             writes.append((group, write))
         for group, reasons in unscored.items():
             _log_once(group, "could not be scored", reasons)
         await run_together(*uploads)
         await self._store(writes)
 
-    async def _upload(self, group: ActiveGroup, finished: FinishedMember, meta: trajectory_pb2.MemberMeta) -> None:
-        """Stores a member's side data; arrays that the buffer does not take are left out."""
-        for name, array in _side_of(group, finished):
+    async def _upload(
+        self, group: ActiveGroup, finished: FinishedMember, meta: trajectory_pb2.MemberMeta, side: Side
+    ) -> None:
+        """Stores a member's side data; what the buffer does not take is left out."""
+        for name, data in side:
             try:
                 async with self._uploading:
-                    entry = await self._member_store.upload_side(group.table, group.grant, finished.member, name, array)
+                    entry = await self._member_store.upload_side(group.table, group.grant, finished.member, name, data)
             except UnreachableError:
                 raise
             except RollmeshError as error:
@@ -232,7 +244,8 @@ class TrajectorySubmitter:
                 continue
             meta.side.append(entry)
 
-    def _write_of(self, group: ActiveGroup, finished: FinishedMember, result: reward_pb2.ScoreResult) -> PendingWrite:
+    def _write_of(self, member: ScoredMember, result: reward_pb2.ScoreResult) -> PendingWrite:
+        group, finished = member.group, member.finished
         meta = self._meta(group, finished)
         payload = b""
         kind = result.WhichOneof("outcome")
@@ -241,7 +254,9 @@ class TrajectorySubmitter:
             meta.outcome = trajectory_pb2.OUTCOME_SCORED
             meta.reward = result.scored.total
             meta.components.update(result.scored.components)
-            payload = self._encode(finished.result.sampled)
+            sampled = finished.result.sampled
+            rewards = token_rewards(result.scored, member.token_ends, sampled.response_mask)
+            payload = self._encode(sampled if rewards is None else replace(sampled, token_rewards=rewards))
         elif kind == "unscorable":
             self.unscorable += 1
             meta.outcome = trajectory_pb2.OUTCOME_UNSCORABLE
@@ -310,6 +325,12 @@ class TrajectorySubmitter:
             self._owner.on_stored(group, 1)
 
 
+def _find_token_ends(members: Sequence[ScoredMember]) -> None:
+    """Finds the ends of tokens, which members keep."""
+    for member in members:
+        member.token_ends()
+
+
 def _log_once(group: ActiveGroup, event: str, reasons: Sequence[str]) -> None:
     """Logs one message for all members of a group that failed together, with the first cause."""
     if reasons:
@@ -317,9 +338,11 @@ def _log_once(group: ActiveGroup, event: str, reasons: Sequence[str]) -> None:
         log.warning("%d members of group %s %s: %s", len(reasons), group.group_id, event, reasons[0], extra=extra)
 
 
-def _side_of(group: ActiveGroup, finished: FinishedMember) -> list[tuple[str, NDArray[np.generic]]]:
+def _side_of(group: ActiveGroup, finished: FinishedMember, record: RewardRecord) -> Side:
     """A member's side data as it is stored: rows of the prompt with one member of the group alone."""
-    side = []
+    side: list[tuple[str, bytes | NDArray[np.generic]]] = []
+    if record:
+        side.append((reward_record.NAME, record.to_bytes()))
     for name, array in finished.result.side.items():
         if name != ROUTED_EXPERTS:
             side.append((name, array))
@@ -331,38 +354,3 @@ def _side_of(group: ActiveGroup, finished: FinishedMember) -> list[tuple[str, ND
             group.prompt_recorded = True
             side.append((PROMPT_EXPERTS, prompt))
     return side
-
-
-def _score_item(group: ActiveGroup, finished: FinishedMember, text: str) -> reward_pb2.ScoreItem:
-    task, result = group.grant.task, finished.result
-    extra_info = task.extra_info_json
-    if isinstance(result, EpisodeResult):
-        text = text if result.final_text is None else result.final_text
-        extra_info = _extra_info(extra_info, result)
-    return reward_pb2.ScoreItem(
-        item_id=f"{group.group_id}/{group.grant.attempt}/{finished.member}",
-        group_id=group.group_id,
-        data_source=task.data_source,
-        prompt=task.prompt_text,
-        response=text,
-        ground_truth_json=task.ground_truth_json,
-        extra_info_json=extra_info,
-        response_ids=result.sampled.response_ids.tolist(),
-    )
-
-
-def _extra_info(extra_info_json: str, result: EpisodeResult) -> str:
-    """The dataset's extra_info with the episode's `messages`, and its `environment_reward` where there is one."""
-    try:
-        info = json.loads(extra_info_json or "{}") or {}
-    except ValueError:
-        # The scorer reports the error in it.
-        return extra_info_json
-    if not isinstance(info, dict):
-        return extra_info_json
-    if result.messages:
-        info["messages"] = list(result.messages)
-    if result.rewards is not None:
-        info["environment_reward"] = dict(result.rewards)
-    # Messages come from tools and users' code: values without a form in JSON become text.
-    return json.dumps(info, default=str)

@@ -141,6 +141,22 @@ def sampled_values(
     return behaviour[mask], staleness[mask]
 
 
+def token_rewards(sequences: Sequence[TrainSequence], mask: NDArray[np.bool_]) -> NDArray[np.float32] | None:
+    """Rewards of the trained tokens, float32 [R], 0 for sequences without; None where no sequence has some.
+
+    Args:
+        sequences: checked ones.
+        mask: bool [T] over their response tokens.
+    """
+    if all(sequence.token_rewards is None for sequence in sequences):
+        return None
+    parts = [
+        np.zeros(len(sequence.response_ids), np.float32) if sequence.token_rewards is None else sequence.token_rewards
+        for sequence in sequences
+    ]
+    return _join(parts, np.float32)[mask]
+
+
 def check_sequence(index: int, sequence: TrainSequence) -> None:
     """Checks the shapes of a sequence.
 
@@ -150,9 +166,9 @@ def check_sequence(index: int, sequence: TrainSequence) -> None:
     count = len(sequence.response_ids)
     if len(sequence.prompt_ids) == 0:
         raise PayloadError(f"sequences[{index}].prompt_ids", "the prompt is empty")
-    for name in ("response_mask", "behaviour_log_probs", "advantages", "staleness"):
+    for name in ("response_mask", "behaviour_log_probs", "advantages", "staleness", "token_rewards"):
         value = getattr(sequence, name)
-        if not isinstance(value, float | int) and len(value) != count:
+        if value is not None and not isinstance(value, float | int) and len(value) != count:
             raise PayloadError(f"sequences[{index}].{name}", f"{len(value)} entries for {count} response tokens")
 
 

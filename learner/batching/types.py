@@ -71,6 +71,7 @@ class TrainSequence:
         prompt_experts: int16 [P, layers, K], to which the generator has routed the prompt's tokens; None: not known.
         response_experts: int16 [T - 1, layers, K], the same of the response but its last token; None: not known.
         images: of the prompt; members of a group share one object. None: text alone.
+        token_rewards: float32 [T], in addition to the reward of the whole response; None: there are none.
     """
 
     prompt_ids: NDArray[np.int32]
@@ -84,6 +85,7 @@ class TrainSequence:
     prompt_experts: NDArray[np.int16] | None = None
     response_experts: NDArray[np.int16] | None = None
     images: PromptImages | None = None
+    token_rewards: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         """Prompt and response tokens."""

@@ -251,7 +251,7 @@ class MeshSession:
         self._closers.push_async_callback(seeder.close)
         groups.start()
         self._closers.push_async_callback(groups.close)
-        samples = None if with_payloads else SampleFetcher(self.client, self._config.logging.samples_per_step)
+        samples = SampleFetcher(self.client, self._config.logging.samples_per_step)
         return TrainTable(self.client, groups, seeder, recovery, recorder, samples)
 
     async def close(self, *, run_finished: bool) -> None:

@@ -22,7 +22,7 @@ class TrainTable:
         seeder: keeps prompt tasks ahead of the generators.
         recovery: replays what Redis has lost.
         recorder: keeps claimed batches on disk; None: they are not kept.
-        samples: fetches the responses that are kept for people; None: they came with the leases.
+        samples: fetches what is missing of the responses that are kept for people.
     """
 
     client: BufferClient

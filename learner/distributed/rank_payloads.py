@@ -97,6 +97,7 @@ def _decode(
                 staleness=plan.lineage.per_token(found.versions, plan.version),
                 temperature=plan.prompts[member.prompt].temperature,
                 images=prompt[1],
+                token_rewards=found.token_rewards,
             )
             check_sequence(index, sequences[index])
             _check_values(sequences[index], vocabulary)
@@ -116,3 +117,5 @@ def _check_values(sequence: TrainSequence, vocab_size: int) -> None:
         raise PayloadError("response_ids", f"{ids.min()} to {ids.max()}, but the model has {vocab_size} tokens")
     if not np.isfinite(sequence.behaviour_log_probs[sequence.response_mask != 0]).all():
         raise PayloadError("log_probs", "not finite")
+    if sequence.token_rewards is not None and not np.isfinite(sequence.token_rewards).all():
+        raise PayloadError("token_rewards", "not finite")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rollmesh.learner.algorithms.interface import Algorithm, Loss
 from rollmesh.learner.algorithms.types import ModelOutput, Rollouts, StepView
-from rollmesh.learner.batching.pack import response_lengths, sampled_values, trained_mask
+from rollmesh.learner.batching.pack import response_lengths, sampled_values, token_rewards, trained_mask
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import PackedBatch, TrainSequence
 from rollmesh.learner.distributed.batch_agreement import agree_on_values
@@ -255,7 +255,18 @@ class RolloutBatch:
             },
             baseline_rewards=None if None in baselines else per_sequence(baselines),
             probabilities=None if all(p == 1.0 for p in probabilities) else per_sequence(probabilities),
+            token_rewards=self._gather_token_rewards(own, mask),
         )
+
+    def _gather_token_rewards(self, own: Sequence[TrainSequence], mask: NDArray[np.bool_]) -> Tensor | None:
+        """Rewards of the batch's trained tokens, float32 [R]; None where no process has any."""
+        rewards = token_rewards(own, mask)
+        some = to_device(np.array([rewards is not None], np.int32), self._device)
+        if not torch.cat(self._actor.gather(some)).any():
+            return None
+        if rewards is None:
+            rewards = np.zeros(int(mask.sum()), np.float32)
+        return self._actor_batch.gather_tokens(to_device(rewards, self._device))
 
 
 def _stage_outputs(rollouts: Rollouts) -> list[tuple[str, Tensor | None, tuple[int]]]:

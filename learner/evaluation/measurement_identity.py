@@ -15,6 +15,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.config.scorers.judge import NAME as JUDGE
 from rollmesh.mesh.config.scorers.judge import JudgeSection
+from rollmesh.mesh.config.scorers.parts import PartSection
 
 _EVAL = {"rows", "n", "temperature", "top_p", "top_k", "right_at"}
 _ROLLOUT = {"max_prompt_tokens", "max_response_tokens", "stop"}
@@ -47,7 +48,7 @@ def measurement(config: Config) -> dict[str, Any]:
     """
     return {
         "data.eval": [_held_out(source) for source in config.data.eval or ()],
-        **reward_measurement(config.reward, [scorer_identity(name) for name in config.reward.functions]),
+        **reward_measurement(config.reward, list(map(part_identity, config.reward.functions))),
         **_named("data", config.data.model_dump(mode="json", include=_DATA)),
         **_named("eval", config.eval.model_dump(mode="json", include=_EVAL)),
         **_named("rollout", config.rollout.model_dump(mode="json", include=_ROLLOUT)),
@@ -63,12 +64,11 @@ def reward_measurement(reward: RewardSection, functions: Sequence[str]) -> dict[
         reward: routes and services.
         functions: identities of the functions for all other sources.
     """
-    routes = {
-        source: [scorer_identity(name) for name in names] for source, names in sorted(reward.by_data_source.items())
-    }
+    routes = {source: list(map(part_identity, parts)) for source, parts in sorted(reward.by_data_source.items())}
     return {
         "reward.functions": list(functions),
         "reward.by_data_source": routes,
+        **({"reward.normalize": dict(reward.normalize)} if reward.normalize else {}),
         "reward.endpoints": bool(reward.endpoints),
         **(_judge(reward.judge) if JUDGE in functions or reward.asks_judge else {}),
     }
@@ -80,6 +80,14 @@ def _judge(judge: JudgeSection) -> dict[str, Any]:
         **_named("reward.judge", judge.model_dump(mode="json", include=_JUDGE)),
         "reward.judge.template": None if template is None or not template.is_file() else fingerprint([template]),
     }
+
+
+def part_identity(part: str | PartSection) -> str:
+    """The identity of a part of the reward: its function's, and its options where it has some."""
+    if isinstance(part, str):
+        return scorer_identity(part)
+    options = part.model_dump(mode="json", exclude_defaults=True, exclude={"use"})
+    return " ".join([scorer_identity(part.use), *([json.dumps(options, sort_keys=True)] if options else [])])
 
 
 def scorer_identity(name: str) -> str:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,8 +22,9 @@ from rollmesh.learner.metrics.trackers.interface import Sample
 from rollmesh.learner.rollouts.group import SampledGroup, SampledMember
 from rollmesh.mesh.config.run import LoggingSection
 from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.mesh.tables import TRAIN
-from rollmesh.mesh.trajectory import payload_codec
+from rollmesh.mesh.trajectory import payload_codec, reward_record
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, trajectory_pb2
@@ -34,10 +35,14 @@ if TYPE_CHECKING:
     from rollmesh.buffer.client.client import BufferClient
 
 log = logging.getLogger(__name__)
+Chosen = tuple[SampledGroup, SampledMember]
 
 
 class SampleFetcher:
-    """Fetches the responses that will be kept, where several ranks fetch theirs for themselves.
+    """Fetches what is missing of the responses that will be kept.
+
+    Where several ranks fetch theirs for themselves, these are the tokens. The records of rewards are fetched for these
+    responses alone.
 
     Args:
         client: of the buffer, which has the payloads until the groups' checkpoint is committed.
@@ -51,6 +56,24 @@ class SampleFetcher:
     async def fill(self, groups: Sequence[SampledGroup]) -> list[SampledGroup]:
         """The groups of a claimed batch, those responses with their trajectories; one that is gone is not kept."""
         chosen = _choose(groups, self._per_step)
+        records = await self._records(chosen)
+        found = await self._trajectories([each for each in chosen if each[1].trajectory is None])
+        if not (records or found):
+            return list(groups)
+
+        def filled(group: SampledGroup, member: SampledMember) -> SampledMember:
+            key = group.group_id, member.meta.member
+            return replace(
+                member,
+                trajectory=found.get(key, member.trajectory),
+                reward_record=records.get(key, member.reward_record),
+            )
+
+        return [replace(group, members=[filled(group, member) for member in group.members]) for group in groups]
+
+    async def _trajectories(self, chosen: Sequence[Chosen]) -> dict[tuple[str, int], Trajectory]:
+        if not chosen:
+            return {}
         refs = [buffer_pb2.MemberRef(group_id=group.group_id, member=member.meta.member) for group, member in chosen]
         found: dict[tuple[str, int], Trajectory] = {}
         try:
@@ -61,19 +84,27 @@ class SampleFetcher:
                 found[group.group_id, member.meta.member] = trajectory
         except RollmeshError as error:
             log.warning("some samples are not kept: %s", error.message)
-        return [
-            replace(
-                group,
-                members=[
-                    replace(member, trajectory=found.get((group.group_id, member.meta.member), member.trajectory))
-                    for member in group.members
-                ],
-            )
-            for group in groups
-        ]
+        return found
+
+    async def _records(self, chosen: Sequence[Chosen]) -> dict[tuple[str, int], dict[str, Any]]:
+        found: dict[tuple[str, int], dict[str, Any]] = {}
+
+        async def fetch(group_id: str, member: int, entry: trajectory_pb2.SideData) -> None:
+            try:
+                data = await self._client.fetch_side(TRAIN, group_id, member, entry)
+            except RollmeshError as error:
+                log.warning("a sample is kept without its reward's evidence: %s", error.message)
+            else:
+                found[group_id, member] = reward_record.read_record(data)
+
+        entries = ((group, member, reward_record.entry_of(member.meta)) for group, member in chosen)
+        await run_together(
+            *(fetch(group.group_id, member.meta.member, entry) for group, member, entry in entries if entry is not None)
+        )
+        return found
 
 
-def _choose(groups: Sequence[SampledGroup], count: int) -> list[tuple[SampledGroup, SampledMember]]:
+def _choose(groups: Sequence[SampledGroup], count: int) -> list[Chosen]:
     """The worst and the best response by reward, and others spread between."""
     scored = [(group, member) for group in groups for member in group.scored_members]
     if not scored or count == 0:
@@ -173,6 +204,7 @@ class SampleLog:
             "finish_reason": finish.removeprefix("FINISH_REASON_").lower(),
             "generator": member.generator,
         }
+        sample |= chosen.member.reward_record
         if self._tokens:
             sample["tokens"] = describe_tokens(
                 trajectory, text, self._decode, chosen.values, staleness, most=self._tokens

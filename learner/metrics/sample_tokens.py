@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollmesh.learner.metrics.text_division import characters_per_token
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
+from rollmesh.mesh.trajectory.text_division import characters_per_token
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 Entries = list[Any]

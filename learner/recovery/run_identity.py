@@ -163,7 +163,7 @@ def nothing_trained(folder: Path) -> bool:
 def reward_files(reward: RewardSection) -> list[Path]:
     """Files of the user's own reward functions and of a judge's template, as far as they are on this machine."""
     template = reward.judge.template if reward.asks_judge else None
-    own = _files([*reward.functions, *(spec for specs in reward.by_data_source.values() for spec in specs)])
+    own = _files(reward.uses)
     return [*own, template] if template is not None and template.is_file() else own
 
 

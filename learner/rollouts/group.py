@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,12 +31,14 @@ class SampledMember:
         scored: whether it has a reward, and so a payload.
         truncated: whether the token budget ended it.
         trajectory: its payload, decoded; None without a reward, and where the rank that trains it fetches it.
+        reward_record: fields of `RewardRecord`, of a response that is kept for people; empty where there are none.
     """
 
     meta: trajectory_pb2.MemberMeta
     scored: bool
     truncated: bool
     trajectory: Trajectory | None = None
+    reward_record: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.scorers.parts import uses
 from rollmesh.mesh.errors import ConfigError
 
 
@@ -99,11 +100,12 @@ def requested_code(config: Config) -> list[CodeRequest]:
         *_named("rollout.agent.pass_env", *agent.pass_env),
         # Read here, and sent to the address that the mesh names.
         *_named("reward.key_files", *map(str, reward.key_files.values())),
+        *_named("reward.tls", *(str(tls.key) for tls in reward.tls.values() if tls.key is not None)),
     ]
     if reward.in_process:
-        found += _named("reward.functions", *filter(_is_path, reward.functions))
+        found += _named("reward.functions", *filter(_is_path, uses(reward.functions)))
         for functions in reward.by_data_source.values():
-            found += _named("reward.by_data_source", *filter(_is_path, functions))
+            found += _named("reward.by_data_source", *filter(_is_path, uses(functions)))
     if rollout.engine == "vllm":
         found += _named("rollout.vllm.options", *_code_options(rollout.vllm.options, _VLLM_WORDS))
     if rollout.engine == "sglang":

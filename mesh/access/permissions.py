@@ -60,6 +60,7 @@ VERBS = MappingProxyType(
         "/rollmesh.v1.LearnerControl/Yield": _OPERATOR,
         "/rollmesh.v1.LearnerControl/Resume": _OPERATOR,
         "/rollmesh.v1.Reward/Score": _GENERATOR | _OPERATOR,
+        "/rollmesh.v1.Reward/ScoreStream": _GENERATOR | _OPERATOR,
         "/rollmesh.v1.Reward/Info": _GENERATOR | _LOOKERS,
         "/rollmesh.v1.RoleModel/Describe": _LEARNER | _LOOKERS,
         "/rollmesh.v1.RoleModel/Attach": _LEARNER,

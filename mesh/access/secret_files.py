@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollmesh.mesh.access.roles import Identity
-from rollmesh.mesh.access.tls import channel_credentials, server_context
+from rollmesh.mesh.access.tls import channel_credentials, client_credentials, server_context
 from rollmesh.mesh.access.token_file import credentials_of
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
@@ -47,6 +47,8 @@ def check_keys(config: Config) -> None:
     """
     for address, path in config.reward.key_files.items():
         read_secret(path, f"reward.key_files.{address}")
+    for address, tls in config.reward.tls.items():
+        client_credentials(tls.ca, tls.cert, tls.key, f"reward.tls.{address}.")
     if (key_file := config.rollout.sglang.key_file) is not None:
         read_secret(key_file, "rollout.sglang.key_file")
 

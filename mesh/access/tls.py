@@ -15,6 +15,8 @@ from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.private_files import check_closed
 
+# Beginning of the keys that name the mesh's own files.
+_SECURITY = "security.tls_"
 # Messages of gRPC for a connection that has failed, and the setting that prevents each.
 _UNREACHED = "is the service running, and the address right?"
 _HINTS = {
@@ -47,7 +49,7 @@ def server_context(security: SecuritySection) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _show(context, security.tls_cert, security.tls_key)
     if security.tls_client_ca is not None:
-        _trust(context, security.tls_client_ca, "tls_client_ca")
+        _trust(context, security.tls_client_ca, "client_ca")
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -69,42 +71,51 @@ def channel_credentials(security: SecuritySection) -> grpc.ChannelCredentials | 
     """
     if security.tls_ca is None and security.tls_cert is None:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if security.tls_ca is not None:
-        _trust(context, security.tls_ca, "tls_ca")
-    if security.tls_cert is not None and security.tls_key is not None:
-        _show(context, security.tls_cert, security.tls_key)
-    return grpc.ssl_channel_credentials(_pem(security.tls_ca), _pem(security.tls_key), _pem(security.tls_cert))
+    return client_credentials(security.tls_ca, security.tls_cert, security.tls_key)
 
 
-def client_context(security: SecuritySection) -> ssl.SSLContext:
-    """The TLS context of calls to other people's HTTPS servers: of `tls_ca`, else of the usual public authorities.
+def client_credentials(
+    ca: Path | None, cert: Path | None, key: Path | None, where: str = _SECURITY
+) -> grpc.ChannelCredentials:
+    """The credentials of channels to one server.
+
+    Args:
+        ca: its authority; None: the public ones.
+        cert, key: the caller's certificate and its key; None: it shows none.
+        where: beginning of the configuration keys that name the files, for errors.
 
     Raises:
-        ConfigError: a file that cannot be read, or used.
+        ConfigError: a file that cannot be read, or used, or a key that is not closed to other users.
     """
-    if security.tls_ca is None:
-        return ssl.create_default_context()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    _trust(context, security.tls_ca, "tls_ca")
+    client_context(ca, cert, key, where)
+    return grpc.ssl_channel_credentials(_pem(ca), _pem(key), _pem(cert))
+
+
+def client_context(ca: Path | None, cert: Path | None, key: Path | None, where: str = _SECURITY) -> ssl.SSLContext:
+    """The TLS context of calls to one HTTPS server; see `client_credentials`."""
+    context = ssl.create_default_context() if ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if ca is not None:
+        _trust(context, ca, "ca", where)
+    if cert is not None and key is not None:
+        _show(context, cert, key, where)
     return context
 
 
-def _show(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    check_closed(key, "security.tls_key")
+def _show(context: ssl.SSLContext, cert: Path, key: Path, where: str = _SECURITY) -> None:
+    check_closed(key, f"{where}key")
     try:
         # With a password, so that for a key that needs one no one is asked at the terminal.
         context.load_cert_chain(cert, key, password="")
     except OSError as error:
-        what = f"security.tls_cert {cert} and security.tls_key {key}"
+        what = f"{where}cert {cert} and {where}key {key}"
         raise ConfigError(f"{what} cannot be used: {error}", hint="PEM files, the key without a password") from error
 
 
-def _trust(context: ssl.SSLContext, path: Path, name: str) -> None:
+def _trust(context: ssl.SSLContext, path: Path, name: str, where: str = _SECURITY) -> None:
     try:
         context.load_verify_locations(path)
     except OSError as error:
-        raise ConfigError(f"security.{name} {path} cannot be used: {error}", hint="a PEM file") from error
+        raise ConfigError(f"{where}{name} {path} cannot be used: {error}", hint="a PEM file") from error
 
 
 def _pem(path: Path | None) -> bytes | None:

@@ -12,6 +12,8 @@ PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 DeviceName = Literal["auto", "cpu", "cuda"]
 DeviceNumbers = list[Annotated[int, Field(ge=0)]]
+FORM = "\0"
+"""Begins the tags of a value's forms, which pydantic puts between the keys of an error's place."""
 # Ten years. Clocks and locks count nanoseconds in 64 bits, and overflow at some 290.
 LONGEST_S = 10 * 365 * 86400.0
 # Logits over a smaller temperature overflow; vLLM draws at this one then, and SGLang greedily, without a word.
@@ -75,4 +77,10 @@ def section_of(annotation: Any) -> type[Section] | None:
 
 def holds_several(annotation: Any) -> bool:
     """True where a field holds entries by name or by number: those of a mapping or a list."""
-    return get_origin(annotation) in (dict, list, tuple) or any(map(holds_several, get_args(annotation)))
+    return levels(annotation) > 0
+
+
+def levels(annotation: Any) -> int:
+    """Mappings and lists in one another, in whose innermost a field holds its entries."""
+    own = get_origin(annotation) in (dict, list, tuple)
+    return own + max(map(levels, get_args(annotation)), default=0)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from rollmesh.mesh.config.base import Section, holds_several, section_of
+from rollmesh.mesh.config.base import FORM, Section, levels, section_of
 from rollmesh.mesh.config.foreign.answers import answers, describe, without
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.placement import section_from
@@ -223,7 +223,7 @@ def _explain(error: ValidationError, model: type[Section]) -> str:
     for item in error.errors():
         if item["type"] == "default_factory_not_called":
             continue
-        location = [str(part) for part in item["loc"]]
+        location = [str(part) for part in item["loc"] if not str(part).startswith(FORM)]
         dotted = ".".join(location) or "configuration"
         if item["type"] == "extra_forbidden":
             fields = _fields_at(model, location[:-1])
@@ -275,14 +275,14 @@ def _or_left_out(item: ErrorDetails, model: type[Section]) -> str:
 
 def _fields_at(top: type[Section], path: list[str]) -> Mapping[str, FieldInfo]:
     model: type[BaseModel] | None = top
-    keys_are_free = False
+    free = 0
     for part in path:
-        if keys_are_free:  # the name or number of an entry, as a role's: the section is that of all entries
-            keys_are_free = False
+        if free:  # the name or number of an entry, as a role's: the section is that of all entries
+            free -= 1
             continue
         field = model.model_fields.get(part) if model else None
         if field is None:
             return {}
         model = section_of(field.annotation)
-        keys_are_free = model is not None and holds_several(field.annotation)
+        free = 0 if model is None else levels(field.annotation)
     return model.model_fields if model else {}

@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.private_files import read_secret
 
+_BUFFER = "buffer.redis"
 _PORT = 6379
 _SCHEMES = ("redis", "rediss", "unix", "redis-cluster", "rediss-cluster")
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname")
@@ -56,6 +57,7 @@ class RedisAddress:
         path: Unix socket.
         cluster: whether keys are spread over the nodes of a Redis Cluster.
         tls: whether connections are encrypted, as `options` say.
+        key: the setting that names it.
     """
 
     hosts: tuple[tuple[str, int], ...] = ()
@@ -67,6 +69,7 @@ class RedisAddress:
     password: str | None = field(default=None, repr=False)
     client_name: str | None = None
     options: RedisOptions = RedisOptions()
+    key: str = _BUFFER
 
     def at(self, host: str, port: int) -> RedisAddress:
         """The address of a node of the cluster, with the same login and TLS."""
@@ -80,7 +83,7 @@ class RedisAddress:
         """
         password = self.password
         if (path := self.options.password_file) is not None:
-            password = read_secret(path, "buffer.redis_password_file").partition("\n")[0].strip()
+            password = read_secret(path, f"{self.key}_password_file").partition("\n")[0].strip()
         if self.username is not None:
             return (self.username, password or "")
         return None if password is None else (password,)
@@ -110,13 +113,24 @@ class RedisAddress:
         return f"unix://{self.path}" if self.path else f"{scheme}://{where}"
 
 
-def parse_redis_url(url: str, options: RedisOptions | None = None) -> RedisAddress:
-    """Reads the setting `buffer.redis` together with those next to it.
+def parse_redis_url(url: str, options: RedisOptions | None = None, *, key: str = _BUFFER) -> RedisAddress:
+    """Reads the setting `buffer.redis`, or another of its kind, together with those next to it.
+
+    Args:
+        url: one of the forms above.
+        options: of the settings next to it, whose names begin with `key`.
+        key: the setting's own name, for messages.
 
     Raises:
         ConfigError: it names no Redis that could be reached, or contradicts itself.
     """
-    options = options or RedisOptions()
+    try:
+        return replace(_parsed(url, options or RedisOptions()), key=key)
+    except ConfigError as error:
+        raise ConfigError(error.message.replace(_BUFFER, key), hint=error.hint.replace(_BUFFER, key)) from error
+
+
+def _parsed(url: str, options: RedisOptions) -> RedisAddress:
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in _SCHEMES:
         near = difflib.get_close_matches(scheme, _SCHEMES, n=1)

@@ -7,24 +7,47 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
+from rollmesh.mesh.config.scorers.cache import CacheSection
 from rollmesh.mesh.config.scorers.http import HttpSection
 from rollmesh.mesh.config.scorers.isolation import Isolation, IsolationSection
 from rollmesh.mesh.config.scorers.judge import NAME, NEEDS, JudgeSection
+from rollmesh.mesh.config.scorers.parts import Entry, Interval, all_uses, check_parts, interval
+
+
+class EndpointTls(Section):
+    ca: Path | None = Field(
+        None, description="Authority of the endpoint's certificate; none: `security.tls_ca`, or the public authorities."
+    )
+    cert: Path | None = Field(None, description="Certificate by which generators prove themselves to it.")
+    key: Path | None = Field(None, description="Key of that certificate, closed to other users.")
+
+    @model_validator(mode="after")
+    def _whole(self) -> EndpointTls:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("cert and key belong together")
+        return self
 
 
 class RewardSection(Section):
-    functions: list[str] = Field(
-        default_factory=lambda: ["auto"],
+    functions: list[Entry] = Field(
+        default_factory=lambda: list[Entry](["auto"]),
         description="Scorers, summed: registered names (auto, arithmetic, choice, environment, exact_match, gsm8k, "
         "gsm8k_strict, gsm8k_flexible, ifeval, ifeval_fraction, json_schema, json_schema_fraction, judge, math, "
         "math_string, math_dapo, none, qa, regex, strings). Two take an option: `regex:PATTERN` and "
         "`json_schema:FILE`. Functions with verl's or TRL's signature are `module:function` or `file.py:function`. "
         "`model:FOLDER` is a reward model of `rollmesh rm`, and `judge` the language model of `reward.judge`. `auto` "
-        "takes the reward of the episode if it has one, else picks by the exact name of the data_source.",
+        "takes the reward of the episode if it has one, else picks by the exact name of the data_source. A part with "
+        "options is `{use: NAME, weight: 0.1}`, see docs/reward-composition.md.",
     )
-    by_data_source: dict[str, list[str]] = Field(
+    by_data_source: dict[str, list[Entry]] = Field(
         default_factory=dict,
-        description="data_source -> scorer names or endpoints, which take precedence over `functions` and `endpoints`.",
+        description="data_source -> scorers as in `functions`, or endpoints, which take precedence over `functions` "
+        "and `endpoints`.",
+    )
+    normalize: dict[str, Interval] = Field(
+        default_factory=dict,
+        description="data_source -> [low, high]: the totals that become rewards of 0 and 1. For runs whose sources "
+        "have different scales.",
     )
     endpoints: list[str] = Field(
         default_factory=list,
@@ -36,6 +59,10 @@ class RewardSection(Section):
         default_factory=dict,
         description="By endpoint, written as above: a file with the key that is sent to it as a bearer token. "
         "It has to be on each generator's host.",
+    )
+    tls: dict[str, EndpointTls] = Field(
+        default_factory=dict,
+        description="By endpoint (`grpcs://host:port`, written as above): files for its TLS, on each generator's host.",
     )
     timeout_s: PositiveFloat = Field(
         20.0,
@@ -56,6 +83,9 @@ class RewardSection(Section):
         "cores (4 to 16) for functions that compute, and 32 for functions that wait for "
         "something.",
     )
+    cache: CacheSection = Field(
+        default_factory=CacheSection, description="Scores that are kept for equal items (docs/reward-composition.md)."
+    )
     python: Path | None = Field(None, description="Interpreter of the reward service; none: that of `rollmesh`.")
     isolation: Isolation = Field(
         default_factory=IsolationSection,
@@ -72,7 +102,41 @@ class RewardSection(Section):
     @property
     def asks_judge(self) -> bool:
         """True if a source's functions name the judge."""
-        return any(NAME in names for names in (self.functions, *self.by_data_source.values()))
+        return NAME in self.uses
+
+    @property
+    def uses(self) -> list[str]:
+        """All functions and endpoints that the section names for any source, in their order."""
+        return all_uses(self.functions, self.by_data_source)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> RewardSection:
+        for key, entries in (
+            ("functions", self.functions),
+            *((f"by_data_source.{source}", own) for source, own in self.by_data_source.items()),
+        ):
+            try:
+                stages = check_parts(entries)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from error
+            if stages > 1 and stages * self.scorer_timeout_s >= self.timeout_s:
+                raise ValueError(
+                    f"deadlines must nest: gates of {key} let {stages} functions wait for one another, so "
+                    f"{stages} * reward.scorer_timeout_s < reward.timeout_s, got {stages * self.scorer_timeout_s:g} / "
+                    f"{self.timeout_s:g}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _is_normalized_here(self) -> RewardSection:
+        for source, bounds in self.normalize.items():
+            try:
+                interval(bounds)
+            except ValueError as error:
+                raise ValueError(f"normalize.{source}: {error}") from error
+            if "://" in "".join(all_uses(self.by_data_source.get(source, ()), {})):
+                raise ValueError(f"normalize.{source}: a service scores this source, which has to normalize it itself")
+        return self
 
     @model_validator(mode="after")
     def _judge_can_be_asked(self) -> RewardSection:

@@ -12,7 +12,8 @@ The header is a map:
 - `mask`: lengths of runs over the tokens as uint32, of mask 1 and 0 in turn; only the first may be 0.
 
 Arrays: `response_ids` int32, `log_probs` float32 (natural log, of the sampled token under the distribution it was
-sampled from); both have one entry per token. Tokens with mask 0 (tool output, later turns' prompts) are not trained;
+sampled from); both have one entry per token. `token_rewards` float32 is there only where tokens have rewards of their
+own. Tokens with mask 0 (tool output, later turns' prompts) are not trained;
 their log-prob is 0. The prompt is stored elsewhere, once per group.
 
 With `codec` = "zstd" in the header each array is a compressed frame instead (`mesh.trajectory.compression`), and
@@ -47,11 +48,13 @@ _MAX_HEADER_BYTES = 1 << 20
 # Far above any response; bounds what a payload can make its reader allocate.
 MAX_TOKENS = 1 << 26
 Codec = Literal["none", "zstd"]
-# Required arrays and their dtypes; both have one entry per response token.
+# Required arrays and their dtypes, and one more that may follow them; all have one entry per response token.
 ARRAYS: dict[str, str] = {"response_ids": "int32", "log_probs": "float32"}
+_REWARDS = "token_rewards"
 _DECLARED = [[name, dtype] for name, dtype in ARRAYS.items()]
+_DECLARED_WITH_REWARDS = [*_DECLARED, [_REWARDS, "float32"]]
 # As they are stored.
-_IDS, _LOG_PROBS = np.dtype("<i4"), np.dtype("<f4")
+_STORED = {"int32": np.dtype("<i4"), "float32": np.dtype("<f4")}
 _MASKED, _SAMPLED = b"\0", b"\1"
 
 
@@ -66,12 +69,14 @@ class Trajectory:
             `response_mask` is 0.
         response_mask: uint8 [T], 1 = sampled by the policy, 0 = not (a tool's output).
         versions: the policy version of every token (masked ones carry their turn's).
+        token_rewards: float32 [T], rewards of tokens in addition to the response's; None: there are none.
     """
 
     response_ids: NDArray[np.int32]
     log_probs: NDArray[np.float32]
     response_mask: NDArray[np.uint8]
     versions: VersionRuns
+    token_rewards: NDArray[np.float32] | None = None
 
     @classmethod
     def sampled(
@@ -93,7 +98,11 @@ class Trajectory:
         """Tokens `start` to `stop`, as views."""
         span = slice(start, stop)
         return Trajectory(
-            self.response_ids[span], self.log_probs[span], self.response_mask[span], self.versions.part(start, stop)
+            self.response_ids[span],
+            self.log_probs[span],
+            self.response_mask[span],
+            self.versions.part(start, stop),
+            None if self.token_rewards is None else self.token_rewards[span],
         )
 
     @property
@@ -116,7 +125,8 @@ class _Layout(NamedTuple):
 
     info: PayloadInfo
     start: int
-    stored: tuple[int, int] | None
+    arrays: list[list[str]]
+    stored: list[int] | None
 
 
 def encode(trajectory: Trajectory, *, codec: Codec = "none", level: int = 1) -> bytes:
@@ -131,20 +141,21 @@ def encode(trajectory: Trajectory, *, codec: Codec = "none", level: int = 1) -> 
         PayloadError: where lengths disagree.
     """
     count = len(trajectory.response_ids)
-    for field in ("log_probs", "response_mask", "versions"):
+    rewarded = trajectory.token_rewards is not None
+    for field in ("log_probs", "response_mask", "versions", *([_REWARDS] if rewarded else [])):
         if len(getattr(trajectory, field)) != count:
             raise PayloadError(field, f"{len(getattr(trajectory, field))} entries for {count} response tokens")
     header: dict[str, Any] = {
         "tokens": count,
-        "arrays": _DECLARED,
+        "arrays": _DECLARED_WITH_REWARDS if rewarded else _DECLARED,
         "versions": trajectory.versions.to_wire(),
         "mask": _mask_to_wire(trajectory.response_mask),
     }
-    ids = np.ascontiguousarray(trajectory.response_ids, dtype=_IDS)
-    log_probs = np.ascontiguousarray(trajectory.log_probs, dtype=_LOG_PROBS)
-    arrays: list[Any] = [ids, log_probs]
+    arrays: list[Any] = [
+        np.ascontiguousarray(getattr(trajectory, name), dtype=_STORED[dtype]) for name, dtype in header["arrays"]
+    ]
     if codec == "zstd" and count:
-        arrays = compress((ids, log_probs), level)
+        arrays = compress(arrays, level)
         header |= {"codec": codec, "stored": [len(frame) for frame in arrays]}
     packed = msgpack.packb(header)
     return b"".join((_PREFIX.pack(MAGIC, len(packed)), packed, *arrays))
@@ -174,7 +185,7 @@ def inspect(payload: bytes, total: int | None = None) -> PayloadInfo:
         if layout.start != len(payload):
             raise PayloadError("payload", f"{len(payload)} bytes, but the head has {layout.start}")
     elif layout.stored is not None:
-        for name, frame in zip(ARRAYS, _frames(payload, layout), strict=True):
+        for (name, _), frame in zip(layout.arrays, _frames(payload, layout), strict=True):
             check_frame(name, frame, layout.info.response_tokens)
     return layout.info
 
@@ -195,21 +206,18 @@ def decode(payload: bytes | memoryview, *, tokens: int | None = None) -> Traject
         raise PayloadError("response_tokens", f"expected {tokens}, the payload has {info.response_tokens}")
     count = info.response_tokens
     mask = np.frombuffer(bytearray().join(map(operator.mul, itertools.cycle((_SAMPLED, _MASKED)), info.mask)), np.uint8)
-    arrays: list[Any]
+    arrays: dict[str, Any]
     if layout.stored is None:
-        arrays = [
-            np.frombuffer(payload, _IDS, count, start),
-            np.frombuffer(payload, _LOG_PROBS, count, start + 4 * count),
-        ]
+        arrays = {
+            name: np.frombuffer(payload, _STORED[dtype], count, start + 4 * count * place)
+            for place, (name, dtype) in enumerate(layout.arrays)
+        }
     else:
-        frames = zip(ARRAYS, _frames(payload, layout), ("<i4", "<f4"), strict=True)
-        arrays = [decompress(name, frame, count, dtype) for name, frame, dtype in frames]
-    return Trajectory(
-        response_ids=arrays[0],
-        log_probs=arrays[1],
-        response_mask=mask,
-        versions=info.versions,
-    )
+        arrays = {
+            name: decompress(name, frame, count, _STORED[dtype].str)
+            for (name, dtype), frame in zip(layout.arrays, _frames(payload, layout), strict=True)
+        }
+    return Trajectory(**arrays, response_mask=mask, versions=info.versions)
 
 
 def _mask_to_wire(mask: NDArray[np.uint8]) -> bytes:
@@ -227,10 +235,11 @@ def _mask_to_wire(mask: NDArray[np.uint8]) -> bytes:
     return struct.pack(f"<{len(lengths) + 1}I", *lengths, len(values) - begin)
 
 
-def _frames(payload: bytes | memoryview, layout: _Layout) -> tuple[memoryview, memoryview]:
+def _frames(payload: bytes | memoryview, layout: _Layout) -> list[memoryview]:
     assert layout.stored is not None, "the arrays are not compressed"
-    view, middle = memoryview(payload), layout.start + layout.stored[0]
-    return view[layout.start : middle], view[middle:]
+    view = memoryview(payload)
+    ends = list(itertools.accumulate(layout.stored, initial=layout.start))
+    return [view[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def _head_bytes(payload: bytes | memoryview) -> int:
@@ -256,27 +265,28 @@ def _parse(payload: bytes | memoryview, total: int) -> _Layout:
     count = header.get("tokens")
     if type(count) is not int or not 1 <= count <= MAX_TOKENS:
         raise PayloadError("tokens", f"expected 1 to {MAX_TOKENS}, got {count!r}")
-    if header.get("arrays") != _DECLARED:
-        raise _other_arrays(header.get("arrays"))
-    stored = _check_codec(header.get("codec", "none"), header.get("stored"))
-    declared = 8 * count if stored is None else sum(stored)
+    arrays = header.get("arrays")
+    if arrays not in (_DECLARED, _DECLARED_WITH_REWARDS):
+        raise _other_arrays(arrays)
+    stored = _check_codec(header.get("codec", "none"), header.get("stored"), [name for name, _ in arrays])
+    declared = 4 * len(arrays) * count if stored is None else sum(stored)
     if total != start + declared:
         raise PayloadError("payload", f"{total - start} bytes of arrays, {declared} declared")
     versions = VersionRuns.from_wire(header.get("versions"), count)
-    return _Layout(PayloadInfo(count, versions, _check_mask(header.get("mask"), count)), start, stored)
+    return _Layout(PayloadInfo(count, versions, _check_mask(header.get("mask"), count)), start, arrays, stored)
 
 
-def _check_codec(codec: Any, stored: Any) -> tuple[int, int] | None:
+def _check_codec(codec: Any, stored: Any, names: list[str]) -> list[int] | None:
     if codec == "none":
         if stored is not None:
             raise PayloadError("stored", "expected none without a codec")
         return None
     if codec != "zstd":
         raise PayloadError("codec", f"expected none or zstd, got {codec!r}")
-    good = isinstance(stored, list) and len(stored) == len(ARRAYS)
+    good = isinstance(stored, list) and len(stored) == len(names)
     if not good or not all(type(size) is int and size > 0 for size in stored):
-        raise PayloadError("stored", f"expected the bytes of {list(ARRAYS)}, got {stored!r}")
-    return stored[0], stored[1]
+        raise PayloadError("stored", f"expected the bytes of {names}, got {stored!r}")
+    return list(stored)
 
 
 def _other_arrays(declared: Any) -> PayloadError:

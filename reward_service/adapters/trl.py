@@ -18,6 +18,8 @@ from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
 
 MARK = "completions"
 """The parameter by which such a function is known."""
+IDS = "completion_ids"
+"""The parameter for the responses' tokens."""
 
 
 class _Log:
@@ -86,7 +88,7 @@ def _arguments(items: Sequence[RewardItem], logged: _Log) -> dict[str, Any]:
         **columns,
         "prompts": messages if chat else [item.prompt for item in items],
         "completions": [[{"role": "assistant", "content": item.response}] if chat else item.response for item in items],
-        "completion_ids": [list(item.response_ids) for item in items],
+        IDS: [list(item.response_ids) for item in items],
         "data_source": [item.data_source for item in items],
         "ground_truth": [item.ground_truth for item in items],
         "extra_info": [dict(item.extra_info) for item in items],

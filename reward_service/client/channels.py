@@ -13,9 +13,9 @@ import grpc
 from rollmesh.mesh.access.authenticated_channel import AuthenticatedChannel
 from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.access.roles import Identity
-from rollmesh.mesh.access.tls import channel_credentials
+from rollmesh.mesh.access.tls import client_credentials
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.config.reward import RewardSection
+from rollmesh.mesh.config.reward import EndpointTls, RewardSection
 from rollmesh.mesh.private_files import read_secret
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.reward_service.routing import is_grpc, split_routes, target_of
@@ -24,18 +24,25 @@ OpenChannel = Callable[[str], grpc.aio.Channel]
 
 
 def foreign_channels(
-    security: SecuritySection, keys: Mapping[str, Path] = MappingProxyType({}), *, max_message_mb: int = 64
+    security: SecuritySection,
+    keys: Mapping[str, Path] = MappingProxyType({}),
+    tls: Mapping[str, EndpointTls] = MappingProxyType({}),
+    *,
+    max_message_mb: int = 64,
 ) -> OpenChannel:
     """Opens channels to configured endpoints, which may be other people's servers.
 
-    `grpc://` is plain text; `grpcs://` is TLS, checked by `security.tls_ca` or else by the usual public authorities.
+    `grpc://` is plain text; `grpcs://` is TLS, checked by the endpoint's own authority, or by `security.tls_ca`, or
+    else by the usual public authorities.
     Neither carries the mesh's credentials: reward services of the mesh itself are found through its membership. Neither
     carries the mesh's keepalive pings: a server with gRPC's defaults hangs up on clients that ping so often. The
     deadline of every call finds a dead connection anyway.
 
     Args:
         keys: by endpoint, the file with the key that is sent there.
+        tls: by endpoint, the files for its TLS.
     """
+    own_tls = {target_of(address): section for address, section in tls.items() if is_grpc(address)}
     files = {target_of(address): path for address, path in keys.items() if is_grpc(address)}
     options = [
         ("grpc.max_send_message_length", max_message_mb << 20),
@@ -52,8 +59,10 @@ def foreign_channels(
         if not address.startswith("grpcs://"):
             channel = grpc.aio.insecure_channel(target, options=options)
         else:
-            tls = channel_credentials(SecuritySection(tls_ca=security.tls_ca)) or grpc.ssl_channel_credentials()
-            channel = grpc.aio.secure_channel(target, tls, options=options)
+            own = own_tls.get(target, EndpointTls())
+            ca = own.ca or security.tls_ca
+            credentials = client_credentials(ca, own.cert, own.key, f"reward.tls.{address}.")
+            channel = grpc.aio.secure_channel(target, credentials, options=options)
         if path is None:
             return channel
         return AuthenticatedChannel(channel, SharedKey(read_secret(path, f"reward.key_files.{address}")))
@@ -79,7 +88,7 @@ def configured(reward: RewardSection, security: SecuritySection) -> dict[str, Ca
         reward: of the run.
         security: of the caller.
     """
-    connect = foreign_channels(security, reward.key_files)
+    connect = foreign_channels(security, reward.key_files, reward.tls)
     routed = split_routes(reward.by_data_source)[1].values()
     addresses = dict.fromkeys((*reward.endpoints, *chain.from_iterable(routed)))
     return {address: partial(connect, address) for address in addresses if is_grpc(address)}

@@ -17,18 +17,17 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import membership_pb2, reward_pb2
 from rollmesh.reward_service.call_times import GRACE_S
 from rollmesh.reward_service.client.dispatcher import CallLimits, Dispatcher
 from rollmesh.reward_service.client.endpoint import connector, mesh_connector
+from rollmesh.reward_service.client.outgoing import ItemDetails, Wants, outgoing
 from rollmesh.reward_service.client.transports.interface import Connect
-from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.judge.member import SharedJudge
-from rollmesh.reward_service.loading import FunctionSpec
 from rollmesh.reward_service.outcomes import is_not_begun
 from rollmesh.reward_service.routing import split_routes
+from rollmesh.reward_service.scoring.configured import configured_engine
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 __all__ = [
@@ -53,7 +52,11 @@ class RewardScorer(Protocol):
         ...
 
     async def score(
-        self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
+        self,
+        items: Sequence[reward_pb2.ScoreItem],
+        *,
+        timeout_s: float | None = None,
+        details: Sequence[ItemDetails] | None = None,
     ) -> list[reward_pb2.ScoreResult]:
         """Scores items: one result per item, in order.
 
@@ -61,6 +64,7 @@ class RewardScorer(Protocol):
             items: unique item_ids; a group's items are kept together where they are given together.
             timeout_s: seconds for an item, with retries and failover, without the wait for its turn; none:
                 the scorer's default.
+            details: of each item, for scorers that want more of it than it holds.
 
         Raises:
             PayloadError: two items with the same item_id.
@@ -69,6 +73,11 @@ class RewardScorer(Protocol):
 
     def set_endpoints(self, endpoints: Iterable[str]) -> None:
         """Changes the default endpoints, `grpc://host:port` or `host:port`."""
+        ...
+
+    @property
+    def scorers(self) -> Mapping[str, str]:
+        """Versions by name of the scorers, as far as they are known."""
         ...
 
     def present_wait(self) -> Wait:
@@ -91,31 +100,12 @@ class LocalScorer:
     """Scores without a service: in this process and workers of its own.
 
     Args:
-        functions, by_data_source, workers, waiting_workers, call_timeout_s: as of `ScoringEngine`.
+        engine: of its functions; closed with the scorer.
         wait_s: default deadline of `score` in seconds.
-
-    Raises:
-        RewardError: as `ScoringEngine`.
     """
 
-    def __init__(
-        self,
-        functions: Sequence[FunctionSpec] = ("auto",),
-        by_data_source: Mapping[str, Sequence[FunctionSpec]] = MappingProxyType({}),
-        *,
-        workers: int = 4,
-        waiting_workers: int | None = None,
-        call_timeout_s: float = 8.0,
-        wait_s: float = 30.0,
-    ) -> None:
-        self._engine = ScoringEngine(
-            functions,
-            by_data_source,
-            workers=workers,
-            waiting_workers=waiting_workers,
-            call_timeout_s=call_timeout_s,
-        )
-        self._call_timeout_s = call_timeout_s
+    def __init__(self, engine: ScoringEngine, *, wait_s: float = 30.0) -> None:
+        self._engine = engine
         self._wait_s = wait_s
 
     async def start(self) -> None:
@@ -123,18 +113,41 @@ class LocalScorer:
         await self._engine.start()
 
     async def score(
-        self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
+        self,
+        items: Sequence[reward_pb2.ScoreItem],
+        *,
+        timeout_s: float | None = None,
+        details: Sequence[ItemDetails] | None = None,
     ) -> list[reward_pb2.ScoreResult]:
         """See `RewardScorer.score`."""
         _refuse_repeated(items)
+        if details is not None:
+            items = await self._with_details(items, details)
         # An item that has begun gets its whole time.
-        limit = max(self._wait_s if timeout_s is None else timeout_s, 2 * (self._call_timeout_s + GRACE_S))
+        limit = max(self._wait_s if timeout_s is None else timeout_s, 2 * (self._engine.call_timeout_s + GRACE_S))
         results = await self._engine.score(items, limit)
         while waiting := [place for place, result in enumerate(results) if is_not_begun(result)]:
             again = await self._engine.score([items[place] for place in waiting], limit)
             for place, result in zip(waiting, again, strict=True):
                 results[place] = result
         return results
+
+    async def _with_details(
+        self, items: Sequence[reward_pb2.ScoreItem], details: Sequence[ItemDetails]
+    ) -> list[reward_pb2.ScoreItem]:
+        await self._engine.start()
+        wants = self._engine.needs.wants
+        wanted = Wants("ids" in wants, "messages" in wants, "offsets" in wants)
+
+        def make() -> list[reward_pb2.ScoreItem]:
+            return [outgoing(item, own, wanted) for item, own in zip(items, details, strict=True)]
+
+        return await asyncio.to_thread(make) if wanted.offsets else make()
+
+    @property
+    def scorers(self) -> Mapping[str, str]:
+        """See `RewardScorer.scorers`."""
+        return self._engine.scorers
 
     def set_endpoints(self, endpoints: Iterable[str]) -> None:
         """Has no endpoints to change."""
@@ -199,7 +212,11 @@ class RewardClient:
         return self._remote.endpoints
 
     async def score(
-        self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
+        self,
+        items: Sequence[reward_pb2.ScoreItem],
+        *,
+        timeout_s: float | None = None,
+        details: Sequence[ItemDetails] | None = None,
     ) -> list[reward_pb2.ScoreResult]:
         """See `RewardScorer.score`."""
         _refuse_repeated(items)
@@ -209,16 +226,25 @@ class RewardClient:
             source = item.data_source if item.data_source in self._by_source else ""
             routed.setdefault(source, []).append(index)
         if len(routed) == 1:
-            return await self._route(next(iter(routed)), items, limit)
+            return await self._route(next(iter(routed)), items, limit, details)
         results: list[reward_pb2.ScoreResult] = [reward_pb2.ScoreResult()] * len(items)
 
         async def part(source: str, indices: list[int]) -> None:
-            answers = await self._route(source, [items[index] for index in indices], limit)
+            own = None if details is None else [details[index] for index in indices]
+            answers = await self._route(source, [items[index] for index in indices], limit, own)
             for index, answer in zip(indices, answers, strict=True):
                 results[index] = answer
 
         await asyncio.gather(*(part(source, indices) for source, indices in routed.items()))
         return results
+
+    @property
+    def scorers(self) -> Mapping[str, str]:
+        """See `RewardScorer.scorers`."""
+        known = {} if self._local is None else dict(self._local.scorers)
+        for dispatcher in self._dispatchers:
+            known |= dispatcher.scorers
+        return known
 
     def set_endpoints(self, endpoints: Iterable[str]) -> None:
         """Changes the default endpoints, as the mesh lists them."""
@@ -242,12 +268,16 @@ class RewardClient:
             await self._local.close()
 
     async def _route(
-        self, source: str, items: Sequence[reward_pb2.ScoreItem], limit: float
+        self,
+        source: str,
+        items: Sequence[reward_pb2.ScoreItem],
+        limit: float,
+        details: Sequence[ItemDetails] | None,
     ) -> list[reward_pb2.ScoreResult]:
         dispatcher = self._by_source.get(source)
         if dispatcher is None and self._local is not None:
-            return await self._local.score(items, timeout_s=limit)
-        return await (dispatcher or self._remote).score(items, timeout_s=limit)
+            return await self._local.score(items, timeout_s=limit, details=details)
+        return await (dispatcher or self._remote).score(items, timeout_s=limit, details=details)
 
 
 def build_scorer(config: Config, *, discovered: Iterable[str] = ()) -> RewardScorer:
@@ -262,20 +292,13 @@ def build_scorer(config: Config, *, discovered: Iterable[str] = ()) -> RewardSco
         RewardError: a scorer that does not exist, or a judge that cannot be asked (in process).
     """
     reward, security = config.reward, config.security
-    functions, endpoints = split_routes(reward.by_data_source)
+    endpoints = split_routes(reward.by_data_source)[1]
     size = config.network.max_message_mb
-    foreign = connector(security, reward.key_files, max_message_mb=size)
+    foreign = connector(security, reward.key_files, reward.tls, max_message_mb=size)
     asking = Identity(Role.GENERATOR)
     local = None
     if reward.in_process:
-        computing, waiting = reward_workers(reward.workers)
-        local = LocalScorer(
-            *with_configured(reward, reward.functions, functions),
-            workers=computing,
-            waiting_workers=waiting,
-            call_timeout_s=reward.scorer_timeout_s,
-            wait_s=config.rollout.reward_wait_s,
-        )
+        local = LocalScorer(configured_engine(reward), wait_s=config.rollout.reward_wait_s)
         if not endpoints:
             return local
     return RewardClient(

@@ -17,30 +17,28 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
+from itertools import accumulate, chain
 
 import grpc
 
 from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import membership_pb2, reward_pb2
+from rollmesh.reward_service.client.call import Call
 from rollmesh.reward_service.client.endpoint import RewardEndpoint, close_all
+from rollmesh.reward_service.client.failed_calls import HOPELESS, LOST, describe_failure, in_words
+from rollmesh.reward_service.client.outgoing import ItemDetails
 from rollmesh.reward_service.client.tickets import Entry, Ticket
 from rollmesh.reward_service.client.transports.interface import CallError, Connect
-from rollmesh.reward_service.client.validation import match_answer
-from rollmesh.reward_service.outcomes import error_result, is_not_begun
+from rollmesh.reward_service.outcomes import error_result
 
 log = logging.getLogger(__name__)
 
-_MAX_BYTES = 1 << 20
 _RETRY_BASE_S = 0.05
 _RETRY_LONGEST_S = 1.0
-# The connection or the server failed, not the request.
-_LOST = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
-# Another try at the same endpoint will fail likewise.
-_HOPELESS = frozenset(
-    {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
-)
+# Seconds for which items that a call returns wait for others of their group.
+_GATHER_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +86,11 @@ class Dispatcher:
         """Addresses in use."""
         return tuple(self._endpoints)
 
+    @property
+    def scorers(self) -> dict[str, str]:
+        """Versions by name of the scorers of all endpoints that have told them."""
+        return {name: version for e in self._endpoints.values() for name, version in e.info.scorers.items()}
+
     def set_endpoints(self, addresses: Iterable[str]) -> None:
         """Changes the set; calls in flight at an endpoint that leaves end in peace."""
         wanted = dict.fromkeys(addresses)
@@ -102,14 +105,21 @@ class Dispatcher:
         if self._queue:
             self._pump_soon()
 
-    async def score(self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float) -> list[reward_pb2.ScoreResult]:
+    async def score(
+        self,
+        items: Sequence[reward_pb2.ScoreItem],
+        *,
+        timeout_s: float,
+        details: Sequence[ItemDetails] | None = None,
+    ) -> list[reward_pb2.ScoreResult]:
         """Scores items: one result per item, in order.
 
         Args:
             timeout_s: seconds without an answer of any endpoint, or since its first failure, after which an item ends.
+            details: of each item, for servers that want more of it.
         """
         loop = asyncio.get_running_loop()
-        ticket = Ticket(items, loop.time())
+        ticket = Ticket(items, loop.time(), details)
         if self._closed:
             _refuse_closed(ticket.entries)
         self._queue.extend(_by_group(ticket.entries))
@@ -178,7 +188,7 @@ class Dispatcher:
                 endpoint.begin(0, now)
                 self._tasks.spawn(self._describe(endpoint), f"describing {endpoint.address}")
                 continue
-            batch = self._next_batch(endpoint.max_items, endpoint.free_items)
+            batch = self._next_batch(endpoint)
             if batch:
                 endpoint.begin(len(batch), now)
                 self._tasks.spawn(self._send(endpoint, batch), f"a call to {endpoint.address}")
@@ -197,42 +207,52 @@ class Dispatcher:
         at, endpoint = min(ready, key=lambda pair: (pair[0], _rank(pair[1], avoid)))
         return endpoint, at
 
-    def _next_batch(self, limit: int, free_items: float) -> list[Entry]:
-        """Open entries for one request, by whole groups where they fit; at most one group beyond `free_items`."""
+    def _next_batch(self, endpoint: RewardEndpoint) -> list[Entry]:
+        """Open entries for one request, by whole groups where they fit; at most one group beyond the free items."""
+        limit, most_bytes = endpoint.max_items, endpoint.max_bytes or math.inf
         batch: list[Entry] = []
         ids: set[str] = set()
         size = 0
         while self._queue:
             unit = [entry for entry in self._queue.popleft() if entry.result is None]
-            if batch and (len(batch) + len(unit) > limit or not ids.isdisjoint(e.item.item_id for e in unit)):
+            sizes = [entry.size(endpoint.wants) for entry in unit]
+            large = len(batch) + len(unit) > limit or size + sum(sizes) > most_bytes
+            if batch and (large or not ids.isdisjoint(e.item.item_id for e in unit)):
                 self._queue.appendleft(unit)
                 break
-            left = limit - len(batch)
-            if len(unit) > left:
-                self._queue.appendleft(unit[left:])
-                unit = unit[:left]
+            if large:
+                sizes = [entry.outgoing(endpoint.wants).ByteSize() for entry in unit]
+                taken = _fitting(sizes, limit, most_bytes)
+                whole = endpoint.info.needs_group and taken < len(unit)
+                refused = unit if whole else unit[: int(not taken)]
+                _refuse_large(refused, endpoint, sum(sizes[: len(refused)]))
+                taken = 0 if whole else taken
+                if rest := unit[max(taken, len(refused)) :]:
+                    self._queue.appendleft(rest)
+                unit = unit[:taken]
             batch.extend(unit)
             ids.update(entry.item.item_id for entry in unit)
-            size += sum(entry.item.ByteSize() for entry in unit)
-            if size >= _MAX_BYTES or len(batch) >= min(limit, free_items):
+            size += sum(sizes[: len(unit)])
+            if size >= endpoint.enough_bytes or len(batch) >= min(limit, endpoint.free_items):
                 break
         return batch
 
     async def _send(self, endpoint: RewardEndpoint, batch: list[Entry]) -> None:
-        loop = asyncio.get_running_loop()
+        call = Call(endpoint.address, batch, self._limits.attempts, needs_group=endpoint.info.needs_group)
         try:
-            response = await endpoint.score([entry.item for entry in batch], self._limits.timeout_s)
+            items = await _outgoing(endpoint, batch)
+            await endpoint.score(items, self._limits.timeout_s, partial(self._on_result, endpoint, call))
         except asyncio.CancelledError:
+            if call.timer is not None:
+                call.timer.cancel()
             _refuse_closed(batch)
             raise
         except CallError as error:
-            self._on_failed_call(endpoint, batch, error)
+            self._on_broken_call(endpoint, call, error)
         else:
-            endpoint.circuit.record_success()
-            self._heard_at = loop.time()
-            self._on_answer(endpoint, batch, response)
+            self._on_answered_call(endpoint, call, len(batch))
         finally:
-            self._on_call_ended(endpoint, len(batch))
+            self._on_call_ended(endpoint, call.unanswered)
 
     async def _describe(self, endpoint: RewardEndpoint) -> None:
         try:
@@ -240,7 +260,7 @@ class Dispatcher:
             endpoint.circuit.record_sign_of_life()
         except CallError as error:
             now = asyncio.get_running_loop().time()
-            endpoint.circuit.record_failure(now, _in_words(error), fatal=True, pause_s=error.retry_after_s or 0.0)
+            endpoint.circuit.record_failure(now, in_words(error), fatal=True, pause_s=error.retry_after_s or 0.0)
         finally:
             self._on_call_ended(endpoint, 0)
 
@@ -252,48 +272,66 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------ answers
 
-    def _on_answer(self, endpoint: RewardEndpoint, batch: list[Entry], response: reward_pb2.ScoreResponse) -> None:
-        matched = match_answer([entry.item for entry in batch], response)
-        if matched.unknown_ids:
+    def _on_result(self, endpoint: RewardEndpoint, call: Call, result: reward_pb2.ScoreResult) -> bool:
+        """Takes a result of a call in progress; True while more are missing."""
+        loop = asyncio.get_running_loop()
+        endpoint.circuit.record_success()
+        self._heard_at = loop.time()
+        if call.accept(result, self._heard_at):
+            endpoint.answered()
+            if call.returns:
+                self._take_back_soon(endpoint, call)
+            if self._queue:
+                self._pump_soon()
+        return not call.done
+
+    def _on_answered_call(self, endpoint: RewardEndpoint, call: Call, items: int) -> None:
+        """Deals with a call that has ended well."""
+        endpoint.circuit.record_success()
+        self._heard_at = asyncio.get_running_loop().time()
+        call.miss(self._heard_at)
+        if call.strange:
             log.warning(
-                "%s answered for %d items that were not in the call, such as %r",
+                "%s answered for %d items that were not in the call, or again, such as %r",
                 endpoint.address,
-                len(matched.unknown_ids),
-                matched.unknown_ids[0],
+                len(call.strange),
+                call.strange[0],
             )
-        again, waiting = [], []
-        for entry, result in zip(batch, matched.results, strict=True):
-            if is_not_begun(result):
-                entry.first_failed_at = None
-                waiting.append(entry)
-                continue
-            entry.attempts += 1
-            if result.WhichOneof("outcome") != "error":
-                entry.resolve(result)
-                continue
-            error = result.error
-            message = f"{endpoint.address}: {error.message}"
-            entry.record_failure(
-                error.code, message, retryable=error.retryable, address=endpoint.address, now=self._heard_at
-            )
-            if error.retryable and entry.attempts < self._limits.attempts:
-                again.append(entry)
-            else:
-                entry.fail()
+        if not self._take_back(endpoint, call):
+            endpoint.on_success(items)
+
+    def _take_back_soon(self, endpoint: RewardEndpoint, call: Call) -> None:
+        """Queues what a call returns once its other results of this moment are there: groups stay together."""
+        if call.timer is None:
+            later = asyncio.get_running_loop().call_later
+            call.timer = later(_GATHER_S, lambda: self._take_back(endpoint, call))
+
+    def _take_back(self, endpoint: RewardEndpoint, call: Call) -> bool:
+        """Queues what a call returns; True if the server could not begin all that it has."""
+        if call.timer is not None:
+            call.timer.cancel()
+            call.timer = None
+        waiting, again = call.take_back()
         self._retry(again)
         if waiting:
-            endpoint.narrow_window(len(waiting))
+            call.refused = True
+            endpoint.narrow_window(endpoint.outstanding + call.answered)
             self._requeue_first(waiting)
-        else:
-            endpoint.on_success(len(batch))
+        return call.refused
+
+    def _on_broken_call(self, endpoint: RewardEndpoint, call: Call, error: CallError) -> None:
+        """Deals with a call that has failed, perhaps after some results."""
+        self._take_back(endpoint, call)
+        if left := call.left():
+            self._on_failed_call(endpoint, left, error)
 
     def _on_failed_call(self, endpoint: RewardEndpoint, batch: list[Entry], error: CallError) -> None:
         now = asyncio.get_running_loop().time()
-        status, trouble = error.status, _in_words(error)
+        status, trouble = error.status, in_words(error)
         what = f"{endpoint.address}: {trouble}"
-        lost = status in _LOST
+        lost = status in LOST
         endpoint.described &= not lost
-        fatal = lost or error.throttled or status in _HOPELESS
+        fatal = lost or error.throttled or status in HOPELESS
         endpoint.circuit.record_failure(now, trouble, fatal=fatal, pause_s=error.retry_after_s or 0.0)
         if error.throttled:
             self._heard_at = now
@@ -310,10 +348,10 @@ class Dispatcher:
             endpoint.on_timeout(len(batch))
             self._requeue_first(batch)
             return
-        code, message = _describe_failure(status, what, self._limits.timeout_s)
+        code, message = describe_failure(status, what, self._limits.timeout_s)
         for entry in batch:
             entry.attempts += not lost
-            entry.record_failure(code, message, retryable=status not in _HOPELESS, address=endpoint.address, now=now)
+            entry.record_failure(code, message, retryable=status not in HOPELESS, address=endpoint.address, now=now)
             if entry.attempts >= self._limits.attempts:
                 entry.fail()
         self._retry([entry for entry in batch if entry.result is None], at_once=lost)
@@ -331,7 +369,13 @@ class Dispatcher:
         if at_once:
             self._requeue(units)
             return
-        pause = min(_RETRY_LONGEST_S, _RETRY_BASE_S * 2 ** max(0, max(e.attempts for e in entries) - 1))
+        by_pause: dict[float, list[list[Entry]]] = {}
+        for unit in units:
+            by_pause.setdefault(max(map(_pause, unit)), []).append(unit)
+        for pause, together in by_pause.items():
+            self._requeue_later(together, pause)
+
+    def _requeue_later(self, units: list[list[Entry]], pause: float) -> None:
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle = loop.call_later(pause, lambda: self._requeue(self._pausing.pop(timer)))
         self._pausing[timer] = units
@@ -345,7 +389,7 @@ def _by_group(entries: Iterable[Entry]) -> list[list[Entry]]:
     """The entries by ticket and group, in order."""
     groups: dict[tuple[int, str], list[Entry]] = {}
     for entry in entries:
-        groups.setdefault((id(entry.ticket), entry.item.group_id), []).append(entry)
+        groups.setdefault(entry.unit, []).append(entry)
     return list(groups.values())
 
 
@@ -354,28 +398,37 @@ def _rank(endpoint: RewardEndpoint, avoid: str) -> tuple[bool, int, float]:
     return endpoint.address == avoid, endpoint.outstanding, endpoint.last_start
 
 
+def _pause(entry: Entry) -> float:
+    """Seconds before an item is tried again: as the server asked, and at least a growing pause."""
+    return max(entry.retry_after_s, min(_RETRY_LONGEST_S, _RETRY_BASE_S * 2 ** max(0, entry.attempts - 1)))
+
+
+def _fitting(sizes: Sequence[int], limit: int, most_bytes: float) -> int:
+    """Number of the first items that fit into one request."""
+    return sum(total <= most_bytes for total in accumulate(sizes[:limit]))
+
+
+async def _outgoing(endpoint: RewardEndpoint, batch: Sequence[Entry]) -> list[reward_pb2.ScoreItem]:
+    """The items as an endpoint wants them."""
+    wants = endpoint.wants
+
+    def make() -> list[reward_pb2.ScoreItem]:
+        return [entry.outgoing(wants) for entry in batch]
+
+    # Where tokens end takes a while to find.
+    return await asyncio.to_thread(make) if wants.offsets else make()
+
+
+def _refuse_large(entries: Sequence[Entry], endpoint: RewardEndpoint, size: int) -> None:
+    """Ends items that no request to their endpoint can hold."""
+    what = f"a group of {len(entries)} items and up to {size} bytes" if len(entries) > 1 else f"up to {size} bytes"
+    most = f"{endpoint.max_items} items" + (f" and {endpoint.max_bytes} bytes" if endpoint.max_bytes else "")
+    for entry in entries:
+        message = f"{endpoint.address} takes {most} in a request; this is {what}"
+        entry.resolve(error_result(entry.item.item_id, "too_large", message, retryable=False))
+
+
 def _refuse_closed(entries: Iterable[Entry]) -> None:
     for entry in entries:
         message = "the reward client is closed"
         entry.resolve(error_result(entry.item.item_id, "closed", message, retryable=False))
-
-
-def _in_words(error: CallError) -> str:
-    """A failed call, after its endpoint's name."""
-    return "does not answer in time" if error.status is grpc.StatusCode.DEADLINE_EXCEEDED else str(error)
-
-
-def _describe_failure(status: grpc.StatusCode, what: str, timeout_s: float) -> tuple[str, str]:
-    """(code, message) of an item after a failed call."""
-    if status in _LOST:
-        return "unreachable", what
-    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return "timeout", f"{what} (calls get {timeout_s:g} s)"
-    if status is grpc.StatusCode.UNIMPLEMENTED:
-        return "endpoint", f"{what} (is it a rollmesh.v1.Reward server?)"
-    if status is grpc.StatusCode.UNAUTHENTICATED:
-        return (
-            "endpoint",
-            f"{what} (a service with the mesh's token must join the mesh, not be listed in reward.endpoints)",
-        )
-    return "endpoint", what

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,17 +22,22 @@ import grpc
 
 from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.config.reward import EndpointTls
 from rollmesh.mesh.private_files import read_secret
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client.channels import foreign_channels, mesh_channels
 from rollmesh.reward_service.client.endpoint_circuit import EndpointCircuit
+from rollmesh.reward_service.client.outgoing import Wants
 from rollmesh.reward_service.client.transports.grpc_calls import GrpcTransport
 from rollmesh.reward_service.client.transports.http_calls import Site
-from rollmesh.reward_service.client.transports.interface import CallError, Connect, Transport
+from rollmesh.reward_service.client.transports.interface import CallError, Connect, StreamingTransport, Transport
 from rollmesh.reward_service.client.transports.json_calls import JsonTransport
 from rollmesh.reward_service.client.transports.nemo_gym import NemoGymTransport
 from rollmesh.reward_service.client.transports.openrlhf import OpenRlhfTransport
+from rollmesh.reward_service.client.validation import without_repeats
 from rollmesh.reward_service.routing import NEMO_GYM, OPENRLHF, is_grpc, url_of
+
+OnResult = Callable[[reward_pb2.ScoreResult], bool]
 
 _FREE_CALLS = 2
 _MAX_CALLS = 32
@@ -43,6 +50,11 @@ _BY_FORM: Mapping[str, Callable[[Site], Transport]] = {
     OPENRLHF: OpenRlhfTransport,
     NEMO_GYM: NemoGymTransport,
 }
+# Bytes of a request that servers take unless they say otherwise.
+_MAX_BYTES = 1 << 20
+# A call of this many seconds, and as many more for each item, is over in a moment: a stream's messages cost five times
+# the processor time of one answer, and would save no one a wait.
+_MOMENT_S, _ITEM_MOMENT_S = 0.2, 0.001
 # By how much fewer items are sent after silence: it costs a call's deadline each time.
 _FEWER = 8
 
@@ -53,6 +65,8 @@ class RewardEndpoint:
     Attributes:
         address: as configured.
         circuit: its recent failures.
+        info: what it last said of itself; empty for a server without Info.
+        wants: the parts of items that it reads.
         outstanding: items in flight.
         described: true once it has stated its limits (Info). It is asked before the first request, and again after
             the connection was lost, which makes Info the probe of a server that was away.
@@ -61,10 +75,14 @@ class RewardEndpoint:
     def __init__(self, address: str, connect: Connect) -> None:
         self.address = address
         self.circuit = EndpointCircuit()
+        self.info = reward_pb2.InfoResponse()
+        self.wants = Wants()
         self.outstanding = 0
         self.described = False
         self.last_start = 0.0
         self._window = math.inf
+        # The last call took longer than a moment, or there has been none.
+        self._lasting = True
         self._transport = connect(address)
         self._calls = 0
         self._declared = _MAX_ITEMS
@@ -76,13 +94,24 @@ class RewardEndpoint:
         return self._limit
 
     @property
+    def enough_bytes(self) -> int:
+        """Bytes of items after which a request is sent."""
+        return min(_MAX_BYTES, self.max_bytes or _MAX_BYTES)
+
+    @property
+    def max_bytes(self) -> int:
+        """Bytes of items that a request may have; 0: no limit is known."""
+        # Each item is preceded by a few bytes.
+        return int(self.info.max_bytes) * 15 // 16
+
+    @property
     def free_items(self) -> float:
         """Number of items that may be sent in addition to those in flight."""
         return self._window - self.outstanding
 
-    def narrow_window(self, refused: int) -> None:
-        """Lowers the number of items in flight by those that the server could not begin in time."""
-        self._window = max(1, self.outstanding - refused)
+    def narrow_window(self, begun: int) -> None:
+        """Lowers the number of items in flight to those that the server could begin in time."""
+        self._window = max(1, begun)
 
     def on_timeout(self, items: int) -> None:
         """Lowers the number of items in flight after a call without an answer, without blaming any of its items."""
@@ -104,7 +133,8 @@ class RewardEndpoint:
         """Monotonic time from which it may be called; infinite where only a finished call can free it."""
         at = self.circuit.ready_at()
         probing = not self.circuit.closed or not self.described
-        if self._calls >= (1 if probing else _MAX_CALLS) or self.free_items <= 0:
+        most = 1 if probing else min(_MAX_CALLS, self.info.max_concurrency or _MAX_CALLS)
+        if self._calls >= most or self.free_items <= 0:
             return float("inf")
         if self._calls >= _FREE_CALLS:
             at = max(at, self.last_start + _SPACING_S)
@@ -121,18 +151,43 @@ class RewardEndpoint:
         self.last_start = now
         self.outstanding += items
 
+    def answered(self) -> None:
+        """Counts an item in flight that has its result."""
+        self.outstanding -= 1
+
     def end(self, items: int) -> None:
-        """Counts a call that has ended."""
+        """Counts a call that has ended, with `items` items that have no result."""
         self._calls -= 1
         self.outstanding -= items
 
-    async def score(self, items: list[reward_pb2.ScoreItem], timeout_s: float) -> reward_pb2.ScoreResponse:
-        """Calls Score once.
+    async def score(self, items: list[reward_pb2.ScoreItem], timeout_s: float, on_result: OnResult) -> None:
+        """Makes one call: ScoreStream where the server has it and calls last, else Score.
+
+        Args:
+            timeout_s: deadline of the call.
+            on_result: gets each result as soon as it is there; says whether more are missing.
 
         Raises:
             CallError: as it failed.
         """
-        return await self._transport.score(reward_pb2.ScoreRequest(items=items), timeout_s)
+        began = time.monotonic()
+        try:
+            await self._call(items, timeout_s, on_result)
+        finally:
+            self._lasting = time.monotonic() - began > _MOMENT_S + _ITEM_MOMENT_S * len(items)
+
+    async def _call(self, items: list[reward_pb2.ScoreItem], timeout_s: float, on_result: OnResult) -> None:
+        transport = self._transport
+        if not (self._lasting and self.info.streams and isinstance(transport, StreamingTransport)):
+            response = await transport.score(reward_pb2.ScoreRequest(items=items), timeout_s)
+            for result in without_repeats(response.results):
+                on_result(result)
+            return
+        async with aclosing(transport.stream(items, timeout_s)) as results:
+            async for result in results:
+                if not on_result(result):
+                    # A server that does not end its side must not keep the call.
+                    return
 
     async def describe(self) -> None:
         """Asks for the server's limits; a server without Info has none.
@@ -140,13 +195,14 @@ class RewardEndpoint:
         Raises:
             CallError: where the server cannot be reached.
         """
-        declared = 0
+        info = reward_pb2.InfoResponse()
         try:
-            declared = (await self._transport.info(_INFO_TIMEOUT_S)).max_items
+            info = await self._transport.info(_INFO_TIMEOUT_S)
         except CallError as error:
             if error.status is grpc.StatusCode.UNAVAILABLE:
                 raise
-        self._declared = self._limit = min(declared or _MAX_ITEMS, _MAX_ITEMS)
+        self.info, self.wants = info, Wants.of(info)
+        self._declared = self._limit = min(info.max_items or _MAX_ITEMS, _MAX_ITEMS)
         self.described = True
 
     async def close(self) -> None:
@@ -155,15 +211,21 @@ class RewardEndpoint:
 
 
 def connector(
-    security: SecuritySection, keys: Mapping[str, Path] = MappingProxyType({}), *, max_message_mb: int = 64
+    security: SecuritySection,
+    keys: Mapping[str, Path] = MappingProxyType({}),
+    tls: Mapping[str, EndpointTls] = MappingProxyType({}),
+    *,
+    max_message_mb: int = 64,
 ) -> Connect:
     """Connects to configured endpoints, which may be other people's servers; see `foreign_channels` and `HttpCalls`.
 
     Args:
         keys: by endpoint, the file with the key that is sent there.
+        tls: by endpoint, the files for its TLS.
     """
-    open_channel = foreign_channels(security, keys, max_message_mb=max_message_mb)
+    open_channel = foreign_channels(security, keys, tls, max_message_mb=max_message_mb)
     files = {url_of(address): path for address, path in keys.items() if not is_grpc(address)}
+    own_tls = {url_of(address): section for address, section in tls.items() if not is_grpc(address)}
 
     def connect(address: str) -> Transport:
         if is_grpc(address):
@@ -171,7 +233,9 @@ def connector(
         form, url = url_of(address)
         path = files.get((form, url))
         key = "" if path is None else read_secret(path, f"reward.key_files.{address}")
-        return _BY_FORM[form](Site(url, key, security, max_message_mb << 20))
+        own = own_tls.get((form, url), EndpointTls())
+        own = own.model_copy(update={"ca": own.ca or security.tls_ca})
+        return _BY_FORM[form](Site(url, key, own, max_message_mb << 20, f"reward.tls.{address}."))
 
     return connect
 

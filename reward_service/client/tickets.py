@@ -10,15 +10,23 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.client.outgoing import ItemDetails, Wants, outgoing, size_bound
 from rollmesh.reward_service.outcomes import error_result
 
 
 class Ticket:
-    """A `score` call: its items, its results so far, its beginning (monotonic seconds)."""
+    """A `score` call: its items with their details, if any, its results so far, its beginning (monotonic seconds)."""
 
-    def __init__(self, items: Sequence[reward_pb2.ScoreItem], began: float) -> None:
+    def __init__(
+        self,
+        items: Sequence[reward_pb2.ScoreItem],
+        began: float,
+        details: Sequence[ItemDetails] | None = None,
+    ) -> None:
         self._began = began
-        self.entries = [Entry(self, item) for item in items]
+        self.entries = [
+            Entry(self, item, details[place] if details is not None else None) for place, item in enumerate(items)
+        ]
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open = len(self.entries)
         if not self._open:
@@ -70,18 +78,46 @@ class Entry:
         failed_at: address at which the last try failed; avoided if there is another.
         first_failed_at: when it first failed, since it last waited for its turn.
         last_error: the last try's error.
+        retry_after_s: seconds that the server of the last try asked to wait.
+        unit: equal for items of one call of `score` and one group.
     """
 
-    __slots__ = ("attempts", "failed_at", "first_failed_at", "item", "last_error", "result", "ticket")
+    __slots__ = (
+        "_details",
+        "_sent",
+        "attempts",
+        "failed_at",
+        "first_failed_at",
+        "item",
+        "last_error",
+        "result",
+        "retry_after_s",
+        "ticket",
+        "unit",
+    )
 
-    def __init__(self, ticket: Ticket, item: reward_pb2.ScoreItem) -> None:
+    def __init__(self, ticket: Ticket, item: reward_pb2.ScoreItem, details: ItemDetails | None = None) -> None:
         self.ticket = ticket
         self.item = item
+        self.unit = (id(ticket), item.group_id)
+        self.retry_after_s = 0.0
+        self._details = details
+        self._sent: tuple[Wants, reward_pb2.ScoreItem] | None = None
         self.attempts = 0
         self.failed_at = ""
         self.first_failed_at: float | None = None
         self.last_error: reward_pb2.Error | None = None
         self.result: reward_pb2.ScoreResult | None = None
+
+    def size(self, wants: Wants) -> int:
+        """Bytes that it takes at most."""
+        return size_bound(self.item, self._details, wants)
+
+    def outgoing(self, wants: Wants) -> reward_pb2.ScoreItem:
+        """The item as a server wants it, made once for all that want the same; any thread may call this."""
+        if self._sent is None or self._sent[0] != wants:
+            self._sent = (wants, outgoing(self.item, self._details, wants))
+        return self._sent[1]
 
     def resolve(self, result: reward_pb2.ScoreResult) -> None:
         """Sets the result; a second one is dropped."""
@@ -93,6 +129,7 @@ class Entry:
         """Stores the error of a failed try."""
         self.first_failed_at = now if self.first_failed_at is None else self.first_failed_at
         self.last_error = reward_pb2.Error(code=code, message=message, retryable=retryable)
+        self.retry_after_s = 0.0
         self.failed_at = address
 
     def fail(self) -> None:

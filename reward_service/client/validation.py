@@ -28,10 +28,7 @@ def match_answer(items: Sequence[reward_pb2.ScoreItem], response: reward_pb2.Sco
     Codes of what breaks the contract: missing_result (retryable), duplicate_result, no_outcome, nan,
     per_token_length, bad_span, bad_output.
     """
-    by_id = {result.item_id: result for result in response.results}
-    repeated: Counter[str] = Counter()
-    if len(by_id) != len(response.results):
-        repeated = Counter(result.item_id for result in response.results)
+    by_id = {result.item_id: result for result in without_repeats(response.results)}
     results = []
     for item in items:
         result = by_id.pop(item.item_id, None)
@@ -39,13 +36,23 @@ def match_answer(items: Sequence[reward_pb2.ScoreItem], response: reward_pb2.Sco
             results.append(
                 error_result(item.item_id, "missing_result", "the answer has no result for it", retryable=True)
             )
-        elif repeated[item.item_id] > 1:
-            message = f"the answer has {repeated[item.item_id]} results for it"
-            results.append(error_result(item.item_id, "duplicate_result", message, retryable=False))
         else:
             fault = contract_fault(item, result)
             results.append(error_result(item.item_id, *fault, retryable=False) if fault else result)
     return Matched(results, list(by_id))
+
+
+def without_repeats(results: Sequence[reward_pb2.ScoreResult]) -> Sequence[reward_pb2.ScoreResult]:
+    """The results of an answer; one error, `duplicate_result`, in place of several results for one item."""
+    counts = Counter(result.item_id for result in results)
+    if len(counts) == len(results):
+        return results
+    unique = {result.item_id: result for result in results}
+    for item_id, count in counts.items():
+        if count > 1:
+            message = f"the answer has {count} results for it"
+            unique[item_id] = error_result(item_id, "duplicate_result", message, retryable=False)
+    return list(unique.values())
 
 
 def contract_fault(item: reward_pb2.ScoreItem, result: reward_pb2.ScoreResult) -> tuple[str, str] | None:
@@ -69,15 +76,18 @@ def contract_fault(item: reward_pb2.ScoreItem, result: reward_pb2.ScoreResult) -
             )
         if not all(map(math.isfinite, scored.per_token)):
             return "nan", "a per-token value is not finite"
+    if not math.isfinite(scored.cost):
+        return "nan", f"cost is {scored.cost}"
     return _span_fault(item, scored) if scored.spans else None
 
 
 def _span_fault(item: reward_pb2.ScoreItem, scored: reward_pb2.Scored) -> tuple[str, str] | None:
     if scored.per_token:
         return "bad_output", "both per-token values and spans"
+    characters = len(item.response)
     for span in scored.spans:
-        if not span.begin < span.end <= len(item.response):
-            return "bad_span", f"span {span.begin}:{span.end} of {len(item.response)} characters"
+        if not span.begin < span.end <= characters:
+            return "bad_span", f"span {span.begin}:{span.end} of a response of {characters} characters"
         if not math.isfinite(span.value):
             return "nan", f"the value of span {span.begin}:{span.end} is {span.value}"
     return None

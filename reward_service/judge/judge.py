@@ -78,6 +78,7 @@ class Judge:
     """
 
     __name__ = NAME
+    wants = ()
 
     def __init__(self, section: JudgeSection, *, call_timeout_s: float) -> None:
         self._section = section
@@ -100,6 +101,11 @@ class Judge:
         if self._busy is None or time.monotonic() - self._busy_at > _RECENT_S:
             return NO_WAIT
         return Wait(f"{NAME}: {self._busy}")
+
+    @property
+    def cache_version(self) -> str | None:
+        """All on which a score depends besides the item; none for pairs, as these depend on other items too."""
+        return None if self._section.mode == "pairs" else f"{self.version} {self._section.base_url}"
 
     @property
     def accounts(self) -> Accounts:

@@ -39,6 +39,8 @@ class RewardModel:
         RewardError: there is none, or it cannot be loaded.
     """
 
+    wants = ()
+
     def __init__(self, folder: Path) -> None:
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer

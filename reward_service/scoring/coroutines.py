@@ -9,6 +9,7 @@ Invariant: every call ends in its outcomes, in `Failed("timeout")`, or as not be
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.reward_service.call_times import CallTimes
-from rollmesh.reward_service.outcomes import Failed, Outcome, not_begun
+from rollmesh.reward_service.outcomes import Failed, OnAnswer, Outcome, not_begun
 
 log = logging.getLogger(__name__)
 Start = Callable[[], Coroutine[Any, Any, list[Outcome]]]
@@ -34,35 +35,44 @@ class CoroutinePool:
         self._bridge: AsyncBridge | None = None
 
     async def run(
-        self, starts: Sequence[Start], *, call_timeout_s: float, times: CallTimes
-    ) -> list[list[Outcome] | Failed]:
-        """Runs calls together.
+        self, starts: Sequence[Start], *, call_timeout_s: float, times: CallTimes, on_answer: OnAnswer
+    ) -> None:
+        """Runs calls together; those that run end where this is cancelled.
 
         Args:
             call_timeout_s: seconds that one call may take.
             times: until when calls may be begun, and by when all must be done.
-
-        Returns:
-            per call its outcomes, or the `Failed` of one that was not done in time.
+            on_answer: gets each call's answer as soon as it is there; all of them before this returns.
         """
         blocked = Failed("timeout", "the function blocks its event loop", retryable=True)
-        answers: list[list[Outcome] | Failed] = [blocked] * len(starts)
         gate = asyncio.Semaphore(_MAX_CONCURRENT)
+        waiting = set(range(len(starts)))
+        here = asyncio.get_running_loop()
+
+        def deliver(index: int, answer: list[Outcome] | Failed) -> None:
+            if index in waiting:
+                waiting.remove(index)
+                on_answer(index, answer)
+
+        def answer_from_there(index: int, answer: list[Outcome] | Failed) -> None:
+            # The loop that waits here may be closed by now.
+            with contextlib.suppress(RuntimeError):
+                here.call_soon_threadsafe(deliver, index, answer)
 
         async def run_one(index: int) -> None:
             try:
                 async with asyncio.timeout(times.begin_by - time.monotonic()):
                     await gate.acquire()
             except TimeoutError:
-                answers[index] = not_begun(f"{_MAX_CONCURRENT} others are under way")
+                answer_from_there(index, not_begun(f"{_MAX_CONCURRENT} others are under way"))
                 return
             try:
                 async with asyncio.timeout(min(call_timeout_s, times.deadline - time.monotonic())):
-                    answers[index] = await starts[index]()
+                    answer_from_there(index, await starts[index]())
             except TimeoutError:
                 overdue = time.monotonic() >= times.deadline
                 why = "the call's deadline passed" if overdue else f"no answer within {call_timeout_s:g} s"
-                answers[index] = Failed("timeout", why, retryable=True)
+                answer_from_there(index, Failed("timeout", why, retryable=True))
             finally:
                 gate.release()
 
@@ -74,13 +84,17 @@ class CoroutinePool:
         bridge = self._bridge
         future = asyncio.wrap_future(bridge.submit(run_all()))
         longest = min(times.deadline - time.monotonic(), call_timeout_s * -(-len(starts) // _MAX_CONCURRENT))
-        done, _ = await asyncio.wait((future,), timeout=max(0.0, longest) + _GRACE_S)
-        if not done:
+        try:
+            done, _ = await asyncio.wait((future,), timeout=max(0.0, longest) + _GRACE_S)
+        finally:
             future.cancel()
+        if not done:
             log.warning("a coroutine reward function blocks its event loop; the loop is abandoned")
             if self._bridge is bridge:
                 self._bridge = None
-        return list(answers)
+        # The answers of a loop that lives have come before its end.
+        for index in sorted(waiting):
+            deliver(index, blocked)
 
     def close(self) -> None:
         """Cancels running calls and ends the loop."""

@@ -1,40 +1,44 @@
-"""Scores items with reward functions: routing by data_source, deadlines, and the sum of several functions.
+"""Scores items with reward functions: routing by data_source, deadlines, and the places where functions run.
 
 Invariants
-  * The answer has one result per item, in order, by the deadline.
+  * Each item has one result, as soon as it is there, by the deadline.
   * An item that is begun gets its whole time. One that cannot be begun in time is answered as not begun; that is no
     failure.
   * One item's failure touches no other item; a group function's failure touches its group alone.
-  * Several functions are summed only if no function failed. Functions without an opinion (unscorable) are left out of
-    the sum, unless all are.
 
-The place where each function runs: `reward_service.workers`.
+The sum of several functions: `reward_service.composition`. Scores of equal items: `reward_service.cache`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
-from rollmesh.mesh.errors import PayloadError, RewardError
+from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.cache.cache import ScoreCache
+from rollmesh.reward_service.cache.identity import Identity, identity_of, is_named
 from rollmesh.reward_service.call_times import CallTimes
+from rollmesh.reward_service.composition.part import Entry
+from rollmesh.reward_service.composition.plan import Composition, Interval
+from rollmesh.reward_service.composition.running import run_parts
+from rollmesh.reward_service.function_kind import FunctionKind, Needs
+from rollmesh.reward_service.function_spec import FunctionSpec, label_of
 from rollmesh.reward_service.functions import RewardFunction
 from rollmesh.reward_service.judge.accounts import Accounts
-from rollmesh.reward_service.loading import FunctionSpec, is_path, load_function, with_names
+from rollmesh.reward_service.loading import is_path, load_function
 from rollmesh.reward_service.outcomes import (
-    NOT_BEGUN,
     Failed,
+    OnAnswer,
     Outcome,
     RewardItem,
-    Scored,
-    Unscorable,
     not_begun,
     to_proto,
 )
@@ -42,10 +46,14 @@ from rollmesh.reward_service.scorers import is_linear, reads_mathematics
 from rollmesh.reward_service.scorers.graders import check_versions
 from rollmesh.reward_service.scorers.versions import versions_of
 from rollmesh.reward_service.scoring.coroutines import CoroutinePool
+from rollmesh.reward_service.scoring.request import Request
 from rollmesh.reward_service.scoring.threads import ThreadPool
 from rollmesh.reward_service.workers.pool import PoolStats, ProcessPool
 
-Answers = list[list[Outcome] | Failed]
+log = logging.getLogger(__name__)
+OnResult = Callable[[int, reward_pb2.ScoreResult], None]
+"""Receives an item's place in its call, and its result."""
+_OnOutcome = Callable[[int, Outcome], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,42 +64,33 @@ class _Function:
         local: the function, where this process may call it.
         worker_index: its index among the functions of the worker processes, where they may.
         is_local: True if this process calls it for items of a data_source.
+        identity: with which its scores are kept; none: they are not.
     """
 
     name: str
     local: RewardFunction | None
     worker_index: int | None
     is_local: Callable[[str], bool]
+    identity: Identity | None
 
 
-class _Request:
-    """The items of one `score` call; those that are needed here are decoded once.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """The functions of a source, in the order of the composition's parts."""
 
-    Attributes:
-        times: when its items may be begun, and when they must be done.
-    """
-
-    def __init__(self, items: Sequence[reward_pb2.ScoreItem], times: CallTimes) -> None:
-        self.items = items
-        self.times = times
-        self._parsed: dict[int, RewardItem | Failed] = {}
-
-    def parsed(self, index: int) -> RewardItem | Failed:
-        """An item as functions see it, or the error if it cannot be read."""
-        if index not in self._parsed:
-            try:
-                self._parsed[index] = RewardItem.from_proto(self.items[index])
-            except PayloadError as error:
-                self._parsed[index] = Failed("bad_input", str(error))
-        return self._parsed[index]
+    composition: Composition
+    functions: tuple[_Function, ...]
 
 
 class ScoringEngine:
     """Runs the reward functions of one process and its workers.
 
     Args:
-        functions: names or functions, summed.
+        functions: names, functions or parts with options: together they are the reward.
         by_data_source: data_source -> functions that take precedence for it.
+        normalize: data_source -> totals that become rewards of 0 and 1.
+        cache: of scores, closed with the engine; none: nothing is kept.
+        attempts: tries of a part whose error does not fail the item.
         workers: most worker processes for functions that compute.
         waiting_workers: the same for functions that wait for something, and threads where functions are given as
             objects; none: `workers`.
@@ -100,30 +99,43 @@ class ScoringEngine:
     Attributes:
         scorers: versions by name of those of its functions that come with the package.
         judge: limits, budget and counts of the judge; None without one.
+        cache, call_timeout_s: see above.
 
     Raises:
-        RewardError: a scorer that does not exist, or a function given as an object that has no known signature.
+        RewardError: a scorer that does not exist, a function given as an object that has no known signature, or parts
+            that do not fit together.
     """
 
     def __init__(
         self,
-        functions: Sequence[FunctionSpec],
-        by_data_source: Mapping[str, Sequence[FunctionSpec]] = MappingProxyType({}),
+        functions: Sequence[Entry],
+        by_data_source: Mapping[str, Sequence[Entry]] = MappingProxyType({}),
         *,
+        normalize: Mapping[str, Interval] = MappingProxyType({}),
+        cache: ScoreCache | None = None,
+        attempts: int = 3,
         workers: int = 4,
         waiting_workers: int | None = None,
         call_timeout_s: float = 8.0,
     ) -> None:
-        specs = [*functions, *(spec for own in by_data_source.values() for spec in own)]
-        self.scorers = versions_of(spec for spec in specs if isinstance(spec, str))
+        self.cache = cache
         most = max(workers, waiting_workers or 0)
-        self._call_timeout_s = call_timeout_s
+        self.call_timeout_s = call_timeout_s
         self._remote: list[tuple[str, str]] = []
         self._waits: list[Callable[[], Wait]] = []
         self._closes: list[Callable[[], None]] = []
         self.judge: Accounts | None = None
-        self._default = self._placed_functions(functions)
-        self._by_data_source = {source: self._placed_functions(specs) for source, specs in by_data_source.items()}
+        self.scorers: dict[str, str] = {}
+        self._attempts = attempts
+        self._default = self._plan(functions)
+        self._by_data_source = {
+            source: self._plan(own, normalize.get(source)) for source, own in by_data_source.items()
+        }
+        for source in normalize.keys() - by_data_source.keys():
+            self._by_data_source[source] = _Plan(Composition(functions, normalize[source]), self._default.functions)
+        plans = (self._default, *self._by_data_source.values())
+        parts = [part for plan in plans for part in plan.composition.parts]
+        self.scorers |= versions_of(part.use for part in parts if isinstance(part.use, str))
         self._processes = ProcessPool(self._remote, workers=workers, most=most, call_timeout_s=call_timeout_s)
         # One thread is all that linear scorers can use.
         objects = any(function.worker_index is None for function in self._functions())
@@ -139,6 +151,11 @@ class ScoringEngine:
     def workers(self) -> PoolStats:
         """Statistics of the worker processes."""
         return self._processes.stats
+
+    @property
+    def needs(self) -> Needs:
+        """The needs of all its functions; of those that only workers know, once these have loaded them."""
+        return Needs.of(map(self._kind, self._functions()))
 
     def present_wait(self) -> Wait:
         """The reason why items wait; empty while they are scored as they come."""
@@ -159,44 +176,61 @@ class ScoringEngine:
 
     async def score(self, items: Sequence[reward_pb2.ScoreItem], timeout_s: float) -> list[reward_pb2.ScoreResult]:
         """Scores items: one result per item, in order, within `timeout_s` seconds."""
-        request = _Request(items, CallTimes.within(timeout_s, self._call_timeout_s))
-        outcomes: list[Outcome | None] = [None] * len(items)
-        routed: dict[tuple[_Function, ...], list[int]] = {}
+        results = [reward_pb2.ScoreResult()] * len(items)
+        await self.score_each(items, timeout_s, results.__setitem__)
+        return results
+
+    async def score_each(self, items: Sequence[reward_pb2.ScoreItem], timeout_s: float, on_result: OnResult) -> None:
+        """Scores items within `timeout_s` seconds; work that is not done ends where this is cancelled.
+
+        Args:
+            on_result: gets each item's result as soon as it is there; all of them before this returns.
+        """
+        request = Request(items)
+        routed: dict[_Plan, list[int]] = {}
         for index, item in enumerate(items):
             routed.setdefault(self._by_data_source.get(item.data_source, self._default), []).append(index)
-
-        async def route(functions: tuple[_Function, ...], indices: list[int]) -> None:
-            columns = await asyncio.gather(*(self._apply(function, request, indices) for function in functions))
-            names = [function.name for function in functions]
-            for row, index in enumerate(indices):
-                outcomes[index] = combine(names, [column[row] for column in columns])
-
-        await asyncio.gather(*(route(functions, indices) for functions, indices in routed.items()))
-        unanswered = Failed("no_scorer", "no reward function is configured")
-        return [to_proto(item.item_id, outcome or unanswered) for item, outcome in zip(items, outcomes, strict=True)]
+        await asyncio.gather(
+            *(self._route(plan, request, indices, timeout_s, on_result) for plan, indices in routed.items())
+        )
 
     async def close(self) -> None:
-        """Ends threads and worker processes."""
+        """Ends threads and worker processes, and what the cache still writes."""
         self._threads.close()
         self._coroutines.close()
         for close in self._closes:
             await asyncio.to_thread(close)
         await self._processes.close()
+        if self.cache is not None:
+            await self.cache.close()
 
     # ------------------------------------------------------------------------------------------ routing
 
-    def _placed_functions(self, specs: Sequence[FunctionSpec]) -> tuple[_Function, ...]:
-        return tuple(self._placed(spec, name) for spec, name in with_names(specs))
+    def _plan(self, entries: Sequence[Entry], normalize: Interval | None = None) -> _Plan:
+        composition = Composition(entries, normalize)
+        placed = zip(composition.parts, composition.names, strict=True)
+        return _Plan(composition, tuple(self._placed(part.use, name) for part, name in placed))
 
     def _placed(self, spec: FunctionSpec, name: str) -> _Function:
         """Decides where a function runs."""
         local = None if is_path(spec) else load_function(spec, name=name)
         if not isinstance(spec, str):
             self._attach(spec, name)
-            return _Function(name, local, None, lambda _source: True)
+            return _Function(name, local, None, lambda _source: True, self._identity(spec))
         if (spec, name) not in self._remote:
             self._remote.append((spec, name))
-        return _Function(name, local, self._remote.index((spec, name)), lambda source: is_linear(spec, source))
+        place = self._remote.index((spec, name))
+        return _Function(name, local, place, lambda source: is_linear(spec, source), self._identity(spec))
+
+    def _identity(self, spec: FunctionSpec) -> Identity | None:
+        if self.cache is None:
+            return None
+        identity = identity_of(spec)
+        if isinstance(identity, Identity):
+            return identity
+        if is_named(spec, self.cache.functions):
+            log.warning("scores of %s are not kept (reward.cache.functions): %s", label_of(spec), identity)
+        return None
 
     def _attach(self, function: Callable[..., Any], name: str) -> None:
         """Takes over what a function says of itself: its reasons to wait, its version, its end, its accounts."""
@@ -210,123 +244,186 @@ class ScoringEngine:
             self.judge = accounts
 
     def _functions(self) -> list[_Function]:
-        return [function for functions in (self._default, *self._by_data_source.values()) for function in functions]
+        return [function for plan in (self._default, *self._by_data_source.values()) for function in plan.functions]
 
-    async def _apply(self, function: _Function, request: _Request, indices: Sequence[int]) -> list[Outcome]:
-        """Applies a function: one outcome per index."""
+    def _kind(self, function: _Function) -> FunctionKind | None:
+        """A function's description; None until a worker has loaded it."""
+        if function.local is not None:
+            return function.local.kind
+        return self._processes.kind(cast("int", function.worker_index))
+
+    async def _route(
+        self, plan: _Plan, request: Request, indices: Sequence[int], timeout_s: float, on_result: OnResult
+    ) -> None:
+        """Finds the rewards of the items of a plan."""
+        composition = plan.composition
+        await run_parts(
+            composition,
+            request.groups(indices),
+            partial(self._call, plan, request),
+            CallTimes.within(timeout_s, composition.stages * self.call_timeout_s),
+            attempts=self._attempts,
+            on_outcome=lambda index, outcome: on_result(index, to_proto(request.items[index].item_id, outcome)),
+        )
+
+    async def _call(
+        self,
+        plan: _Plan,
+        request: Request,
+        place: int,
+        indices: Sequence[int],
+        times: CallTimes,
+        on_outcome: _OnOutcome,
+    ) -> None:
+        """Finds the outcomes of one function in the cache, or calls it."""
+        function = plan.functions[place]
+
+        async def compute(missing: Sequence[int], on_outcome: _OnOutcome) -> None:
+            if missing:
+                await self._apply(function, request, missing, times, on_outcome)
+
+        keys = self._keys(function, request, indices)
+        if self.cache is None or not keys:
+            await compute(indices, on_outcome)
+            return
+        rest = [index for index in indices if index not in keys]
+        await asyncio.gather(self.cache.answer(keys, compute, times, on_outcome), compute(rest, on_outcome))
+
+    def _keys(self, function: _Function, request: Request, indices: Sequence[int]) -> dict[int, bytes]:
+        """Keys of the items whose scores by a function are kept."""
+        identity, kind = function.identity, self._kind(function)
+        if self.cache is None or identity is None or kind is None or not identity.covers(kind, self.cache.functions):
+            return {}
+        # A linear scorer costs less than a look into the cache.
+        everything = is_named(identity, self.cache.functions)
+        kept = [i for i in indices if everything or not function.is_local(request.items[i].data_source)]
+        return {index: identity.key(request.items[index], request.content(index), kind.wants) for index in kept}
+
+    async def _apply(
+        self,
+        function: _Function,
+        request: Request,
+        indices: Sequence[int],
+        times: CallTimes,
+        on_outcome: _OnOutcome,
+    ) -> None:
+        """Applies a function, here or in workers."""
         sources = {request.items[index].data_source for index in indices}
         local_sources = {source for source in sources if function.is_local(source)}
         if len(local_sources) == len(sources):
-            return await self._score_here(cast("RewardFunction", function.local), request, indices)
-        if not local_sources:
-            return await self._score_in_workers(function, request, indices)
-        near = [index for index in indices if request.items[index].data_source in local_sources]
-        far = [index for index in indices if request.items[index].data_source not in local_sources]
-        parts = await asyncio.gather(self._apply(function, request, near), self._apply(function, request, far))
-        found = dict(zip([*near, *far], [outcome for part in parts for outcome in part], strict=True))
-        return [found[index] for index in indices]
+            await self._score_here(cast("RewardFunction", function.local), request, indices, times, on_outcome)
+        elif not local_sources:
+            await self._score_in_workers(function, request, indices, times, on_outcome)
+        else:
+            near = [index for index in indices if request.items[index].data_source in local_sources]
+            far = [index for index in indices if request.items[index].data_source not in local_sources]
+            await asyncio.gather(*(self._apply(function, request, part, times, on_outcome) for part in (near, far)))
 
     # ------------------------------------------------------------------------------------------ this process
 
-    async def _score_here(self, function: RewardFunction, request: _Request, indices: Sequence[int]) -> list[Outcome]:
-        parsed = [request.parsed(index) for index in indices]
-        items = [item for item in parsed if isinstance(item, RewardItem)]
-        units = _units([item.group_id for item in items], whole_group=function.whole_group)
-        batches = [[items[place] for place in unit] for unit in units]
+    async def _score_here(
+        self,
+        function: RewardFunction,
+        request: Request,
+        indices: Sequence[int],
+        times: CallTimes,
+        on_outcome: _OnOutcome,
+    ) -> None:
+        items: dict[int, RewardItem] = {}
+        for index in indices:
+            parsed = request.parsed(index)
+            if isinstance(parsed, Failed):
+                on_outcome(index, parsed)
+            else:
+                items[index] = parsed
+        units = _units(request, items, whole_group=function.whole_group)
+        batches = [[items[index] for index in unit] for unit in units]
+        on_answer = _unit_receiver(function.name, units, on_outcome)
         if function.asynchronous:
-            answers = await self._run_coroutines(function, batches, request.times)
+            await self._run_coroutines(function, batches, times, on_answer)
         else:
-            answers = await self._run_threads(function, batches, request.times)
-        scored = iter(_by_place(function.name, units, answers))
-        return [item if isinstance(item, Failed) else next(scored) for item in parsed]
+            await self._run_threads(function, batches, times, on_answer)
 
     async def _run_threads(
-        self, function: RewardFunction, batches: Sequence[Sequence[RewardItem]], times: CallTimes
-    ) -> Answers:
+        self,
+        function: RewardFunction,
+        batches: Sequence[Sequence[RewardItem]],
+        times: CallTimes,
+        on_answer: OnAnswer,
+    ) -> None:
         works = [lambda batch=batch: function.score(batch) for batch in batches]
         share = max(1, -(-len(works) // self._threads.size))
-        parts = [works[start : start + share] for start in range(0, len(works), share)]
-        answers = await asyncio.gather(
-            *(self._threads.run(part, call_timeout_s=self._call_timeout_s, times=times) for part in parts)
+        await asyncio.gather(
+            *(
+                self._threads.run(
+                    works[start : start + share],
+                    call_timeout_s=self.call_timeout_s,
+                    times=times,
+                    on_answer=lambda place, answer, start=start: on_answer(start + place, answer),  # type: ignore[misc]  # the default argument binds it
+                )
+                for start in range(0, len(works), share)
+            )
         )
-        return [answer for part in answers for answer in part]
 
     async def _run_coroutines(
-        self, function: RewardFunction, batches: Sequence[Sequence[RewardItem]], times: CallTimes
-    ) -> Answers:
-        return await self._coroutines.run(
+        self,
+        function: RewardFunction,
+        batches: Sequence[Sequence[RewardItem]],
+        times: CallTimes,
+        on_answer: OnAnswer,
+    ) -> None:
+        await self._coroutines.run(
             [lambda batch=batch: function.score_async(batch) for batch in batches],  # type: ignore[misc]  # the default argument binds it
-            call_timeout_s=self._call_timeout_s,
+            call_timeout_s=self.call_timeout_s,
             times=times,
+            on_answer=on_answer,
         )
 
     # ------------------------------------------------------------------------------------------ worker processes
 
-    async def _score_in_workers(self, function: _Function, request: _Request, indices: Sequence[int]) -> list[Outcome]:
+    async def _score_in_workers(
+        self,
+        function: _Function,
+        request: Request,
+        indices: Sequence[int],
+        times: CallTimes,
+        on_outcome: _OnOutcome,
+    ) -> None:
         worker_index = cast("int", function.worker_index)
+        refused: Failed | None = None
         try:
-            async with asyncio.timeout(request.times.deadline - time.monotonic()):
+            async with asyncio.timeout(times.deadline - time.monotonic()):
                 await self._processes.start()
         except TimeoutError:
-            return [not_begun(f"{function.name}: its worker still starts")] * len(indices)
+            refused = not_begun(f"{function.name}: its worker still starts")
         except RewardError as error:
-            return [Failed("no_worker", str(error), retryable=True)] * len(indices)
-        items = [request.items[index] for index in indices]
-        units = _units([item.group_id for item in items], whole_group=self._processes.kinds[worker_index].whole_group)
-        batches = [[items[place].SerializeToString() for place in unit] for unit in units]
-        return _by_place(function.name, units, await self._processes.run(worker_index, batches, times=request.times))
+            refused = Failed("no_worker", str(error), retryable=True)
+        if refused is not None:
+            for index in indices:
+                on_outcome(index, refused)
+            return
+        units = _units(request, indices, whole_group=self._processes.kinds[worker_index].whole_group)
+        batches = [[request.items[index].SerializeToString() for index in unit] for unit in units]
+        on_answer = _unit_receiver(function.name, units, on_outcome)
+        await self._processes.run(worker_index, batches, times=times, on_answer=on_answer)
 
 
-def _units(groups: Sequence[str], *, whole_group: bool) -> list[list[int]]:
-    """Places of the items that go into one call: each alone, or a group's together; `groups` holds each item's."""
+def _units(request: Request, indices: Iterable[int], *, whole_group: bool) -> list[list[int]]:
+    """Indices of the items that go into one call: each alone, or a group's together."""
     if not whole_group:
-        return [[place] for place in range(len(groups))]
-    units: dict[str, list[int]] = {}
-    for place, group in enumerate(groups):
-        units.setdefault(group, []).append(place)
-    return list(units.values())
+        return [[index] for index in indices]
+    return request.groups(indices)
 
 
-def _by_place(function: str, units: Sequence[Sequence[int]], answers: Answers) -> list[Outcome]:
-    """The outcomes of the units, by the items' places."""
-    outcomes: dict[int, Outcome] = {}
-    for unit, answer in zip(units, answers, strict=True):
-        for position, place in enumerate(unit):
-            outcomes[place] = _with_name(answer, function) if isinstance(answer, Failed) else answer[position]
-    return [outcomes[place] for place in range(len(outcomes))]
+def _unit_receiver(function: str, units: Sequence[Sequence[int]], on_outcome: _OnOutcome) -> OnAnswer:
+    """Receives the answers of units, and passes the outcomes of their items on."""
+
+    def receive(place: int, answer: list[Outcome] | Failed) -> None:
+        for position, index in enumerate(units[place]):
+            on_outcome(index, _with_name(answer, function) if isinstance(answer, Failed) else answer[position])
+
+    return receive
 
 
 def _with_name(failed: Failed, function: str) -> Failed:
     return replace(failed, message=f"{function}: {failed.message}")
-
-
-def combine(names: Sequence[str], outcomes: Sequence[Outcome]) -> Outcome:
-    """Sums several functions' outcomes for one item.
-
-    Components: each function's total under its name; its own parts under their names where it is the only
-    function, else under `function/part`. Per-token values are summed too.
-    """
-    if len(outcomes) == 1 and isinstance(only := outcomes[0], Scored):  # the common case, and on the hot path
-        return replace(only, components={names[0]: only.total, **only.components})
-    # Where one has failed for good, it does not matter that another was not begun.
-    failures = sorted((o for o in outcomes if isinstance(o, Failed)), key=lambda failed: failed.code == NOT_BEGUN)
-    if failures:
-        return failures[0]
-    scored = [(name, outcome) for name, outcome in zip(names, outcomes, strict=True) if isinstance(outcome, Scored)]
-    if not scored:
-        reasons = [f"{name}: {o.reason}" for name, o in zip(names, outcomes, strict=True) if isinstance(o, Unscorable)]
-        return Unscorable("; ".join(reasons)) if reasons else Failed("no_scorer", "no reward function is configured")
-    components: dict[str, float] = {}
-    for name, outcome in scored:
-        prefix = f"{name}/" if len(names) > 1 else ""
-        components[name] = outcome.total
-        components.update({f"{prefix}{part}": value for part, value in outcome.components.items()})
-    per_token = [outcome.per_token for _, outcome in scored if outcome.per_token]
-    total = sum(outcome.total for _, outcome in scored)
-    if not math.isfinite(total):
-        return Failed("nan", f"the sum of {', '.join(name for name, _ in scored)} is {total}")
-    return Scored(
-        total=total,
-        components=components,
-        per_token=[sum(values) for values in zip(*per_token, strict=True)],
-    )

@@ -21,20 +21,29 @@ from collections.abc import Callable, Sequence
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import membership_pb2
 from rollmesh.reward_service.call_times import CallTimes
-from rollmesh.reward_service.outcomes import Failed, Outcome, not_begun
+from rollmesh.reward_service.outcomes import Failed, OnAnswer, Outcome, not_begun
 
 log = logging.getLogger(__name__)
 Work = Callable[[], list[Outcome]]
+# Seconds after which a job's answers are reported while it continues; each wait is twice as long, up to the longest.
+_REPORT_S, _LONGEST_REPORT_S = 0.02, 0.5
 
 
 class _Job:
-    """Calls that one thread runs in order, as long as they may be begun. All fields below `lock` are guarded by it."""
+    """Calls that one thread runs in order, as long as they may be begun. All fields below `lock` are guarded by it.
 
-    def __init__(self, works: Sequence[Work], begin_by: float) -> None:
+    Args:
+        first: place of the first call.
+        on_answer: gets the answers, in the event loop's thread.
+    """
+
+    def __init__(self, works: Sequence[Work], begin_by: float, first: int, on_answer: OnAnswer) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._works = works
         self._begin_by = begin_by
+        self._place = first
+        self._on_answer = on_answer
         self._lock = threading.Lock()
         self._results: list[list[Outcome]] = []
         self._running_since: float | None = None
@@ -66,11 +75,21 @@ class _Job:
                 self._loop.call_soon_threadsafe(self._finish)
         return True
 
-    def close(self) -> tuple[list[list[Outcome]], bool]:
-        """Ends the job: its results so far, and whether a thread was inside a call."""
+    def close(self) -> tuple[int, bool]:
+        """Ends the job and reports its results so far: the place after them, and whether a thread was inside a call."""
         with self._lock:
             self._closed = True
-            return self._results, self._running_since is not None
+            inside = self._running_since is not None
+        self.report()
+        return self._place, inside
+
+    def report(self) -> None:
+        """Gives the results since the last report to the receiver; in the event loop's thread."""
+        with self._lock:
+            fresh, self._results = self._results, []
+        for outcomes in fresh:
+            self._on_answer(self._place, outcomes)
+            self._place += 1
 
     def _finish(self) -> None:
         if not self.done.done():
@@ -108,35 +127,33 @@ class ThreadPool:
             return NO_WAIT
         return Wait(f"{lost} reward calls hang in this process", membership_pb2.WAIT_CAUSE_REWARD_OVERDUE)
 
-    async def run(
-        self, works: Sequence[Work], *, call_timeout_s: float, times: CallTimes
-    ) -> list[list[Outcome] | Failed]:
+    async def run(self, works: Sequence[Work], *, call_timeout_s: float, times: CallTimes, on_answer: OnAnswer) -> None:
         """Runs calls one after another in one thread.
 
         Args:
             call_timeout_s: seconds that one call may take.
             times: until when calls may be begun, and by when all must be done.
-
-        Returns:
-            per call its outcomes, or the `Failed` of one that was not done in time.
+            on_answer: gets the answers of calls, in their order, those that take longer as soon as they are there. All
+                come before this returns.
         """
-        results: list[list[Outcome] | Failed] = []
-        while len(results) < len(works):
-            job = _Job(works[len(results) :], times.begin_by)
+        place = 0
+        while place < len(works):
+            job = _Job(works[place:], times.begin_by, place, on_answer)
             self._jobs.put(job)
             try:
                 await _watched(job, call_timeout_s, times)
             finally:
-                done, inside = job.close()
+                place, inside = job.close()
                 if inside:
                     self._abandon_thread()
-            results.extend(done)
             if not inside:
                 break
             late = time.monotonic() >= times.deadline
             why = "the call's deadline passed: it began late" if late else f"no answer within {call_timeout_s:g} s"
-            results.append(Failed("timeout", why, retryable=True))
-        return results + [self._not_begun()] * (len(works) - len(results))
+            on_answer(place, Failed("timeout", why, retryable=True))
+            place += 1
+        for left in range(place, len(works)):
+            on_answer(left, self._not_begun())
 
     def close(self) -> None:
         """Lets the threads end; calls that hang are left to the end of the process (the threads are daemons)."""
@@ -177,6 +194,7 @@ class ThreadPool:
 
 async def _watched(job: _Job, call_timeout_s: float, times: CallTimes) -> None:
     """Waits until the job is done, its present call is overdue, or it is too late to begin another."""
+    pause = _REPORT_S
     while not job.done.done():
         now = time.monotonic()
         since = job.running_since
@@ -184,5 +202,7 @@ async def _watched(job: _Job, call_timeout_s: float, times: CallTimes) -> None:
         if limit <= now:
             return
         # No event reports a beginning: no call is overdue sooner than this.
-        limit = min(limit, now + call_timeout_s)
+        limit = min(limit, now + call_timeout_s, now + pause)
         await asyncio.wait((job.done,), timeout=limit - now)
+        job.report()
+        pause = min(2 * pause, _LONGEST_REPORT_S)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry
 
@@ -18,7 +19,7 @@ from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 _REWARD = SpecFactory("reward")
 _ITEMS = _REWARD.counter("items", "Items answered, by outcome, and by the code of an error", "outcome", "code")
-_SECONDS = _REWARD.histogram("call_seconds", "Duration of Score calls")
+_SECONDS = _REWARD.histogram("call_seconds", "Duration of Score and ScoreStream calls")
 _OPEN = _REWARD.gauge("items_in_progress", "Items of calls that are not answered yet")
 _OF_ENGINE = (
     _REWARD.gauge("workers", "Worker processes"),
@@ -26,7 +27,19 @@ _OF_ENGINE = (
     _REWARD.counter("workers_ended", "Worker processes lost: overdue, died", "why"),
     _REWARD.gauge("hanging_threads", "Threads abandoned because a call hangs"),
 )
-METRICS = (_ITEMS, _SECONDS, _OPEN, *_OF_ENGINE, *judge_metrics.METRICS)
+_OF_CACHE = (
+    _REWARD.counter(
+        "cache_lookups",
+        "Scores looked for in the cache, by what came of it: memory, redis, joined (an equal item was being scored), "
+        "missed (scored, or failed)",
+        "result",
+    ),
+    _REWARD.gauge("cache_bytes", "Bytes of scores in memory"),
+    _REWARD.gauge("cache_scores", "Scores in memory"),
+    _REWARD.counter("cache_evicted", "Scores that left the memory for others"),
+    _REWARD.counter("cache_redis_failures", "Questions to Redis, and writes, that were not answered in time"),
+)
+METRICS = (_ITEMS, _SECONDS, _OPEN, *_OF_ENGINE, *_OF_CACHE, *judge_metrics.METRICS)
 # Different codes of errors: functions may write anything there, and each is a series of its own.
 _MOST_CODES = 64
 _OTHER = "other"
@@ -49,6 +62,7 @@ class RewardMetrics:
         self.registry.register(SpecCollector(_OF_ENGINE, self._engine_values))
         if (judge := engine.judge) is not None:
             self.registry.register(SpecCollector(judge_metrics.METRICS, lambda: judge_metrics.values(judge)))
+        self.registry.register(SpecCollector(_OF_CACHE, self._cache_values))
         # Items without an error have a series whatever others have.
         self._codes = {""}
         self._totals = dict.fromkeys(("items", "errors", "calls"), 0.0)
@@ -56,14 +70,23 @@ class RewardMetrics:
     @contextmanager
     def in_progress(self, items: int) -> Iterator[None]:
         """Counts items as open while the context lasts."""
-        self._open.inc(items)
+        self.add_open(items)
         try:
             yield
         finally:
-            self._open.dec(items)
+            self.add_open(-items)
 
-    def record(self, results: Sequence[reward_pb2.ScoreResult], seconds: float) -> None:
-        """Counts one answered call."""
+    def add_open(self, items: int) -> None:
+        """Changes the number of open items by `items`."""
+        self._open.inc(items)
+
+    def record_call(self, seconds: float) -> None:
+        """Counts one ended call."""
+        self._seconds.observe(seconds)
+        self._totals["calls"] += 1
+
+    def record_results(self, results: Sequence[reward_pb2.ScoreResult]) -> None:
+        """Counts answered items."""
         counts: dict[tuple[str, str], int] = {}
         for result in results:
             outcome = result.WhichOneof("outcome") or "none"
@@ -73,9 +96,7 @@ class RewardMetrics:
             self._items.labels(outcome, self._known(code)).inc(count)
             if outcome == "error" and code != NOT_BEGUN:
                 self._totals["errors"] += count
-        self._seconds.observe(seconds)
         self._totals["items"] += len(results)
-        self._totals["calls"] += 1
 
     def _known(self, code: str) -> str:
         if len(self._codes) < _MOST_CODES:
@@ -92,6 +113,8 @@ class RewardMetrics:
             "hanging_threads": float(self._engine.hanging_threads),
             "workers_ended": float(stats.overdue + stats.died),
         }
+        if (cache := self._engine.cache) is not None:
+            now["cache_hits"], now["cache_lookups"] = map(float, (cache.stats.hits, cache.stats.lookups))
         return {f"reward_{name}": value for name, value in now.items()}
 
     def _engine_values(self) -> Values:
@@ -102,3 +125,16 @@ class RewardMetrics:
             "workers_ended": {("overdue",): stats.overdue, ("died",): stats.died},
             "hanging_threads": {(): self._engine.hanging_threads},
         }
+
+    def _cache_values(self) -> Values:
+        if (cache := self._engine.cache) is None:
+            return {}
+        values: dict[str, dict[tuple[str, ...], float]] = {
+            "cache_lookups": {(result,): count for result, count in asdict(cache.stats).items()},
+            "cache_bytes": {(): cache.memory.bytes},
+            "cache_scores": {(): len(cache.memory)},
+            "cache_evicted": {(): cache.memory.evicted},
+        }
+        if cache.redis is not None:
+            values["cache_redis_failures"] = {(): cache.redis.failures}
+        return values

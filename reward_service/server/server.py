@@ -1,4 +1,4 @@
-"""The gRPC server of the reward service: `Score` and `Info` over a `ScoringEngine`.
+"""The gRPC server of the reward service: `Score`, `ScoreStream` and `Info` over a `ScoringEngine`.
 
 Invariant: an answer leaves before the caller's deadline, with one result per item. An item that was not done in time
 has an error result; its call does not fail.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from importlib import metadata
 from typing import Any
 
@@ -28,6 +29,7 @@ from rollmesh.mesh.wait import Wait
 from rollmesh.protos import diagnosis_pb2_grpc, reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.judge.accounts import Accounts
 from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.server import stream as streams
 from rollmesh.reward_service.server.item_spans import record_scores
 from rollmesh.reward_service.server.metrics import RewardMetrics
 
@@ -36,16 +38,20 @@ SERVICE_NAME = reward_pb2.DESCRIPTOR.services_by_name["Reward"].full_name
 
 
 class RewardServicer(reward_pb2_grpc.RewardServicer):
-    """Answers Score and Info.
+    """Answers Score, ScoreStream and Info.
 
     Args:
         engine: scores the items.
-        timeout_s: deadline of a call that comes without one, and the most that any call gets.
+        timeout_s: deadline of a call that comes without one, and the most that any item gets.
         tracer: of trajectories.
+        max_bytes: of a request.
     """
 
-    def __init__(self, engine: ScoringEngine, metrics: RewardMetrics, *, timeout_s: float, tracer: Tracer) -> None:
+    def __init__(
+        self, engine: ScoringEngine, metrics: RewardMetrics, *, timeout_s: float, tracer: Tracer, max_bytes: int
+    ) -> None:
         self._engine = engine
+        self._max_bytes = max_bytes
         self._tracer = tracer
         self._metrics = metrics
         self._timeout_s = timeout_s
@@ -54,6 +60,17 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         self, request: reward_pb2.ScoreRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> reward_pb2.ScoreResponse:
         return await self.answer(request, context.time_remaining())
+
+    async def ScoreStream(
+        self,
+        request_iterator: AsyncIterator[reward_pb2.ScoreStreamRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[reward_pb2.ScoreResult]:
+        stream = self.open_stream(context.time_remaining)
+        # However the call ends: its generators may be left as they are.
+        context.add_done_callback(lambda _: stream.stop())  # type: ignore[arg-type]  # the stubs have a class for it
+        async for result in self.results_of(stream, request_iterator):
+            yield result
 
     async def Info(
         self,
@@ -74,14 +91,52 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         began, began_ns = time.monotonic(), time.time_ns()
         with self._metrics.in_progress(len(request.items)):
             results = await self._engine.score(request.items, self._budget(remaining_s))
-        self._metrics.record(results, time.monotonic() - began)
+        self._metrics.record_results(results)
+        self._metrics.record_call(time.monotonic() - began)
         if self._tracer.is_on:
             record_scores(self._tracer, request.items, results, began_ns)
         return reward_pb2.ScoreResponse(results=results)
 
+    def open_stream(self, remaining_s: Callable[[], float | None]) -> streams.ScoreStream:
+        """A stream of items, whatever the protocol; `remaining_s` as of `answer`, at present."""
+
+        def budget(timeout_ms: int) -> float:
+            rest = self._budget(remaining_s())
+            return min(rest, timeout_ms / 1000) if timeout_ms else rest
+
+        def record(item: reward_pb2.ScoreItem, result: reward_pb2.ScoreResult, began_ns: int) -> None:
+            self._metrics.record_results([result])
+            if self._tracer.is_on:
+                record_scores(self._tracer, [item], [result], began_ns)
+
+        return streams.ScoreStream(self._engine, budget, record, self._metrics.add_open)
+
+    async def results_of(
+        self, stream: streams.ScoreStream, requests: AsyncIterator[reward_pb2.ScoreStreamRequest]
+    ) -> AsyncGenerator[reward_pb2.ScoreResult, None]:
+        """The results of a stream, which is counted as one call."""
+        began = time.monotonic()
+        try:
+            async for result in stream.results(requests):
+                yield result
+        finally:
+            self._metrics.record_call(time.monotonic() - began)
+
     def describe(self) -> reward_pb2.InfoResponse:
         """Info, whatever the protocol."""
-        return reward_pb2.InfoResponse(name="rollmesh", version=_version(), max_items=0, scorers=self._engine.scorers)
+        needs = self._engine.needs
+        return reward_pb2.InfoResponse(
+            name="rollmesh",
+            version=_version(),
+            scorers=self._engine.scorers,
+            max_bytes=self._max_bytes,
+            needs_group=needs.whole_group,
+            deterministic=needs.deterministic,
+            wants_ids="ids" in needs.wants,
+            wants_messages="messages" in needs.wants,
+            wants_offsets="offsets" in needs.wants,
+            streams=True,
+        )
 
     def _budget(self, remaining: float | None) -> float:
         """Seconds for scoring: the rest of the caller's deadline, less the time for sending the answer."""
@@ -129,7 +184,9 @@ class RewardServer:
         self._engine = engine
         self._security = security or SecuritySection()
         self._server = new_server(self._security, identity, key=key, max_message_mb=max_message_mb)
-        self.servicer = servicer = RewardServicer(engine, self.metrics, timeout_s=timeout_s, tracer=self._tracer)
+        self.servicer = servicer = RewardServicer(
+            engine, self.metrics, timeout_s=timeout_s, tracer=self._tracer, max_bytes=max_message_mb << 20
+        )
         reward_pb2_grpc.add_RewardServicer_to_server(servicer, self._server)
         diagnosis_pb2_grpc.add_DiagnosisServicer_to_server(DiagnosisServicer(), self._server)
         self._health: health.aio.HealthServicer = add_health_and_reflection(

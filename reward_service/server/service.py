@@ -14,6 +14,7 @@ from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.access.token_file import identity_of
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.scorers.parts import describe
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.failover_channel import open_mesh
@@ -21,13 +22,10 @@ from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.log_format import LogSettings
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.service import Shutdown, advertised_address, run_service, write_ready_file
-from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.mesh.telemetry.tracing import open_tracer
 from rollmesh.protos import membership_pb2
-from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.judge.member import shared_judge
-from rollmesh.reward_service.routing import split_routes
-from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.scoring.configured import configured_engine
 from rollmesh.reward_service.server.http import http_server
 from rollmesh.reward_service.server.server import RewardServer
 
@@ -65,15 +63,7 @@ async def serve(
     """
     check_security(config.security, Identity(Role.REWARD), endpoint=False)
     reward = config.reward
-    functions, local = with_configured(reward, reward.functions, split_routes(reward.by_data_source)[0])
-    computing, waiting = reward_workers(reward.workers)
-    engine = ScoringEngine(
-        functions,
-        local,
-        workers=computing,
-        waiting_workers=waiting,
-        call_timeout_s=reward.scorer_timeout_s,
-    )
+    engine = configured_engine(reward)
     identity = identity_of(config.security, Role.REWARD)
     server = RewardServer(
         engine,
@@ -150,7 +140,7 @@ async def _serve_in_mesh(
 
 def _write_ready(config: Config, address: str, ready_file: Path | None) -> None:
     write_ready_file(ready_file, address)
-    log.info("serving rewards at %s: %s", address, ", ".join(config.reward.functions))
+    log.info("serving rewards at %s: %s", address, " + ".join(map(describe, config.reward.functions)))
 
 
 async def _report_until_end(shutdown: Shutdown, agent: MembershipAgent, server: RewardServer) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from rollmesh.reward_service.call_times import CallTimes
-from rollmesh.reward_service.outcomes import Failed, Outcome
+from rollmesh.reward_service.outcomes import Failed, OnAnswer, Outcome
 from rollmesh.reward_service.workers.messages import pack
 
 CLOSED = Failed("closed", "the reward workers are closed", retryable=True)
@@ -25,10 +25,12 @@ class Call:
 
     Args:
         times: until when its units may be begun, and its deadline.
+        on_answer: called with the place and the answer of each unit, as soon as it is there.
     """
 
-    def __init__(self, units: int, times: CallTimes) -> None:
+    def __init__(self, units: int, times: CallTimes, on_answer: OnAnswer = lambda _place, _answer: None) -> None:
         self.times = times
+        self._on_answer = on_answer
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.answers: list[list[Outcome] | Failed | None] = [None] * units
         self._open = units
@@ -38,6 +40,7 @@ class Call:
         if self.answers[place] is not None:
             return
         self.answers[place] = answer
+        self._on_answer(place, answer)
         self._open -= 1
         if not self._open and not self.done.done():
             self.done.set_result(None)

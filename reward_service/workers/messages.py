@@ -3,7 +3,7 @@
 To the worker: first `[[[spec, name], ...], call_timeout_s, log settings]`, then work messages
 `[function, [[unit, deadline, [item, ...]], ...]]`, where an item is a serialized ScoreItem.
 
-From the worker: `[READY, [[whole_group, asynchronous], ...]]` or `[REFUSED, message, hint]`, then messages
+From the worker: `[READY, [function kind, ...]]` or `[REFUSED, message, hint]`, then messages
 `[DONE, [[unit, answer], ...]]`. An answer is what `pack_answer` made, or nil for a unit that was not begun.
 
 Invariant: an answer holds one outcome per item and at most `ANSWER_BYTES`; its numbers are floats, its texts can be

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from rollmesh.mesh.wait import Wait
 from rollmesh.reward_service.call_times import CallTimes
-from rollmesh.reward_service.outcomes import Failed, Outcome
+from rollmesh.reward_service.function_kind import FunctionKind
+from rollmesh.reward_service.outcomes import Failed, OnAnswer
 from rollmesh.reward_service.workers.calls import Call, Unit
-from rollmesh.reward_service.workers.process import FunctionKind, WorkerProcess
+from rollmesh.reward_service.workers.process import WorkerProcess
 from rollmesh.reward_service.workers.unit_queue import UnitQueue
 
 
@@ -70,6 +71,10 @@ class ProcessPool:
         """Process ids of the workers."""
         return [*self._plain.pids, *self._coroutines.pids]
 
+    def kind(self, function: int) -> FunctionKind | None:
+        """The kind of a function, by its index; None before a worker has loaded it."""
+        return self.kinds[function] if self.kinds else None
+
     async def start(self) -> None:
         """Starts a first worker, which describes the functions, unless there has been one.
 
@@ -89,20 +94,18 @@ class ProcessPool:
         (self._plain if plain else self._coroutines).adopt(worker)
 
     async def run(
-        self, function: int, units: Sequence[Sequence[bytes]], *, times: CallTimes
-    ) -> list[list[Outcome] | Failed]:
+        self, function: int, units: Sequence[Sequence[bytes]], *, times: CallTimes, on_answer: OnAnswer
+    ) -> None:
         """Calls a function once per unit.
 
         Args:
             function: its index.
             units: serialized ScoreItems per call.
             times: until when units may be begun, and by when all must be answered.
-
-        Returns:
-            per unit its outcomes, or the `Failed` of one that was not done.
+            on_answer: gets each unit's answer as soon as it is there; all of them before this returns.
         """
         queue = self._coroutines if self.kinds[function].asynchronous else self._plain
-        call = Call(len(units), times)
+        call = Call(len(units), times, on_answer)
         mine = [Unit(call, place, function, items) for place, items in enumerate(units)]
         queue.enqueue(mine)
         late = Failed("timeout", "the call's deadline passed: a worker is still busy with it", retryable=True)
@@ -116,7 +119,6 @@ class ProcessPool:
             for unit in mine:
                 if unit.open:
                     unit.answer(late if unit.begun else queue.not_begun())
-        return [answer for answer in call.answers if answer is not None]
 
     def present_wait(self) -> Wait:
         """The reason why items wait; empty while they are scored as they come."""

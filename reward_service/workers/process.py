@@ -31,6 +31,7 @@ from rollmesh.mesh.liveness.process_ends import descendants, signal_name, surviv
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.log_format import present_settings
 from rollmesh.mesh.runtime.threads import thread_environment
+from rollmesh.reward_service.function_kind import FunctionKind
 from rollmesh.reward_service.outcomes import Outcome
 from rollmesh.reward_service.workers.messages import DONE, MESSAGE_BYTES, READY, pack, unpack_answer, unpacker
 from rollmesh.reward_service.workers.shared_page import SharedPage
@@ -46,14 +47,6 @@ _PROGRAM = (
 _LOAD_S = 150.0
 # Seconds for a worker without work to end by itself when it is hung up on.
 _LEAVE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionKind:
-    """A worker's description of a function: see `RewardFunction`."""
-
-    whole_group: bool
-    asynchronous: bool
 
 
 @dataclass(frozen=True, slots=True)

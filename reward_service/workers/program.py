@@ -20,6 +20,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -106,7 +107,7 @@ def _serve(channel: _Channel, page: SharedPage) -> None:
     except RewardError as error:
         channel.send([REFUSED, error.message, error.hint])
         return
-    channel.send([READY, [[function.whole_group, function.asynchronous] for function in functions]])
+    channel.send([READY, [astuple(function.kind) for function in functions]])
     while (message := channel.receive()) is not None:
         index, units = message
         if functions[index].asynchronous:

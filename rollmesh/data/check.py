@@ -19,6 +19,7 @@ from rollmesh.learner.data.prompts import PromptEncoder
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.inputs import DataSource, ModelSection
+from rollmesh.mesh.config.scorers.parts import uses
 from rollmesh.mesh.errors import DataError, RollmeshError
 from rollmesh.mesh.tokenizer_files import load_tokenizer
 from rollmesh.reward_service.scorers.auto import scorer_of
@@ -250,4 +251,4 @@ class _SourceCheck:
         reward, agent = self._config.reward, self._config.rollout.agent
         if row.data_source in reward.by_data_source or reward.endpoints or agent.kind in ("environment", "program"):
             return True
-        return any(name != "auto" for name in reward.functions) or scorer_of(row.data_source) is not None
+        return any(name != "auto" for name in uses(reward.functions)) or scorer_of(row.data_source) is not None

@@ -92,6 +92,7 @@ def _default_lengths(config: Config, folder: Path) -> dict[str, int]:
 WITHOUT_REWARDS: Mapping[str, Any] = {
     "reward.functions": ["none"],
     "reward.by_data_source": {},
+    "reward.normalize": {},
     "reward.endpoints": [],
     "reward.in_process": True,
 }

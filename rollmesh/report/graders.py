@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-from itertools import chain
 
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.scorers.parts import all_uses
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.scorers.graders import versions
 from rollmesh.reward_service.scorers.versions import versions_of
@@ -25,7 +25,7 @@ def grader_versions(config: Config) -> dict[str, str]:
     """Versions by scorer and package; empty where this mesh runs no scorer by name, or its environment is gone."""
     reward = config.reward
     local, _ = split_routes(reward.by_data_source)
-    names = [*(() if reward.endpoints else reward.functions), *chain.from_iterable(local.values())]
+    names = all_uses(() if reward.endpoints else reward.functions, local)
     if not versions_of(names):
         return {}
     python = config.rollout.python if reward.in_process else reward.python

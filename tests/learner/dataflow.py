@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -288,6 +289,30 @@ def train_probe(
     return seen, result, worker, engines, algorithm
 
 
+def with_token_rewards(groups: Sequence[SampledGroup]) -> list[SampledGroup]:
+    """The groups; the last response of the last one has rewards of its tokens: 1, 2, ..."""
+    *others, last = groups
+    *members, rewarded = last.members
+    assert rewarded.trajectory is not None
+    rewards = np.arange(1, len(rewarded.trajectory) + 1, dtype=np.float32)
+    trajectory = replace(rewarded.trajectory, token_rewards=rewards)
+    return [*others, replace(last, members=[*members, replace(rewarded, trajectory=trajectory)])]
+
+
+def seen_token_rewards(actor: Engine, folder: Path) -> list[list[float] | None]:
+    """Rewards of tokens as an algorithm sees them: of a batch with some, and of one without."""
+    seen: list[list[float] | None] = []
+
+    def look(rollouts: Rollouts) -> None:
+        seen.append(None if rollouts.token_rewards is None else rollouts.token_rewards.tolist())
+
+    for place, groups in enumerate((with_token_rewards(make_groups()), make_groups())):
+        worker = make_worker(Plain(look), {"actor": actor}, groups, folder / str(place))
+        worker.prepare(make_plan(groups, dp_sizes=worker.dp_sizes))
+        worker.train(lambda: None)
+    return seen
+
+
 def train_on_two_ranks(harness: Harness, model: Path, out: Path) -> dict[str, Any]:
     """One of two ranks: trains the probe, then plays the scenes in which one of them fails."""
     del harness  # the worker closes its engines
@@ -298,8 +323,10 @@ def train_on_two_ranks(harness: Harness, model: Path, out: Path) -> dict[str, An
     held.set_batch(groups)
     plain = make_worker(Plain(), {"actor": engines["actor"]}, held, out / "plain")
     failing = train_without_what_rank_1_cannot_read(plain, held, groups, lambda some: make_plan(some, dp_sizes=(2,)))
+    rewarded = seen_token_rewards(engines["actor"], out / "rewarded")
     worker.close()
     return {
+        "rewarded": rewarded,
         "weights": seen,
         "metrics": result.metrics,
         "checkpoint": str(path),

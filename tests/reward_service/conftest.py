@@ -22,6 +22,7 @@ from rollmesh.reward_service.server.server import RewardServer
 
 MakeItem = Callable[..., reward_pb2.ScoreItem]
 Behaviour = Callable[[reward_pb2.ScoreRequest, Any], Awaitable[reward_pb2.ScoreResponse]]
+StreamBehaviour = Callable[[AsyncIterator[reward_pb2.ScoreStreamRequest]], AsyncIterator[reward_pb2.ScoreResult]]
 
 
 @pytest.fixture
@@ -41,10 +42,19 @@ def make_item() -> MakeItem:
 
 
 class ScriptedServer(reward_pb2_grpc.RewardServicer):
-    """Counts requests and answers with `behaviour`; it can be killed in the middle of a call."""
+    """Counts requests and answers with `behaviour`; it can be killed in the middle of a call.
+
+    Attributes:
+        stream: answers streams, which Info then offers.
+        info: fields of Info.
+        streams: number of streams that have begun.
+    """
 
     def __init__(self, behaviour: Behaviour, max_items: int | None) -> None:
         self.behaviour = behaviour
+        self.stream: StreamBehaviour | None = None
+        self.info: dict[str, Any] = {}
+        self.streams = 0
         self.requests: list[reward_pb2.ScoreRequest] = []
         self.called = asyncio.Event()
         self.port = 0
@@ -63,7 +73,14 @@ class ScriptedServer(reward_pb2_grpc.RewardServicer):
     async def Info(self, request: Any, context: Any) -> reward_pb2.InfoResponse:
         if self._max_items is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no Info")
-        return reward_pb2.InfoResponse(name="scripted", version="0", max_items=self._max_items or 0)
+        fields = {"max_items": self._max_items or 0, "streams": self.stream is not None, **self.info}
+        return reward_pb2.InfoResponse(name="scripted", version="0", **fields)
+
+    async def ScoreStream(self, request_iterator: Any, context: Any) -> AsyncIterator[reward_pb2.ScoreResult]:
+        assert self.stream is not None
+        self.streams += 1
+        async for result in self.stream(request_iterator):
+            yield result
 
     async def start(self, port: int = 0) -> None:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])

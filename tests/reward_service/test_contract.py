@@ -16,7 +16,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.config.reward import EndpointTls
+from rollmesh.mesh.errors import ConfigError, PayloadError
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.client.client import CallLimits, LocalScorer, RewardClient, RewardScorer
 from rollmesh.reward_service.client.endpoint import connector, mesh_connector
@@ -30,7 +31,7 @@ from tests.secrets_here import write_secret
 async def scorer(request: pytest.FixtureRequest, serve: Any, serve_http: Any) -> AsyncIterator[RewardScorer]:
     made: RewardScorer
     if request.param == "local":
-        made = LocalScorer(["exact_match"])
+        made = LocalScorer(ScoringEngine(["exact_match"]))
     elif request.param == "remote":
         made = RewardClient([await serve("exact_match")])
     elif request.param == "http":
@@ -148,6 +149,32 @@ async def test_tls(tmp_path: Path, make_item: Any) -> None:
     doubting = RewardClient([address])  # trusts the public authorities alone
     assert (await doubting.score([make_item()], timeout_s=0.5))[0].error.code == "unreachable"
     await doubting.close()
+    await server.stop(0)
+
+
+async def test_an_endpoint_may_ask_for_a_certificate_of_its_own_authority(tmp_path: Path, make_item: Any) -> None:
+    authority, stranger = Authority(tmp_path, "judges"), Authority(tmp_path, "strangers")
+    certificate, key = authority.certify("service")
+    server = RewardServer(
+        ScoringEngine(["exact_match"]),
+        security=SecuritySection(tls_key=key, tls_cert=certificate, tls_client_ca=authority.pem),
+    )
+    address = f"grpcs://localhost:{await server.start('localhost')}"
+    cert, cert_key = authority.certify("generator")
+    mesh = SecuritySection(tls_ca=stranger.pem)
+    for tls, right in (
+        ({"ca": authority.pem, "cert": cert, "key": cert_key}, True),
+        ({"ca": authority.pem}, False),
+        ({"cert": cert, "key": cert_key}, False),
+    ):
+        client = RewardClient([address], connect=connector(mesh, tls={address: EndpointTls(**tls)}))
+        (result,) = await client.score([make_item()], timeout_s=60 if right else 0.5)
+        assert (result.scored.total == 1.0) is right
+        await client.close()
+    with pytest.raises(ConfigError, match=r"reward\.tls\.grpcs://localhost:\d+\.ca "):
+        connector(mesh, tls={address: EndpointTls(ca=cert_key)})(address)
+    with pytest.raises(ValueError, match="belong together"):
+        EndpointTls(cert=cert)
     await server.stop(0)
 
 

@@ -13,7 +13,7 @@ from rollmesh.mesh.errors import UnauthenticatedError
 from rollmesh.protos import membership_pb2, reward_pb2
 from rollmesh.reward_service.client.client import CallLimits, LocalScorer, RewardClient
 from rollmesh.reward_service.client.transports.grpc_calls import GrpcTransport
-from rollmesh.reward_service.server.service import ScoringEngine
+from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 CONTEXT = Any
 
@@ -237,7 +237,7 @@ async def test_answers_that_break_the_contract_are_errors_by_name(
         "missing": "missing_result",
         "good": "scored",
     }
-    assert "answered for 1 items that were not in the call, such as 'stranger'" in caplog.text
+    assert "answered for 1 items that were not in the call, or again, such as 'stranger'" in caplog.text
     await client.close()
 
 
@@ -329,7 +329,7 @@ async def test_a_cancelled_caller_leaves_nothing_behind(scripted: Any, make_item
 
 async def test_by_source_with_a_local_default(scripted: Any, make_item: Any) -> None:
     server = await scripted()
-    client = RewardClient(by_data_source={"far": [server.address]}, default=LocalScorer(["exact_match"]))
+    client = RewardClient(by_data_source={"far": [server.address]}, default=LocalScorer(ScoringEngine(["exact_match"])))
     near, far = await client.score([make_item("n", "41"), make_item("f", "41", data_source="far")], timeout_s=30)
     assert near.scored.total == 0.0
     assert far.scored.total == 1.0

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from rollmesh.mesh.config.scorers.parts import part_names
 from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.functions import adapt
-from rollmesh.reward_service.loading import load_function, with_names
+from rollmesh.reward_service.loading import load_function
 from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable
 from tests.repository import REPOSITORY
 
@@ -148,7 +149,7 @@ def test_the_missing_column_is_named() -> None:
 
 def test_example_file_by_path() -> None:
     specs = [f"{EXAMPLE}:compute_score", f"{EXAMPLE}:group_diversity"]
-    both = [load_function(spec, name=name) for spec, name in with_names(specs)]
+    both = [load_function(spec, name=name) for spec, name in zip(specs, part_names(specs), strict=True)]
     assert [function.name for function in both] == ["compute_score", "group_diversity"]
     assert both[0].score([item()]) == [Scored(1.0, {"is_number": 1.0})]
     same, other = item("1"), item("2")
@@ -175,7 +176,7 @@ def test_module_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.Mon
 def test_functions_of_one_name_are_told_apart(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.py").write_text("def compute_score(solution_str, ground_truth): return 1\n")
-    names = [name for _, name in with_names([f"{tmp_path}/{name}.py:compute_score" for name in ("one", "two")])]
+    names = part_names([f"{tmp_path}/{name}.py:compute_score" for name in ("one", "two")])
     assert len(set(names)) == 2
 
 

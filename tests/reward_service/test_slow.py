@@ -17,8 +17,9 @@ from rollmesh.reward_service.call_times import CallTimes
 from rollmesh.reward_service.client.client import CallLimits, LocalScorer, RewardClient, RewardScorer
 from rollmesh.reward_service.client.endpoint import RewardEndpoint, connector
 from rollmesh.reward_service.client.tickets import Ticket
+from rollmesh.reward_service.composition.plan import Composition
 from rollmesh.reward_service.outcomes import Failed, Scored, not_begun
-from rollmesh.reward_service.scoring.engine import combine
+from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.workers.cpu_effort import CpuEffort
 
 # One worker takes longer than a call may last, and than a response waits where no one answers.
@@ -45,7 +46,7 @@ async def slow_scorer(request: Any, serve: Any) -> AsyncIterator[RewardScorer]:
         scorer = RewardClient([address], limits=CallLimits(timeout_s=2.2, wait_s=_WAIT_S))
     else:
         function = path if request.param == "here" else nap
-        scorer = LocalScorer([function], workers=1, call_timeout_s=0.5, wait_s=_WAIT_S)
+        scorer = LocalScorer(ScoringEngine([function], workers=1, call_timeout_s=0.5), wait_s=_WAIT_S)
     await scorer.start()
     yield scorer
     await scorer.close()
@@ -119,7 +120,9 @@ async def test_more_workers_come_where_they_wait_for_something(make_item: Any, t
     for number in range(3):
         os.mkfifo(tmp_path / str(number))
         items.append(make_item(str(number), str(tmp_path / str(number))))
-    scorer = LocalScorer([f"{mine}:score"], workers=1, waiting_workers=3, call_timeout_s=60.0, wait_s=90.0)
+    scorer = LocalScorer(
+        ScoringEngine([f"{mine}:score"], workers=1, waiting_workers=3, call_timeout_s=60.0), wait_s=90.0
+    )
     scoring = asyncio.create_task(scorer.score(items))
     for number in (2, 1, 0):  # who opens the other end waits until the last of them is called
         await asyncio.wait_for(asyncio.to_thread((tmp_path / str(number)).write_text, "x"), 60.0)
@@ -149,7 +152,7 @@ async def test_an_endpoint_gets_as_much_as_it_could_begin_and_then_more() -> Non
     endpoint.described = True
     assert endpoint.free_items == math.inf
     endpoint.begin(64, 0.0)
-    endpoint.narrow_window(50)
+    endpoint.narrow_window(14)
     endpoint.end(64)
     assert endpoint.free_items == 14
     endpoint.begin(14, 1.0)
@@ -182,5 +185,5 @@ async def test_time_counts_against_an_item_only_while_no_one_answers_or_since_it
 
 def test_a_failure_counts_for_more_than_what_was_not_begun() -> None:
     failed = Failed("exception", "no")
-    assert combine(["a", "b", "c"], [not_begun("busy"), failed, Scored(1.0)]) == failed
-    assert combine(["a", "b"], [Scored(1.0), not_begun("busy")]) == not_begun("busy")
+    assert Composition(["a", "b", "c"]).compose([not_begun("busy"), failed, Scored(1.0)]) == failed
+    assert Composition(["a", "b"]).compose([Scored(1.0), not_begun("busy")]) == not_begun("busy")

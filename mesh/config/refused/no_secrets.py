@@ -2,7 +2,8 @@
 
 A configuration is copied to where others read it: the run folder, each member of the mesh, trackers, reports. Its
 overrides and engine options stand in the list of processes. So what looks like a secret is refused, whatever asks for
-it, and nothing has to be hidden later. Redis' URL has a rule of its own (`BufferSection`), since it may name a user.
+it, and nothing has to be hidden later. Redis' URLs have rules of their own (`BufferSection`, `CacheSection`), since
+they may name a user.
 
 Invariant: a message names the key, and repeats nothing of its value.
 """
@@ -26,7 +27,7 @@ _PLACE = re.compile(r"_?(?:file|path|dir|env|name)s?$")
 _SETS = re.compile(r"([A-Za-z_][\w.-]*)=[^\s&]")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 _ARGUMENTS = "rollout.agent.command"
-_REDIS = "buffer.redis"
+_REDIS = ("buffer.redis", "reward.cache.redis")
 
 
 def is_secret(name: str) -> bool:
@@ -57,7 +58,7 @@ def _found(value: Any, key: str) -> Iterator[str]:
             else:
                 yield from _found(inner, inner_key)
     elif isinstance(value, str):
-        if key != _REDIS and _with_login(value):
+        if key not in _REDIS and _with_login(value):
             yield f"{key} holds a URL with a login; give that by the service's environment, or by a file"
     elif isinstance(value, Sequence):
         if key == _ARGUMENTS and _in_arguments([str(item) for item in value]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
@@ -24,6 +24,20 @@ class GrpcTransport:
         with _errors():
             response: reward_pb2.ScoreResponse = await self._stub.Score(request, timeout=timeout_s)
             return response
+
+    async def stream(
+        self, items: Sequence[reward_pb2.ScoreItem], timeout_s: float
+    ) -> AsyncGenerator[reward_pb2.ScoreResult, None]:
+        """See `StreamingTransport.stream`."""
+        with _errors():
+            call = self._stub.ScoreStream(
+                (reward_pb2.ScoreStreamRequest(item=item) for item in items), timeout=timeout_s
+            )
+            try:
+                async for result in call:
+                    yield result
+            finally:
+                call.cancel()
 
     async def info(self, timeout_s: float) -> reward_pb2.InfoResponse:
         """See `Transport.info`."""

@@ -5,8 +5,8 @@ Invariant: a call ends by its deadline, with an answer or a `CallError`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import grpc
 
@@ -54,6 +54,21 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """Ends running calls and the connection."""
+        ...
+
+
+@runtime_checkable
+class StreamingTransport(Transport, Protocol):
+    """Calls that may give each result as soon as it is there."""
+
+    def stream(
+        self, items: Sequence[reward_pb2.ScoreItem], timeout_s: float
+    ) -> AsyncGenerator[reward_pb2.ScoreResult, None]:
+        """Calls ScoreStream once; the call ends with the generator.
+
+        Raises:
+            CallError: as it failed.
+        """
         ...
 
 

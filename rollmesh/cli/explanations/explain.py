@@ -13,6 +13,7 @@ from rollmesh.mesh.config.derived.generator_places import generator_places
 from rollmesh.mesh.config.inputs import DataSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.rollout import RolloutSection
+from rollmesh.mesh.config.scorers.parts import describe
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.liveness.freeze_detector import Bounds
 from rollmesh.mesh.runtime.threads import available_cores, reward_workers
@@ -186,4 +187,4 @@ def _rewards(config: Config) -> str:
     if config.reward.endpoints:
         return f"remote, {', '.join(config.reward.endpoints)}"
     where = "inside the generators" if config.reward.in_process else "by a reward service started here"
-    return f"{' + '.join(config.reward.functions)}, {where}"
+    return f"{' + '.join(map(describe, config.reward.functions))}, {where}"

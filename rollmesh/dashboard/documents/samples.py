@@ -18,10 +18,10 @@ _PLACES = 8
 # Characters of a text, and of all samples as JSON: the page is read over networks too.
 _MOST_CHARACTERS = 200_000
 _MOST_IN_ALL = 3_000_000
-_TEXTS = ("prompt", "response", "ground_truth")
+_TEXTS = ("prompt", "response", "ground_truth", "evidence")
 _FIELDS = (
     *("step", "group", "member", "reward", "members", "data_source", "finish_reason", "generator", "temperature"),
-    *("versions", "tokens"),
+    *("versions", "tokens", "cost", "cached"),
 )
 
 

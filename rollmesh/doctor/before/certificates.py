@@ -68,7 +68,9 @@ def check_secrets(config: Config) -> Iterator[Finding]:
             found.append(problem(SECRETS, error.message, error.hint))
     yield from found
     if not found:
-        paths = [security.token_file, *named.values(), *config.reward.key_files.values()]
+        reward = config.reward
+        own_keys = [tls.key for tls in reward.tls.values()]
+        paths = [security.token_file, *named.values(), *reward.key_files.values(), *own_keys]
         count = sum(path is not None for path in paths)
         yield ok(SECRETS, f"{count} file(s) can be read, by this user alone" if count else "the run makes its own")
 

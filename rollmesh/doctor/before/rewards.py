@@ -16,13 +16,13 @@ from rollmesh.learner.data.locations import is_hub_id
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
+from rollmesh.mesh.config.scorers.parts import uses
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client.channels import configured
-from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.samples import item
-from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.scoring.configured import configured_engine
 
 CHECK = "rewards"
 # Beyond the limit of one call: the first worker loads the function.
@@ -99,9 +99,8 @@ async def try_rewards(config: Config, rows: Sequence[Row]) -> list[Tried]:
         RewardError: a function cannot be loaded.
     """
     reward = config.reward
-    local, remote = split_routes(reward.by_data_source)
-    functions = with_configured(reward, reward.functions, local)
-    engine = ScoringEngine(*functions, workers=1, call_timeout_s=reward.scorer_timeout_s)
+    remote = split_routes(reward.by_data_source)[1]
+    engine = configured_engine(reward, workers=1)
     found = []
     try:
         await engine.start()
@@ -126,7 +125,7 @@ def judge(tried: Tried, reward: RewardSection) -> Iterator[Finding]:
         tried: the answers about one row.
         reward: of the run.
     """
-    functions = ", ".join(reward.by_data_source.get(tried.data_source, reward.functions))
+    functions = ", ".join(uses(reward.by_data_source.get(tried.data_source, reward.functions)))
     source = f"data_source {tried.data_source!r}" if tried.data_source else "a row without data_source"
     failed = next((answer for answer in (tried.right, tried.wrong) if answer.outcome == "error"), None)
     numbers = {"seconds": tried.seconds, "right": tried.right.total, "wrong": tried.wrong.total}

@@ -27,6 +27,7 @@ from rollmesh.mesh.access.secret_files import check_keys, check_security
 from rollmesh.mesh.config.derived.memory_release import REST_KEY, rest_folder
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.scorers.parts import all_uses
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.files import require_writable
 from rollmesh.mesh.runtime.threads import available_cores
@@ -188,10 +189,8 @@ def _check_model(key: str, path: str) -> None:
         raise DataError(f"{key}: no such folder: {folder}", hint="give a Hugging Face model folder or a hub id")
 
 
-def _reward_functions(config: Config) -> Iterator[str]:
+def _reward_functions(config: Config) -> list[str]:
     """Reward functions that are loaded here: by the reward service, or by generators."""
     if not (needs_reward_service(config) or config.reward.in_process):
-        return
-    yield from config.reward.functions
-    for names in split_routes(config.reward.by_data_source)[0].values():
-        yield from names
+        return []
+    return all_uses(config.reward.functions, split_routes(config.reward.by_data_source)[0])

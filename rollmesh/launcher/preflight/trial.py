@@ -217,12 +217,13 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
 
 
 def _try_reward(config: Config) -> list[str]:
+    from rollmesh.mesh.config.scorers.parts import all_uses
     from rollmesh.reward_service.configured import BUILDERS
     from rollmesh.reward_service.loading import load_function
     from rollmesh.reward_service.routing import split_routes
 
     functions, _ = split_routes(config.reward.by_data_source)
-    for name in (*config.reward.functions, *(name for names in functions.values() for name in names)):
+    for name in all_uses(config.reward.functions, functions):
         if name not in BUILDERS:
             load_function(name)
     return []

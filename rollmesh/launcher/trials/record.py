@@ -35,7 +35,7 @@ _SECTIONS = (
     "weights",
 )
 # A run that is prolonged has the same speed, and so have rewards at another port.
-_WITHOUT = {"learner": {"steps"}, "reward": {"endpoints", "key_files"}}
+_WITHOUT = {"learner": {"steps"}, "reward": {"endpoints", "key_files", "tls"}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from rollmesh.mesh.errors import PayloadError, RollmeshError, UnreachableError
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2, reward_pb2, trajectory_pb2
+from rollmesh.reward_service.client.outgoing import ItemDetails
+from rollmesh.reward_service.content_key import content_key
 
 Score = Callable[[reward_pb2.ScoreItem], reward_pb2.ScoreResult]
 Answer = Callable[[PendingWrite], WriteResult]
@@ -34,13 +38,16 @@ class Surroundings:
         self.answer = answer or (lambda write: WriteResult(buffer_pb2.WRITE_STATUS_STORED))
         self.writes: list[PendingWrite] = []
         self.uploads: list[tuple[str, str, int, str, int]] = []
+        self.records: list[dict[str, Any]] = []
+        self.details: Sequence[ItemDetails] = ()
         self.calls = 0
         self.members_settled = 0
         self.dropped: list[ActiveGroup] = []
         self.errors: list[RollmeshError] = []
         self.submitter = TrajectorySubmitter(
             generator_id="gen-1",
-            text=self,  # type: ignore[arg-type]  # decodes below
+            run="a run",
+            text=self,
             scorer=self,  # type: ignore[arg-type]  # scores below
             store=self,
             owner=self,
@@ -52,9 +59,21 @@ class Surroundings:
             asyncio.get_running_loop()
         return ["-".join(map(str, ids)) for ids in responses]
 
+    def token_ends(self, ids: NDArray[np.int32], text: str) -> list[int]:
+        """As `decode` writes them: a dash belongs to the token after it."""
+        return list(accumulate(len(str(number)) + (place > 0) for place, number in enumerate(ids)))
+
+    scorers: Mapping[str, str] = {"sums": "3"}
+
     async def score(
-        self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
+        self,
+        items: Sequence[reward_pb2.ScoreItem],
+        *,
+        timeout_s: float | None = None,
+        details: Sequence[ItemDetails] | None = None,
     ) -> list[reward_pb2.ScoreResult]:
+        assert details is not None
+        self.details = details
         self.calls += 1
         return [self.score_item(item) for item in items]
 
@@ -66,10 +85,13 @@ class Surroundings:
         return self
 
     async def upload_side(
-        self, table: str, grant: buffer_pb2.GroupGrant, member: int, name: str, data: NDArray[np.generic]
+        self, table: str, grant: buffer_pb2.GroupGrant, member: int, name: str, data: bytes | NDArray[np.generic]
     ) -> trajectory_pb2.SideData:
         """Takes everything but floats; `len(self.writes)` tells what was written before."""
         self.uploads.append((table, grant.lease_id, member, name, len(self.writes)))
+        if isinstance(data, bytes):
+            self.records.append(json.loads(data))
+            return trajectory_pb2.SideData(name=name, bytes=len(data))
         if data.dtype == np.float64:
             raise PayloadError("dtype", "float64")
         return trajectory_pb2.SideData(name=name, bytes=data.nbytes, dtype=data.dtype.name, shape=data.shape)
@@ -174,6 +196,67 @@ async def test_a_score_item_says_what_the_contract_asks_for() -> None:
     item = seen[0]
     assert (item.group_id, item.data_source, item.prompt, item.ground_truth_json) == ("g1", "sums", "1+1=", '"2"')
     assert (item.response, list(item.response_ids)) == ("6-1", [6, 1])
+    assert (item.run, item.trajectory_id, item.attempt) == ("a run", "g1/3/0", 3)
+    assert (item.policy_version, item.finish_reason, list(item.spans)) == (5, "length", [])
+    assert item.content_key == content_key(item) != seen[1].content_key
+    assert not item.messages_json
+    assert not item.token_ends
+    assert json.loads(around.details[0].messages_json()) == [
+        {"role": "user", "content": "1+1="},
+        {"role": "assistant", "content": "6-1"},
+    ]
+    assert around.details[0].token_ends() == [1, 3]
+
+
+async def test_images_are_named_and_not_sent() -> None:
+    seen: list[reward_pb2.ScoreItem] = []
+
+    def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        seen.append(item)
+        return scored(item)
+
+    around = Surroundings(score)
+    task = held("g1").grant.task
+    task.images.append(b"a picture")
+    task.image_digests.append("ab" * 16)
+    grant = buffer_pb2.GroupGrant(group_id="g1", lease_id="a1", attempt=1, task=task)
+    around.submitter.submit([(ActiveGroup.from_grant("train", grant), [finished(0, 6, 1)])])
+    await around.submitter.drained()
+    (image,) = seen[0].images
+    assert image.uri == f"images/ab/{'ab' * 16}"
+    assert image.sha256 == hashlib.sha256(b"a picture").digest()
+
+
+async def test_rewards_of_tokens_and_of_parts_travel_with_the_tokens() -> None:
+    def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        reward = reward_pb2.Scored(total=1.0)
+        if item.item_id.endswith("/0"):
+            reward.per_token.extend([0.5, -1.0])
+        elif item.item_id.endswith("/1"):
+            reward.spans.add(begin=0, end=1, value=0.25)
+            reward.spans.add(begin=1, end=3, value=0.75)
+        return reward_pb2.ScoreResult(item_id=item.item_id, scored=reward)
+
+    around = Surroundings(score)
+    around.submitter.submit([(held("g1"), [finished(member, 6, 1) for member in range(3)])])
+    await around.submitter.drained()
+    found = [decode(write.payload).token_rewards for write in around.writes]
+    assert [None if rewards is None else rewards.tolist() for rewards in found] == [[0.5, -1.0], [0.25, 0.75], None]
+    assert [write.head.meta.reward for write in around.writes] == [1.0] * 3
+
+
+async def test_what_a_score_says_besides_its_numbers_is_side_data() -> None:
+    def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        result = scored(item)
+        if item.item_id.endswith("/0"):
+            result.scored.evidence, result.scored.cost, result.scored.cached = "because", 0.5, True
+        return result
+
+    around = Surroundings(score)
+    around.submitter.submit([(held("g1"), [finished(0, 6, 1), finished(1, 6, 1)])])
+    await around.submitter.drained()
+    assert [[entry.name for entry in write.head.meta.side] for write in around.writes] == [["reward"], []]
+    assert around.records == [{"evidence": "because", "cost": 0.5, "cached": True, "scorers": {"sums": "3"}}]
 
 
 async def test_superseded_work_is_dropped() -> None:
@@ -257,6 +340,9 @@ async def test_an_episode_says_what_it_was_worth() -> None:
     around.submitter.submit([(group, [first, episode(1, 6, 1), finished(1, 6, 1)])])
     await around.submitter.drained()
     assert [item.response for item in seen] == ["2", "6-1", "6-1"]
+    # An answer that is not the text of the last turn belongs to the last token.
+    assert [list(own.token_ends()) for own in around.details] == [[0, 0, 1], [1, 3], [1, 3]]
+    assert json.loads(around.details[0].messages_json()) == list(talk)
     assert json.loads(seen[0].extra_info_json) == {
         "index": 7,
         "messages": list(talk),

@@ -33,6 +33,7 @@ from tests.learner.dataflow import (
     make_groups,
     make_plan,
     make_worker,
+    seen_token_rewards,
     train_on_two_ranks,
     train_probe,
     weights,
@@ -145,6 +146,18 @@ def test_speed_is_known_by_role_and_without_a_known_peak_there_is_no_mfu(one_ran
         assert speed[name] > 0, name
     assert speed["perf/tflops/actor"] > 0
     assert not any("mfu" in name or "memory" in name for name in speed), "of a device that is not here"
+
+
+def test_rewards_of_tokens_reach_the_algorithm_from_whatever_rank_has_them(
+    model: Path, tmp_path: Path, two_ranks: Any
+) -> None:
+    engines = make_engines(model, Plain())
+    seen = seen_token_rewards(engines["actor"], tmp_path)
+    *others, last = [member.trajectory for group in make_groups() for member in group.scored_members]
+    trained = [float(place + 1) for place, mask in enumerate(last.response_mask) if mask]
+    assert seen == [[0.0] * sum(int(each.response_mask.sum()) for each in others) + trained, None]
+    assert two_ranks["rewarded"] == seen
+    engines["actor"].close()
 
 
 def test_mfu_is_model_flops_over_time_and_peak(model: Path, tmp_path: Path) -> None:

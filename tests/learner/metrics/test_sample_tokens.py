@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from examples.demo.model import build_tokenizer
 from rollmesh.learner.metrics.sample_tokens import describe_tokens, to_entries
-from rollmesh.learner.metrics.text_division import characters_per_token
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
+from rollmesh.mesh.trajectory.text_division import characters_per_token
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 TEXTS = ["the quick brown fox over the lazy dog", "naïve café, 日本語 日本, 🙂🙃"] * 3

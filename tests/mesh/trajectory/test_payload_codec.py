@@ -24,11 +24,13 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     log_probs = draw(st.lists(st.floats(-1e4, 0, width=32), min_size=count, max_size=count))
     mask = draw(st.lists(st.integers(0, 1), min_size=count, max_size=count))
     stamps = draw(st.lists(versions, min_size=count, max_size=count))
+    rewards = draw(st.none() | st.lists(st.floats(-1e4, 1e4, width=32), min_size=count, max_size=count))
     return Trajectory(
         np.array(ids, "<i4"),
         np.array(log_probs, "<f4"),
         np.array(mask, "u1"),
         VersionRuns.merged((1, version) for version in stamps),
+        None if rewards is None else np.array(rewards, "<f4"),
     )
 
 
@@ -45,7 +47,10 @@ def test_round_trip_is_exact(trajectory: Trajectory, codec: Codec, level: int) -
 
 
 def _same(one: Trajectory, other: Trajectory) -> bool:
-    arrays = ("response_ids", "log_probs", "response_mask")
+    if (one.token_rewards is None) != (other.token_rewards is None):
+        return False
+    arrays = ["response_ids", "log_probs", "response_mask"]
+    arrays += ["token_rewards"] if one.token_rewards is not None else []
     return list(one.versions) == list(other.versions) and all(
         getattr(one, name).dtype == getattr(other, name).dtype
         and getattr(one, name).tobytes() == getattr(other, name).tobytes()

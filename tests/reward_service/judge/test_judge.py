@@ -487,3 +487,16 @@ async def test_pairs_tell_their_reasons_and_share_their_cost(judge: Any, endpoin
     assert [one.scored.cost, two.scored.cost] == [1.0, 1.0]
     assert one.scored.evidence == "with 1, first: it is in front\nwith 1, second: it is in front"
     assert two.scored.evidence == "with 0, second: it is in front\nwith 0, first: it is in front"
+
+
+def test_all_on_which_a_verdict_depends_is_in_its_version(tmp_path: Path) -> None:
+    template = tmp_path / "template.yaml"
+    template.write_text("user: 'Is {response} good?'\n")
+
+    def version(**settings: Any) -> str | None:
+        section = JudgeSection(base_url="http://127.0.0.1:9/v1", model="m", **settings)
+        return Judge(section, call_timeout_s=8.0).cache_version
+
+    assert version() == version(concurrency=3)
+    assert len({version(), version(votes=3), version(scale=(0, 1)), version(template=template)}) == 4
+    assert version(mode="pairs") is None

@@ -11,6 +11,7 @@ from rollmesh.mesh.config import load_as
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.reward_service.composition.part import Part
 from rollmesh.reward_service.configured import with_configured
 
 HERE = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
@@ -43,8 +44,8 @@ def test_contradictions_are_refused(reward: dict[str, Any], message: str) -> Non
 def test_a_source_may_name_the_judge() -> None:
     reward = RewardSection(by_data_source={"essays": ["judge", "none"]}, judge=HERE)  # type: ignore[arg-type]
     functions, by_source = with_configured(reward, reward.functions, reward.by_data_source)
-    assert functions == ["auto"]
-    assert [getattr(name, "__name__", name) for name in by_source["essays"]] == ["judge", "none"]
+    assert list(functions) == [Part("auto")]
+    assert [getattr(part.use, "__name__", part.use) for part in map(Part.of, by_source["essays"])] == ["judge", "none"]
 
 
 def test_functions_of_a_program_need_an_endpoint_too() -> None:

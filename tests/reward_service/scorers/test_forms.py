@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollmesh.mesh.config.scorers.parts import part_names
 from rollmesh.mesh.errors import RewardError
-from rollmesh.reward_service.loading import load_function, with_names
+from rollmesh.reward_service.loading import load_function
 from rollmesh.reward_service.outcomes import RewardItem, Scored, Unscorable
 from rollmesh.reward_service.scorers import SCORERS, prepare
 from rollmesh.reward_service.scorers.forms import regex
@@ -60,7 +61,7 @@ class TestRegex:
         function = load_function(r"regex:^\w+:\d$")
         assert function.name == "regex"
         assert function.score([item("a:1")]) == [Scored(1.0, {"format": 1.0})]
-        assert [name for _, name in with_names(["regex:a", "regex:b:c"])] == ["regex:a#0", "regex:b:c#1"]
+        assert part_names(["regex:a", "regex:b:c"]) == ["regex:a#0", "regex:b:c#1"]
         with pytest.raises(RewardError, match="cannot be read"):
             load_function("regex:(")
 

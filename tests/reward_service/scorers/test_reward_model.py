@@ -11,8 +11,9 @@ from transformers import AutoModelForSequenceClassification, Qwen3Config
 from examples.demo.model import build_tokenizer
 from rollmesh.mesh.access.code_permissions import requested_code
 from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.scorers.parts import part_names
 from rollmesh.mesh.errors import RewardError
-from rollmesh.reward_service.loading import is_path, load_function, with_names
+from rollmesh.reward_service.loading import is_path, load_function
 from rollmesh.reward_service.outcomes import Failed, RewardItem, Scored
 
 _CONTEXT = 12
@@ -84,6 +85,6 @@ def test_folders_that_are_no_reward_model_are_refused(tmp_path: Path) -> None:
 def test_it_runs_in_worker_processes_and_a_generator_asks_before_it_reads_the_folder() -> None:
     spec = "model:/some/folder"
     assert is_path(spec)
-    assert [name for _, name in with_names([spec])] == ["reward_model"]
+    assert part_names([spec]) == ["reward_model"]
     given = {"model": {"path": "m"}, "data": {"train": "t"}, "reward": {"functions": [spec], "in_process": True}}
     assert [asked.name for asked in requested_code(load_config(given))] == [spec]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from rollmesh.reward_service.composition.plan import Composition
 from rollmesh.reward_service.outcomes import JSON_LENGTH, Failed, Scored, Unscorable
-from rollmesh.reward_service.scoring.engine import ScoringEngine, combine
+from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 
 @pytest.fixture
@@ -178,11 +179,13 @@ async def test_workers_share_the_items(make_item: Any) -> None:
 
 
 def test_sums() -> None:
-    total = combine(["a", "b"], [Scored(1.0, {"x": 2.0}, [1.0, 2.0]), Scored(0.5, {}, [0.5, 0.5])])
+    total = Composition(["a", "b"]).compose([Scored(1.0, {"x": 2.0}, [1.0, 2.0]), Scored(0.5, {}, [0.5, 0.5])])
     assert total == Scored(1.5, {"a": 1.0, "a/x": 2.0, "b": 0.5}, [1.5, 2.5])
-    assert combine(["a", "b"], [Unscorable("?"), Scored(0.5)]) == Scored(0.5, {"b": 0.5}, [])
-    assert combine(["a", "b"], [Unscorable("?"), Unscorable("!")]) == Unscorable("a: ?; b: !")
+    assert Composition(["a", "b"]).compose([Unscorable("?"), Scored(0.5)]) == Scored(0.5, {"b": 0.5}, [])
+    assert Composition(["a", "b"]).compose([Unscorable("?"), Unscorable("!")]) == Unscorable("a: ?; b: !")
     failure = Failed("exception", "b raised")
-    assert combine(["a", "b"], [Scored(1.0), failure]) == failure
-    assert combine([], []) == Failed("no_scorer", "no reward function is configured")
-    assert combine(["a", "b"], [Scored(1.7e308), Scored(1.7e308)]) == Failed("nan", "the sum of a, b is inf")
+    assert Composition(["a", "b"]).compose([Scored(1.0), failure]) == failure
+    assert Composition([]).compose([]) == Failed("no_scorer", "no reward function is configured")
+    assert Composition(["a", "b"]).compose([Scored(1.7e308), Scored(1.7e308)]) == Failed(
+        "nan", "the sum of a, b is inf"
+    )

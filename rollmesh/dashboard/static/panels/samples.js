@@ -102,6 +102,8 @@ function detail(sample, all, pick) {
     sample.data_source,
     sample.generator,
     sample.temperature !== undefined && `temperature ${short(sample.temperature)}`,
+    sample.cost && `score cost ${short(sample.cost)}`,
+    sample.cached && "score found earlier",
   ];
   return h(
     "article",
@@ -119,6 +121,7 @@ function detail(sample, all, pick) {
       ? h("div", { class: "text" }, h("span", { class: "text-name" }, "response"), h("div", {}, legend(choice.coloring, scale), response(sample, choice.coloring, scale)))
       : text("response", sample.response),
     sample.ground_truth && text("truth", sample.ground_truth),
+    sample.evidence && text("evidence", sample.evidence),
   );
 }
 

@@ -1,0 +1,84 @@
+"""The form in which an item is sent to a server: what the server does not want is left out.
+
+Pure. An item that is sent as it is, is not copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from rollmesh.protos import reward_pb2
+
+# Most bytes of a token's entry in `token_ends`.
+_END_BYTES = 5
+
+
+class ItemDetails(Protocol):
+    """The parts of an item that are made only for a server that wants them; each is made once."""
+
+    def messages_json(self) -> str:
+        """See `ScoreItem.messages_json`."""
+        ...
+
+    def token_ends(self) -> Sequence[int]:
+        """See `ScoreItem.token_ends`; may take a while."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """The parts of items that a server reads."""
+
+    ids: bool = True
+    messages: bool = False
+    offsets: bool = False
+
+    @classmethod
+    def of(cls, info: reward_pb2.InfoResponse) -> Self:
+        """As a server's Info says."""
+        ids = info.wants_ids if info.HasField("wants_ids") else True
+        return cls(ids, info.wants_messages, info.wants_offsets)
+
+
+def outgoing(item: reward_pb2.ScoreItem, details: ItemDetails | None, wants: Wants) -> reward_pb2.ScoreItem:
+    """An item as a server wants it.
+
+    Args:
+        details: makes what the item lacks; None: it has what there is.
+    """
+    drops = [
+        name
+        for name, wanted in (
+            ("response_ids", wants.ids),
+            ("messages_json", wants.messages),
+            ("token_ends", wants.offsets),
+        )
+        if not wanted and getattr(item, name)
+    ]
+    adds_messages = wants.messages and not item.messages_json and details is not None
+    adds_ends = wants.offsets and not item.token_ends and details is not None
+    if not (drops or adds_messages or adds_ends):
+        return item
+    sent = reward_pb2.ScoreItem()
+    sent.CopyFrom(item)
+    for name in drops:
+        sent.ClearField(name)
+    if details is not None and adds_messages:
+        sent.messages_json = details.messages_json()
+    if details is not None and adds_ends:
+        sent.token_ends.extend(details.token_ends())
+    return sent
+
+
+def size_bound(item: reward_pb2.ScoreItem, details: ItemDetails | None, wants: Wants) -> int:
+    """Bytes that the item as a server wants it does not exceed."""
+    size: int = item.ByteSize()
+    if details is None:
+        return size
+    if wants.offsets:
+        size += _END_BYTES * len(item.response_ids)
+    if wants.messages:
+        size += len(details.messages_json().encode())
+    return size

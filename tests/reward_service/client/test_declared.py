@@ -1,0 +1,181 @@
+"""What a server says of itself is obeyed: what it reads, what it takes, and when it is to be asked again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.client.client import CallLimits, LocalScorer, RewardClient
+from rollmesh.reward_service.client.outgoing import Wants, outgoing
+from rollmesh.reward_service.outcomes import RewardItem
+from rollmesh.reward_service.scoring.engine import ScoringEngine
+
+
+class Details:
+    """Counts how often each part is asked for."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def messages_json(self) -> str:
+        self.made.append("messages")
+        return '[{"role": "user", "content": "40+2="}]'
+
+    def token_ends(self) -> Sequence[int]:
+        self.made.append("ends")
+        return [1, 2]
+
+
+async def test_servers_get_what_they_want_and_no_more(scripted: Any, make_item: Any) -> None:
+    plain, lean, rich = await scripted(), await scripted(), await scripted()
+    lean.info = {"wants_ids": False}
+    rich.info = {"wants_ids": True, "wants_messages": True, "wants_offsets": True}
+    routes = {"lean": [lean.address], "rich": [rich.address]}
+    client = RewardClient([plain.address], routes)
+    items = [make_item(name, data_source=name) for name in ("plain", "lean", "rich")]
+    details = [Details() for _ in items]
+    results = await asyncio.wait_for(client.score(items, timeout_s=60, details=details), 120)
+    assert [result.scored.total for result in results] == [1.0] * 3
+    sent = [server.requests[0].items[0] for server in (plain, lean, rich)]
+    assert [list(item.response_ids) for item in sent] == [[52, 50], [], [52, 50]]
+    assert [bool(item.messages_json) for item in sent] == [False, False, True]
+    assert [list(item.token_ends) for item in sent] == [[], [], [1, 2]]
+    assert [own.made for own in details[:2]] == [[], []]
+    assert all(len(item.response_ids) == 2 for item in items), "the caller's item is as it was"
+    await client.close()
+
+
+def test_an_item_that_is_sent_as_it_is_is_not_copied(make_item: Any) -> None:
+    item = make_item()
+    assert outgoing(item, None, Wants()) is item
+    assert outgoing(item, Details(), Wants()) is item
+    assert outgoing(item, None, Wants(ids=False)) is not item
+    bare = make_item(response_ids=[])
+    assert outgoing(bare, None, Wants(ids=False, messages=True)) is bare
+
+
+async def test_functions_here_get_what_they_want_too(make_item: Any) -> None:
+    def score(items: Sequence[RewardItem]) -> list[float]:
+        return [float(bool(item.messages and item.token_ends and not item.response_ids)) for item in items]
+
+    score.wants = ("messages", "offsets")  # type: ignore[attr-defined]
+    scorer = LocalScorer(ScoringEngine([score]))
+    (result,) = await scorer.score([make_item()], details=[Details()])
+    assert result.scored.total == 1.0
+    await scorer.close()
+
+
+async def test_a_server_is_asked_again_no_sooner_than_it_says(scripted: Any, make_item: Any) -> None:
+    asked: list[float] = []
+
+    async def busy_once(request: reward_pb2.ScoreRequest, _context: Any) -> reward_pb2.ScoreResponse:
+        asked.append(time.monotonic())
+        response = reward_pb2.ScoreResponse()
+        for item in request.items:
+            if len(asked) == 1:
+                error = reward_pb2.Error(code="busy", message="later", retryable=True, retry_after_ms=1500)
+                response.results.add(item_id=item.item_id, error=error)
+            else:
+                response.results.add(item_id=item.item_id).scored.total = 1.0
+        return response
+
+    client = RewardClient([(await scripted(busy_once)).address])
+    (result,) = await asyncio.wait_for(client.score([make_item()], timeout_s=60), 120)
+    assert result.scored.total == 1.0
+    assert asked[1] - asked[0] >= 1.4
+    # An item's own time is not prolonged by it.
+    asked.clear()
+    (result,) = await asyncio.wait_for(client.score([make_item()], timeout_s=0.5), 120)
+    assert result.error.code == "busy"
+    await client.close()
+
+
+async def test_requests_are_no_larger_than_a_server_takes(scripted: Any, make_item: Any) -> None:
+    server = await scripted()
+    server.info = {"max_bytes": 4000}
+    client = RewardClient([server.address])
+    items = [make_item(f"{n}", "x" * 1000, response_ids=[]) for n in range(8)]
+    items.append(make_item("large", "x" * 5000, response_ids=[]))
+    results = await asyncio.wait_for(client.score(items, timeout_s=60), 120)
+    assert [result.HasField("scored") for result in results] == [True] * 8 + [False]
+    assert results[-1].error.code == "too_large"
+    assert not results[-1].error.retryable
+    assert all(request.ByteSize() <= 4000 for request in server.requests)
+    await client.close()
+
+
+async def test_no_more_calls_at_a_time_than_a_server_takes(scripted: Any, make_item: Any) -> None:
+    running, most = 0, 0
+    go = asyncio.Event()
+
+    async def counting(request: reward_pb2.ScoreRequest, _context: Any) -> reward_pb2.ScoreResponse:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await go.wait()
+        running -= 1
+        return reward_pb2.ScoreResponse(
+            results=[reward_pb2.ScoreResult(item_id=item.item_id, scored={"total": 1.0}) for item in request.items]
+        )
+
+    server = await scripted(counting, max_items=1)
+    server.info = {"max_concurrency": 1}
+    client = RewardClient([server.address])
+    scoring = asyncio.create_task(client.score([make_item(f"{n}", group_id=f"g{n}") for n in range(4)], timeout_s=60))
+    await asyncio.wait_for(server.called.wait(), 120)
+    await asyncio.sleep(0.1)
+    go.set()
+    assert all(result.HasField("scored") for result in await asyncio.wait_for(scoring, 120))
+    assert most == 1
+    await client.close()
+
+
+async def test_a_server_that_needs_groups_gets_them_whole_each_time(scripted: Any, make_item: Any) -> None:
+    async def first_member_fails_once(request: reward_pb2.ScoreRequest, _context: Any) -> reward_pb2.ScoreResponse:
+        response = reward_pb2.ScoreResponse()
+        for item in request.items:
+            if item.item_id == "a0" and len(server.requests) == 1:
+                response.results.add(item_id="a0", error=reward_pb2.Error(code="busy", retryable=True))
+            else:
+                response.results.add(item_id=item.item_id).scored.total = float(len(request.items))
+        return response
+
+    server = await scripted(first_member_fails_once, max_items=4)
+    server.info = {"needs_group": True}
+    client = RewardClient([server.address], limits=CallLimits(attempts=2))
+    groups = {"a": 3, "b": 3, "c": 5}
+    items = [make_item(f"{group}{n}", group_id=group) for group, size in groups.items() for n in range(size)]
+    results = {r.item_id: r for r in await asyncio.wait_for(client.score(items, timeout_s=60), 120)}
+    requests = [sorted(item.item_id for item in request.items) for request in server.requests]
+    assert requests == [["a0", "a1", "a2"], ["b0", "b1", "b2"], ["a0", "a1", "a2"]]
+    assert [results[f"a{n}"].scored.total for n in range(3)] == [3.0] * 3
+    assert {results[f"c{n}"].error.code for n in range(5)} == {"too_large"}
+    assert "a group of 5 items" in results["c0"].error.message
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"spans": [{"begin": 1, "end": 3}]}, "bad_span"),
+        ({"spans": [{"begin": 1, "end": 1}]}, "bad_span"),
+        ({"spans": [{"begin": 0, "end": 2, "value": float("nan")}]}, "nan"),
+        ({"spans": [{"begin": 0, "end": 2}], "per_token": [1.0, 1.0]}, "bad_output"),
+        ({"cost": float("inf")}, "nan"),
+    ],
+)
+async def test_spans_and_costs_that_make_no_sense(
+    scripted: Any, make_item: Any, fields: dict[str, Any], code: str
+) -> None:
+    async def wrong(request: reward_pb2.ScoreRequest, _context: Any) -> reward_pb2.ScoreResponse:
+        return reward_pb2.ScoreResponse(results=[{"item_id": "a", "scored": {"total": 1.0, **fields}}])
+
+    client = RewardClient([(await scripted(wrong)).address])
+    (result,) = await asyncio.wait_for(client.score([make_item("a")], timeout_s=60), 120)
+    assert (result.error.code, result.error.retryable) == (code, False)
+    await client.close()
