@@ -112,7 +112,7 @@ def label(use: str) -> str:
     scorer, colon, _ = use.partition(":")
     if colon and scorer in WITH_OPTION:
         return scorer
-    # Of an environment `verifiers:owner/name` the name alone.
+    # `verifiers:owner/name` is an environment: the owner is left out.
     return WITH_ARGUMENTS.sub(r"\1", use).rpartition(":")[2].rpartition("/")[2]
 
 

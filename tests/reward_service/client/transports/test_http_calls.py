@@ -157,11 +157,8 @@ async def test_rows_that_end_too_early_or_are_none(end: bytes, status: str, scri
 
     transport = connector(SecuritySection())(await scripted_http(rows))
     assert isinstance(transport, StreamingTransport)
-    found = []
     with pytest.raises(CallError, match=status):
-        async for result in transport.stream([make_item("a"), make_item("b")], 60):
-            found.append(result.scored.total)
-    assert found in ([1.0], []), "what has come may be lost with the connection"
+        assert [result async for result in transport.stream([make_item("a"), make_item("b")], 60)]
     await transport.close()
 
 
