@@ -51,6 +51,8 @@ from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import weights_pb2
 from rollmesh.reward_service.client.client import build_scorer
 
+# Seconds that a service has to say that a promised reward is late.
+_LATE_SLACK_S = 60.0
 # Seconds of a wait for rewards that are worth reporting.
 _SLOW_S = 5.0
 
@@ -133,6 +135,7 @@ class GeneratorComponents:
             on_error=on_failure,
             encode=partial(encode, codec=config.buffer.compression, level=config.buffer.compression_level),
             spans=spans,
+            late_s=config.reward.late.timeout_s + _LATE_SLACK_S,
         )
         self.drafts = DraftUploader(
             source,

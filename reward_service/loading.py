@@ -1,8 +1,9 @@
 """Loads the reward functions that the configuration names.
 
-A name is a built-in scorer, one with an option (`regex:PATTERN`, `json_schema:FILE`), `model:FOLDER` (a reward model),
-`package.module:function`, or `path/file.py:function` (mesh.user_code), or `verifiers:ENVIRONMENT` (adapters.verifiers).
-The last three may have arguments by keyword, literals of Python: `file.py:function(threshold=0.5)`.
+A name is a built-in scorer, one with an option (`regex:PATTERN`, `json_schema:FILE`), `package.module:function`,
+`path/file.py:function` (mesh.user_code), or `verifiers:ENVIRONMENT` (adapters.verifiers). The last three may have
+arguments by keyword, literals of Python: `file.py:function(threshold=0.5)`. Scorers with a section of the
+configuration, `model:FOLDER` among them, are functions already (`configured`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import ast
 import difflib
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rollmesh.mesh.config.scorers.parts import WITH_ARGUMENTS
@@ -23,11 +23,10 @@ from rollmesh.reward_service.configured import BUILDERS
 from rollmesh.reward_service.function_spec import FunctionSpec, label_of
 from rollmesh.reward_service.functions import RewardFunction, adapt, from_scorer
 from rollmesh.reward_service.scorers import SCORERS, WITH_OPTION, takes_option
-from rollmesh.reward_service.scorers.reward_model import PREFIX, RewardModel, is_reward_model
 
 
 def is_path(spec: FunctionSpec) -> bool:
-    """True if a function is named by its import path, folder or option, so that any process can load it."""
+    """True if a function is named by its import path or option, so that any process can load it."""
     return isinstance(spec, str) and ":" in spec
 
 
@@ -45,8 +44,6 @@ def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunct
         return adapt(name or label_of(spec), spec)
     if not is_path(spec):
         return from_scorer(name or spec, _registered(spec))
-    if is_reward_model(spec):
-        return adapt(name or label_of(spec), RewardModel(Path(spec.removeprefix(PREFIX)).expanduser()))
     if takes_option(spec):
         scorer, _, option = spec.partition(":")
         return from_scorer(name or scorer, WITH_OPTION[scorer](option))

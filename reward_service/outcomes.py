@@ -19,6 +19,10 @@ from rollmesh.protos import reward_pb2
 
 NOT_BEGUN = "not_begun"
 """Code of an item that could not be begun in time: no failure, it is sent again for as long as it takes."""
+PENDING = "pending"
+"""Code of an item whose reward is known only later: no failure, it is asked again when its time has come."""
+NO_FAILURES = frozenset({NOT_BEGUN, PENDING})
+"""Codes of items that have no reward yet, and have not failed."""
 # Characters of a reason, and of an error's code.
 REASON_LENGTH = 2000
 _CODE_LENGTH = 64
@@ -195,6 +199,21 @@ def not_begun(why: str) -> Failed:
 def is_not_begun(result: reward_pb2.ScoreResult) -> bool:
     """True if the item of a result has only not been begun in time: its code is `NOT_BEGUN`."""
     return result.WhichOneof("outcome") == "error" and result.error.code == NOT_BEGUN
+
+
+def later(ticket: str, retry_after_s: float = 0.0) -> Failed:
+    """The promise of a reward that is delivered later (`rollmesh reward deliver`); reward functions return it.
+
+    Args:
+        ticket: a name for the reward, at most `REASON_LENGTH` characters; items may share one.
+        retry_after_s: seconds until the item is asked again; 0: as the service is configured.
+    """
+    return Failed(PENDING, ticket, retryable=True, retry_after_s=retry_after_s)
+
+
+def is_pending(result: reward_pb2.ScoreResult) -> bool:
+    """True if the reward of a result's item is known only later."""
+    return result.WhichOneof("outcome") == "error" and result.error.code == PENDING
 
 
 Outcome = Scored | Unscorable | Failed

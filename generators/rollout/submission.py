@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -38,10 +39,12 @@ from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
 from rollmesh.mesh.trajectory.reward_record import RewardRecord
 from rollmesh.mesh.trajectory.routing import PROMPT_EXPERTS, ROUTED_EXPERTS, split_prompt
 from rollmesh.protos import buffer_pb2, reward_pb2, trajectory_pb2
-from rollmesh.reward_service.client.client import RewardScorer
+from rollmesh.reward_service.client.client import RewardScorer, is_pending
 from rollmesh.reward_service.token_rewards import token_rewards
 
 log = logging.getLogger(__name__)
+# Seconds before a server that promises a reward is asked again, at least.
+_LEAST_PAUSE_S = 0.05
 # Pieces of side data on their way at once.
 _UPLOADS = 8
 Side = Sequence[tuple[str, bytes | NDArray[np.generic]]]
@@ -103,6 +106,7 @@ class TrajectorySubmitter:
         on_error: called when delivery cannot continue (the buffer stayed away).
         encode: makes payloads of finished responses.
         spans: reports traces.
+        late_s: seconds after which a reward that was promised for later is an error; the service ends it before.
 
     Attributes:
         scored, unscorable, failed: members by outcome.
@@ -121,6 +125,7 @@ class TrajectorySubmitter:
         on_error: Callable[[RollmeshError], None],
         encode: Callable[[Trajectory], bytes] = encode,
         spans: MemberSpans | None = None,
+        late_s: float = math.inf,
     ) -> None:
         self._generator_id = generator_id
         self._run = run
@@ -131,6 +136,7 @@ class TrajectorySubmitter:
         self._on_error = on_error
         self._encode = encode
         self._spans = spans or MemberSpans(no_traces())
+        self._late_s = late_s
         self._tasks = BackgroundTasks(self._on_task_error)
         # Members that wait for their reward, and since when, by batch.
         self._waiting: dict[int, tuple[int, float]] = {}
@@ -193,12 +199,41 @@ class TrajectorySubmitter:
             return
         # Long responses take seconds to decode, in which leases have to be renewed.
         asked = await asyncio.to_thread(scored_members, self._run, members, self._text)
-        self._waiting[id(batch)] = (len(asked), time.monotonic())
-        asked_ns = time.time_ns()
+        await self._ask(asked, time.monotonic(), time.time_ns())
+
+    async def _ask(self, asked: Sequence[ScoredMember], since: float, asked_ns: int) -> None:
+        """Scores members and stores them; those whose reward comes later are asked again, and hold up no others."""
+        self._waiting[id(asked)] = (len(asked), since)
         try:
             results = await self._scorer.score([member.item for member in asked], details=asked)
         finally:
-            del self._waiting[id(batch)]
+            del self._waiting[id(asked)]
+        overdue = time.monotonic() - since > self._late_s
+        results = [_overdue(result) if overdue and is_pending(result) else result for result in results]
+        pauses = {place: result.error.retry_after_ms for place, result in enumerate(results) if is_pending(result)}
+        if pauses:
+            later = [asked[place] for place in pauses]
+            pause_s = max(_LEAST_PAUSE_S, min(pauses.values()) / 1000)
+            self._waiting[id(later)] = (len(later), since)
+            self._tasks.spawn(self._ask_later(later, pause_s, since, asked_ns))
+        there = [place for place in range(len(asked)) if place not in pauses]
+        await self._store_scored([asked[place] for place in there], [results[place] for place in there], asked_ns)
+
+    async def _ask_later(self, asked: Sequence[ScoredMember], pause_s: float, since: float, asked_ns: int) -> None:
+        try:
+            await asyncio.sleep(pause_s)
+        finally:
+            del self._waiting[id(asked)]
+        dropped = [member for member in asked if member.group.dropped]
+        for member in dropped:
+            self.superseded += 1
+            self._owner.on_stored(member.group, 1)
+        if wanted := [member for member in asked if not member.group.dropped]:
+            await self._ask(wanted, since, asked_ns)
+
+    async def _store_scored(
+        self, asked: Sequence[ScoredMember], results: Sequence[reward_pb2.ScoreResult], asked_ns: int
+    ) -> None:
         if spanned := [member for member, result in zip(asked, results, strict=True) if result.scored.spans]:
             await asyncio.to_thread(_find_token_ends, spanned)
         writes: Writes = []
@@ -329,6 +364,12 @@ def _find_token_ends(members: Sequence[ScoredMember]) -> None:
     """Finds the ends of tokens, which members keep."""
     for member in members:
         member.token_ends()
+
+
+def _overdue(promised: reward_pb2.ScoreResult) -> reward_pb2.ScoreResult:
+    """The result of a member whose reward was promised, and has not come."""
+    message = f"the reward that was promised has not come: {promised.error.message}"
+    return reward_pb2.ScoreResult(item_id=promised.item_id, error=reward_pb2.Error(code="late", message=message))
 
 
 def _log_once(group: ActiveGroup, event: str, reasons: Sequence[str]) -> None:

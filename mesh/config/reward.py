@@ -7,11 +7,17 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
+from rollmesh.mesh.config.scorers import classifier, process
 from rollmesh.mesh.config.scorers.cache import CacheSection
+from rollmesh.mesh.config.scorers.classifier import ClassifierSection
+from rollmesh.mesh.config.scorers.code import NAMES as CODE
+from rollmesh.mesh.config.scorers.code import CodeSection
 from rollmesh.mesh.config.scorers.http import HttpSection
 from rollmesh.mesh.config.scorers.isolation import Isolation, IsolationSection
 from rollmesh.mesh.config.scorers.judge import NAME, NEEDS, JudgeSection
+from rollmesh.mesh.config.scorers.late import LateSection
 from rollmesh.mesh.config.scorers.parts import Entry, Interval, all_uses, check_parts, interval
+from rollmesh.mesh.config.scorers.process import ProcessSection
 
 
 class EndpointTls(Section):
@@ -31,13 +37,14 @@ class EndpointTls(Section):
 class RewardSection(Section):
     functions: list[Entry] = Field(
         default_factory=lambda: list[Entry](["auto"]),
-        description="Scorers, summed: registered names (auto, arithmetic, choice, environment, exact_match, gsm8k, "
-        "gsm8k_strict, gsm8k_flexible, ifeval, ifeval_fraction, json_schema, json_schema_fraction, judge, math, "
-        "math_string, math_dapo, none, qa, regex, strings). Two take an option: `regex:PATTERN` and "
-        "`json_schema:FILE`. Functions with verl's or TRL's signature are `module:function` or `file.py:function`. "
-        "`model:FOLDER` is a reward model of `rollmesh rm`, and `judge` the language model of `reward.judge`. `auto` "
-        "takes the reward of the episode if it has one, else picks by the exact name of the data_source. A part with "
-        "options is `{use: NAME, weight: 0.1}`, see docs/reward-composition.md.",
+        description="Scorers, summed: registered names (auto, arithmetic, choice, classifier, code, code_fraction, "
+        "environment, exact_match, gsm8k, gsm8k_strict, gsm8k_flexible, ifeval, ifeval_fraction, json_schema, "
+        "json_schema_fraction, judge, math, math_string, math_dapo, none, process, qa, regex, strings). Two take an "
+        "option: `regex:PATTERN` and `json_schema:FILE`. Functions with verl's or TRL's signature are "
+        "`module:function` or `file.py:function`. `model:FOLDER` is a reward model of `rollmesh rm`; `classifier`, "
+        "`process` and `judge` are the models of their sections. `auto` takes the reward of the episode if it has one, "
+        "else picks by the exact name of the data_source. A part with options is `{use: NAME, weight: 0.1}`, see "
+        "docs/reward-composition.md.",
     )
     by_data_source: dict[str, list[Entry]] = Field(
         default_factory=dict,
@@ -91,18 +98,45 @@ class RewardSection(Section):
         default_factory=IsolationSection,
         description="Where programs that a model has written are run; `auto` is the highest rung of the host.",
     )
+    code: CodeSection = Field(
+        default_factory=CodeSection, description="Programs of the scorers `code` and `code_fraction`."
+    )
     judge: JudgeSection = Field(
         default_factory=JudgeSection, description="The language model that the scorer `judge` asks."
     )
-
+    classifier: ClassifierSection = Field(
+        default_factory=ClassifierSection, description="The model of the scorer `classifier`, and of `model:FOLDER`."
+    )
+    process: ProcessSection = Field(
+        default_factory=ProcessSection, description="The model of the scorer `process`, which judges steps."
+    )
     http: HttpSection = Field(
         default_factory=HttpSection, description="The reward service over HTTP, for callers without gRPC."
     )
+    late: LateSection = Field(
+        default_factory=LateSection, description="Rewards that are known only later, and delivered then."
+    )
+
+    @model_validator(mode="after")
+    def _models_are_named(self) -> RewardSection:
+        for name, section in ((classifier.NAME, self.classifier), (process.NAME, self.process)):
+            if section.model is None and name in self.uses:
+                raise ValueError(f"the scorer `{name}` needs reward.{name}.model, the folder of its model")
+        return self
 
     @property
     def asks_judge(self) -> bool:
         """True if a source's functions name the judge."""
         return NAME in self.uses
+
+    @model_validator(mode="after")
+    def _programs_have_time(self) -> RewardSection:
+        if any(name in self.uses for name in CODE) and self.code.time_s >= 0.9 * self.scorer_timeout_s:
+            raise ValueError(
+                "deadlines must nest: reward.code.time_s < 0.9 * reward.scorer_timeout_s, got "
+                f"{self.code.time_s:g} / {self.scorer_timeout_s:g}"
+            )
+        return self
 
     @property
     def uses(self) -> list[str]:

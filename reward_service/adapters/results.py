@@ -45,12 +45,28 @@ def number(value: Any) -> float:
 
 
 def read_score(value: Any) -> Outcome:
-    """The outcome of a number, of None, or of a dict with `score`, whose other numbers are components."""
+    """The outcome of a number, of None, or of a dict with `score`.
+
+    Other numbers of the dict are components; `spans` in it are rewards of parts of the response.
+    """
     if not isinstance(value, Mapping):
         return read_entry(value)
     if "score" not in value:
         raise OutputError(f"returned a dict without 'score': {sorted(map(str, value))}")
-    return Scored(number(value["score"]), numbers_of(value, leaving_out="score"))
+    components = numbers_of(value, leaving_out="score")
+    return Scored(number(value["score"]), components, spans=_spans(value.get("spans")))
+
+
+def _spans(value: Any) -> Sequence[tuple[int, int, float]]:
+    """Rewards of parts: a list of (begin, end, value), in characters of the response.
+
+    Raises:
+        OutputError: for anything else.
+    """
+    try:
+        return tuple((int(begin), int(end), float(number)) for begin, end, number in value or ())
+    except (TypeError, ValueError) as error:
+        raise OutputError(f"returned spans that are no list of (begin, end, value): {error}") from error
 
 
 def numbers_of(values: Mapping[Any, Any], *, leaving_out: str = "") -> dict[str, float]:

@@ -42,6 +42,8 @@ class RubricReward:
         RewardError: it has no functions, or scores in a way of its own.
     """
 
+    wants = ()
+
     def __init__(self, rubric: Any, *, chat: bool) -> None:
         self._chat = chat
         self._functions = [function for part in _flat(rubric) for function in _functions_of(part)]

@@ -31,6 +31,8 @@ class TaskReward:
         RewardError: it has no reward, or one that needs a runtime.
     """
 
+    wants = ()
+
     def __init__(self, kind: type[Any], config: Any) -> None:
         self._kind = kind
         self._config = config

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client.tickets import Entry
 from rollmesh.reward_service.client.validation import contract_fault
-from rollmesh.reward_service.outcomes import error_result, is_not_begun
+from rollmesh.reward_service.outcomes import error_result, is_not_begun, is_pending
 
 
 class Call:
@@ -112,6 +112,8 @@ class Call:
             return
         again = False
         for entry, result in unit:
+            if is_pending(result):
+                continue
             entry.attempts += 1
             if result.WhichOneof("outcome") == "error":
                 error = result.error
@@ -122,7 +124,7 @@ class Call:
         for entry, result in unit:
             if again:
                 self._again.append(entry)
-            elif result.WhichOneof("outcome") == "error":
+            elif result.WhichOneof("outcome") == "error" and not is_pending(result):
                 self.answered += 1
                 entry.fail()
             else:

@@ -25,7 +25,7 @@ from rollmesh.reward_service.client.endpoint import connector, mesh_connector
 from rollmesh.reward_service.client.outgoing import ItemDetails, Wants, outgoing
 from rollmesh.reward_service.client.transports.interface import Connect
 from rollmesh.reward_service.judge.member import SharedJudge
-from rollmesh.reward_service.outcomes import is_not_begun
+from rollmesh.reward_service.outcomes import is_not_begun, is_pending
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.scoring.configured import configured_engine
 from rollmesh.reward_service.scoring.engine import ScoringEngine
@@ -36,6 +36,7 @@ __all__ = [
     "RewardClient",
     "RewardScorer",
     "build_scorer",
+    "is_pending",
     "needs_discovery",
 ]
 
@@ -59,6 +60,8 @@ class RewardScorer(Protocol):
         details: Sequence[ItemDetails] | None = None,
     ) -> list[reward_pb2.ScoreResult]:
         """Scores items: one result per item, in order.
+
+        An item whose reward comes later has the result `pending`: the caller asks again (`outcomes.is_pending`).
 
         Args:
             items: unique item_ids; a group's items are kept together where they are given together.

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from rollmesh.mesh.config.scorers.parts import depths, gates
 from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.composition.part import Entry, Part, names_of, on_scale, scaled
-from rollmesh.reward_service.outcomes import NOT_BEGUN, Failed, Outcome, Scored, Unscorable
+from rollmesh.reward_service.outcomes import NO_FAILURES, PENDING, Failed, Outcome, Scored, Unscorable
 
 Interval = tuple[float, float]
 
@@ -142,12 +142,12 @@ class Composition:
         failures = [
             outcome
             for part, outcome in zip(self.parts, outcomes, strict=True)
-            if isinstance(outcome, Failed) and (part.on_error == "fail" or outcome.code == NOT_BEGUN)
+            if isinstance(outcome, Failed) and (part.on_error == "fail" or outcome.code in NO_FAILURES)
         ]
         if not failures:
             return None
         # Where one has failed for good, it does not matter that another was not begun.
-        first = min(failures, key=lambda failed: (failed.code == NOT_BEGUN, failed.retryable))
+        first = min(failures, key=lambda failed: (failed.code in NO_FAILURES, failed.code == PENDING, failed.retryable))
         return replace(first, retry_after_s=max(failed.retry_after_s for failed in failures))
 
     def _nothing(self, outcomes: Sequence[PartOutcome]) -> Outcome:

@@ -5,7 +5,7 @@ Invariants
   * A function behind a gate is called as soon as the gate of a group's last member is known. It is called once, for all
     members whose gate is open.
   * An error takes effect by `on_error` when no more tries are left, or no more can begin in the item's time. An item
-    that has only not been begun is none.
+    that has only not been begun is none, and neither is one whose reward comes later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 
 from rollmesh.reward_service.call_times import CallTimes
 from rollmesh.reward_service.composition.plan import SHUT, Composition, PartOutcome
-from rollmesh.reward_service.outcomes import NOT_BEGUN, Failed, Outcome
+from rollmesh.reward_service.outcomes import NOT_BEGUN, PENDING, Failed, Outcome
 
 OnOutcome = Callable[[int, Outcome], None]
 """Receives an item's index, and its outcome; called on the event loop."""
@@ -101,7 +101,7 @@ class _Run:
     def _accept(self, place: int, attempt: int, index: int, outcome: Outcome) -> None:
         """Takes the outcome of one try."""
         failed = outcome if isinstance(outcome, Failed) else None
-        if failed is None or self._composition.parts[place].on_error == "fail":
+        if failed is None or failed.code == PENDING or self._composition.parts[place].on_error == "fail":
             self._settle(place, index, outcome)
         elif failed.code == NOT_BEGUN:
             # There was no room for another try: what the last one has said holds.

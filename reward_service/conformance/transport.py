@@ -108,7 +108,7 @@ class Transport(Protocol):
         ...
 
     async def health(self, timeout_s: float) -> str:
-        """What is wrong with the server's health by its own words; empty if all is well.
+        """The trouble that the server itself reports of its health; empty if all is well.
 
         Raises:
             CallError: as it failed; `unimplemented` where it does not say.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -42,10 +43,13 @@ class Evidence:
             return
         self._writer.submit(self._write, self._path, record)
 
-    def close(self) -> None:
+    async def start(self) -> None:
+        """Nothing: the file is opened for each record."""
+
+    async def close(self) -> None:
         """Writes what waits, and ends the thread."""
         if self._writer is not None:
-            self._writer.shutdown()
+            await asyncio.to_thread(self._writer.shutdown)
             self._writer = None
 
     def _write(self, path: Path, record: Mapping[str, Any]) -> None:

@@ -75,6 +75,7 @@ class Judge:
 
     Attributes:
         version: of its scores: another template, model or option makes another one.
+        rollmesh_service: the file of its reasons, which the scoring engine closes.
     """
 
     __name__ = NAME
@@ -86,7 +87,7 @@ class Judge:
         self._template = Template(section.template, section.mode, section.scale)
         self._question = score_on(section.scale) if section.mode == "score" else winner()
         self._address = Address.of(section)
-        self._evidence = Evidence(section.evidence_file)
+        self.rollmesh_service = self._evidence = Evidence(section.evidence_file)
         self._verdicts: OrderedDict[bytes, _Answer] = OrderedDict()
         self._asked: dict[bytes, asyncio.Task[_Answer]] = {}
         self._accounts = Accounts(section)
@@ -111,10 +112,6 @@ class Judge:
     def accounts(self) -> Accounts:
         """Limits, budget and times of the process."""
         return self._accounts
-
-    def close(self) -> None:
-        """Writes the evidence that waits."""
-        self._evidence.close()
 
     async def __call__(self, items: Sequence[RewardItem]) -> list[Outcome]:
         """Outcomes of a group's items."""

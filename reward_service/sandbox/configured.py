@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 import logging
+import shutil
+from collections.abc import Sequence
 
 from rollmesh.mesh.config.scorers.isolation import IsolationSection
 from rollmesh.reward_service.sandbox.executor import Sandbox
 from rollmesh.reward_service.sandbox.interface import Executor
 from rollmesh.reward_service.sandbox.languages.toolchains import readable
-from rollmesh.reward_service.sandbox.zygote_process import Runtime
+from rollmesh.reward_service.sandbox.plugins.bubblewrap import Bubblewrap
+from rollmesh.reward_service.sandbox.plugins.remote import RemoteSandbox
+from rollmesh.reward_service.sandbox.plugins.sandbox_fusion import SandboxFusion
+from rollmesh.reward_service.sandbox.zygote_process import Runtime, UnavailableError
 
 log = logging.getLogger(__name__)
 
 
-async def open_executor(isolation: IsolationSection) -> Executor:
+async def open_executor(isolation: IsolationSection, *, preload: Sequence[str] = ()) -> Executor:
     """Opens the executor of a service, on the highest rung that the host allows or by the plug-in that is named.
+
+    Args:
+        isolation: of the configuration.
+        preload: modules of the standard library that most Python programs will import.
 
     Raises:
         UnavailableError: the host does not allow the rung that is required, or the plug-in does not work; the message
             says what is missing.
+        ConfigError: a key that cannot be read, or would be sent in clear.
     """
-    runtime = Runtime(readable=readable(isolation.toolchains))
-    executor = await Sandbox.open(require=isolation.require, size=isolation.concurrency or 0, runtime=runtime)
+    executor = await _opened(isolation, preload)
     log.info("isolation of programs: %s", executor.describe())
     return executor
+
+
+async def _opened(isolation: IsolationSection, preload: Sequence[str]) -> Executor:
+    size, url = isolation.concurrency or 0, isolation.url or ""
+    paths = readable(isolation.toolchains)
+    match isolation.plugin:
+        case "bubblewrap":
+            program = str(isolation.program or shutil.which("bwrap") or "")
+            if not program:
+                raise UnavailableError("there is no bwrap", hint="install the package bubblewrap")
+            bubblewrap = Bubblewrap(program, paths, size)
+            await bubblewrap.try_out()
+            return bubblewrap
+        case "sandbox_fusion":
+            return SandboxFusion(url, isolation.key_file, size)
+        case "remote":
+            return RemoteSandbox(url, isolation.key_file, size)
+    return await Sandbox.open(require=isolation.require, size=size, runtime=Runtime(readable=paths, preload=preload))

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
+from rollmesh.reward_service.sandbox.ends import Ends
 from rollmesh.reward_service.sandbox.interface import Job, Ran
 from rollmesh.reward_service.sandbox.landlock import SCOPES
 from rollmesh.reward_service.sandbox.linux import AUDIT_ARCHITECTURES, MACHINE
@@ -105,7 +106,7 @@ class Sandbox:
             )
         if job.outputs and self.rung < HIGHEST:
             raise UnavailableError(f"a program that makes files needs rung {HIGHEST}")
-        ends = _Ends(len(inputs), stop)
+        ends = Ends(len(inputs), stop)
         wait_s = None if job.deadline == float("inf") else max(0.0, job.deadline - time.monotonic())
         try:
             async with asyncio.timeout(wait_s):
@@ -139,7 +140,7 @@ class Sandbox:
         for _ in range(self._size):
             self._slots.release()
 
-    async def _run_all(self, job: Job, inputs: Sequence[bytes], ends: _Ends) -> list[Ran]:
+    async def _run_all(self, job: Job, inputs: Sequence[bytes], ends: Ends) -> list[Ran]:
         lost = "there is no sandbox"
         for _ in range(_ZYGOTES):
             if self._closed:
@@ -169,26 +170,6 @@ class Sandbox:
     async def _open_reserve(self) -> None:
         if not self._idle:
             self._idle.append(await ZygoteProcess.open(self.rung, self._runtime))
-
-
-class _Ends:
-    """The ends of a job's runs, in the order of their inputs."""
-
-    def __init__(self, count: int, stop: Callable[[Ran], bool] | None) -> None:
-        self.known: list[Ran] = []
-        self._count = count
-        self._stop = stop
-
-    def record(self, ran: Ran) -> bool:
-        """Adds the end of the next input; true if it is the last one."""
-        self.known.append(ran)
-        return len(self.known) == self._count or (self._stop is not None and self._stop(ran))
-
-    def filled(self, reason: str) -> list[Ran]:
-        """All ends; those that are not known never ran, for this reason."""
-        while len(self.known) < self._count and not self.record(Ran("infrastructure", reason=reason)):
-            pass
-        return self.known
 
 
 async def _first(rung: int, runtime: Runtime) -> tuple[ZygoteProcess, Runtime]:

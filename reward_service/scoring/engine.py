@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
+from rollmesh.mesh.config.scorers.late import LateSection
 from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import reward_pb2
@@ -33,6 +34,7 @@ from rollmesh.reward_service.function_kind import FunctionKind, Needs
 from rollmesh.reward_service.function_spec import FunctionSpec, label_of
 from rollmesh.reward_service.functions import RewardFunction
 from rollmesh.reward_service.judge.accounts import Accounts
+from rollmesh.reward_service.late.rewards import LateRewards
 from rollmesh.reward_service.loading import is_path, load_function
 from rollmesh.reward_service.outcomes import (
     Failed,
@@ -74,6 +76,22 @@ class _Function:
     identity: Identity | None
 
 
+class Service(Protocol):
+    """A process of a function's own, besides its calls."""
+
+    async def start(self) -> None:
+        """Begins it, ahead of the first call.
+
+        Raises:
+            RewardError: it cannot be begun.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Ends it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
     """The functions of a source, in the order of the composition's parts."""
@@ -90,6 +108,7 @@ class ScoringEngine:
         by_data_source: data_source -> functions that take precedence for it.
         normalize: data_source -> totals that become rewards of 0 and 1.
         cache: of scores, closed with the engine; none: nothing is kept.
+        late: rewards that are promised, closed with the engine; none: none may be.
         attempts: tries of a part whose error does not fail the item.
         workers: most worker processes for functions that compute.
         waiting_workers: the same for functions that wait for something, and threads where functions are given as
@@ -113,17 +132,19 @@ class ScoringEngine:
         *,
         normalize: Mapping[str, Interval] = MappingProxyType({}),
         cache: ScoreCache | None = None,
+        late: LateRewards | None = None,
         attempts: int = 3,
         workers: int = 4,
         waiting_workers: int | None = None,
         call_timeout_s: float = 8.0,
     ) -> None:
         self.cache = cache
+        self._late = late or LateRewards(LateSection())
         most = max(workers, waiting_workers or 0)
         self.call_timeout_s = call_timeout_s
         self._remote: list[tuple[str, str]] = []
         self._waits: list[Callable[[], Wait]] = []
-        self._closes: list[Callable[[], None]] = []
+        self._services: list[Service] = []
         self.judge: Accounts | None = None
         self.scorers: dict[str, str] = {}
         self._attempts = attempts
@@ -170,6 +191,7 @@ class ScoringEngine:
         """
         if any(reads_mathematics(spec) for spec, _ in self._remote):
             check_versions()
+        await asyncio.gather(*(service.start() for service in self._services))
         # `auto` needs a worker for few sources, so it gets one when the first item of these comes.
         if any(spec != "auto" for spec, _ in self._remote):
             await self._processes.start()
@@ -195,14 +217,14 @@ class ScoringEngine:
         )
 
     async def close(self) -> None:
-        """Ends threads and worker processes, and what the cache still writes."""
+        """Ends threads and processes, and what the cache still writes."""
         self._threads.close()
         self._coroutines.close()
-        for close in self._closes:
-            await asyncio.to_thread(close)
+        await asyncio.gather(*(service.close() for service in self._services))
         await self._processes.close()
         if self.cache is not None:
             await self.cache.close()
+        self._late.close()
 
     # ------------------------------------------------------------------------------------------ routing
 
@@ -233,13 +255,13 @@ class ScoringEngine:
         return None
 
     def _attach(self, function: Callable[..., Any], name: str) -> None:
-        """Takes over what a function says of itself: its reasons to wait, its version, its end, its accounts."""
+        """Takes over what a function says of itself: reasons to wait, version, what starts and ends, accounts."""
         if (version := getattr(function, "version", None)) is not None:
             self.scorers[name] = str(version)
         if (present_wait := getattr(function, "present_wait", None)) is not None:
             self._waits.append(present_wait)
-        if (close := getattr(function, "close", None)) is not None:
-            self._closes.append(close)
+        if (service := getattr(function, "rollmesh_service", None)) is not None and service not in self._services:
+            self._services.append(service)
         if isinstance(accounts := getattr(function, "accounts", None), Accounts):
             self.judge = accounts
 
@@ -277,6 +299,8 @@ class ScoringEngine:
     ) -> None:
         """Finds the outcomes of one function in the cache, or calls it."""
         function = plan.functions[place]
+        indices = self._late.without_known(function.name, request.items, indices, on_outcome)
+        on_outcome = self._late.receiver(function.name, request.items, on_outcome)
 
         async def compute(missing: Sequence[int], on_outcome: _OnOutcome) -> None:
             if missing:
@@ -295,7 +319,7 @@ class ScoringEngine:
         if self.cache is None or identity is None or kind is None or not identity.covers(kind, self.cache.functions):
             return {}
         # A linear scorer costs less than a look into the cache.
-        everything = is_named(identity, self.cache.functions)
+        everything = function.worker_index is None or is_named(identity, self.cache.functions)
         kept = [i for i in indices if everything or not function.is_local(request.items[i].data_source)]
         return {index: identity.key(request.items[index], request.content(index), kind.wants) for index in kept}
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from rollmesh.mesh.telemetry.metric_spec import SpecCollector, SpecFactory, Values
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.judge import metrics as judge_metrics
-from rollmesh.reward_service.outcomes import NOT_BEGUN
+from rollmesh.reward_service.outcomes import NO_FAILURES
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 _REWARD = SpecFactory("reward")
@@ -94,7 +94,7 @@ class RewardMetrics:
             counts[key] = counts.get(key, 0) + 1
         for (outcome, code), count in counts.items():
             self._items.labels(outcome, self._known(code)).inc(count)
-            if outcome == "error" and code != NOT_BEGUN:
+            if outcome == "error" and code not in NO_FAILURES:
                 self._totals["errors"] += count
         self._totals["items"] += len(results)
 

@@ -26,6 +26,7 @@ from rollmesh.cli.options import (
     read_config,
     security_of,
 )
+from rollmesh.mesh.config.scorers.isolation import IsolationSection
 
 if TYPE_CHECKING:
     from rollmesh.reward_service.conformance.findings import Report
@@ -47,9 +48,12 @@ def register(app: typer.Typer) -> None:
     )
     reward.command("serve", context_settings=OVERRIDES)(_serve)
     reward.command("check")(_check)
+    reward.command("languages", context_settings=OVERRIDES)(_languages)
+    reward.command("sandbox", context_settings=OVERRIDES)(_sandbox)
     reward.command("proxy")(_proxy)
     reward.command("try", context_settings=OVERRIDES)(_try)
     reward.command("audit")(_audit)
+    reward.command("deliver", context_settings={"ignore_unknown_options": True})(_deliver)
     app.add_typer(reward, name="reward")
 
 
@@ -208,7 +212,81 @@ def _proxy(
     from rollmesh.reward_service.conformance.proxy.faults import Faults
 
     faults = Faults(delay_s, error_rate, drop, lose, duplicate, reorder, cut_after, seed)
+    asyncio.run(serve(to, listen, faults))
+
+
+def _deliver(
+    store: Annotated[Path, typer.Argument(help="File of the run's late rewards: reward.late.store.")],
+    ticket: Annotated[str, typer.Argument(help="The ticket, as the reward function gave it.")],
+    value: Annotated[
+        float | None, typer.Argument(help="The reward; left out: the response is unscorable, see --why.")
+    ] = None,
+    component: Annotated[
+        list[str] | None, typer.Option("--component", metavar="NAME=VALUE", help="A named part of it; may be repeated.")
+    ] = None,
+    why: Annotated[str, typer.Option("--why", help="Reason why there is no reward.")] = "",
+) -> None:
+    """Deliver a reward that a reward function has promised for later."""
+    from rollmesh.mesh.errors import ConfigError
+    from rollmesh.reward_service.late import Delivery, deliver
+
+    parts = dict(part.partition("=")[::2] for part in component or ())
     try:
-        asyncio.run(serve(to, listen, faults))
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
+        components = {name: float(number) for name, number in parts.items()}
+    except ValueError as error:
+        raise ConfigError(f"--component: {error}", hint="write --component NAME=VALUE") from error
+    if value is None and not why:
+        raise ConfigError("there is no reward to deliver", hint="give a number, or --why for a response without one")
+    if not deliver(store.expanduser(), ticket, Delivery(value, components, why)):
+        typer.echo(f"{ticket}: a reward was delivered before, which counts")
+        raise typer.Exit(1)
+    typer.echo(f"{ticket}: delivered")
+
+
+def _languages(
+    context: typer.Context,
+    config_path: Annotated[
+        Path | None,
+        typer.Argument(metavar="CFG.YAML", help="Configuration with `reward.isolation`; the host's own, if left out."),
+    ] = None,
+) -> None:
+    """Say in which languages programs of models can be run here, on which rung, and what the others lack."""
+    from rollmesh.reward_service.sandbox.configured import open_executor
+    from rollmesh.reward_service.sandbox.languages.listing import listing
+
+    async def listed(isolation: IsolationSection) -> list[str]:
+        executor = await open_executor(isolation)
+        try:
+            return await listing(executor, isolation.toolchains)
+        finally:
+            await executor.close()
+
+    for line in asyncio.run(listed(_isolation(config_path, context))):
+        typer.echo(line)
+
+
+def _sandbox(
+    context: typer.Context,
+    key_file: Annotated[Path, typer.Option("--key-file", help="File with the key that callers send.")],
+    config_path: Annotated[
+        Path | None, typer.Argument(metavar="CFG.YAML", help="Configuration with `reward.isolation`.")
+    ] = None,
+    host: Annotated[str, typer.Option("--listen", help="Address to bind.")] = "127.0.0.1",
+    port: Port = 0,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    ready_file: ReadyFile = None,
+) -> None:
+    """Run programs of models for reward services of other machines (reward.isolation.plugin: remote)."""
+    from rollmesh.reward_service.sandbox import service
+
+    isolation = _isolation(config_path, context)
+    security = security_of(tls_cert=tls_cert, tls_key=tls_key)
+    status = service.run(isolation, host=host, port=port, key_file=key_file, security=security, ready_file=ready_file)
+    raise typer.Exit(status)
+
+
+def _isolation(config_path: Path | None, context: typer.Context) -> IsolationSection:
+    if config_path is None:
+        return IsolationSection()
+    return read_config(config_path, context).reward.isolation

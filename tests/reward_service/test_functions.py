@@ -13,7 +13,7 @@ from rollmesh.mesh.config.scorers.parts import part_names
 from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.functions import adapt
 from rollmesh.reward_service.loading import load_function
-from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable, later
 from tests.repository import REPOSITORY
 
 EXAMPLE = REPOSITORY / "examples" / "custom_reward.py"
@@ -93,6 +93,13 @@ def test_own_signature_with_typed_outcomes() -> None:
     assert [type(outcome) for outcome in outcomes] == [Scored, Unscorable, Failed, Scored, Unscorable]
 
 
+def test_verl_function_with_rewards_of_parts_or_a_promise() -> None:
+    assert run(verl({"score": 1.0, "spans": [(0, 1, 0.5), [1, 2, 0.25]]})) == [
+        Scored(1.0, spans=((0, 1, 0.5), (1, 2, 0.25)))
+    ]
+    assert run(verl(later("job-1"))) == [Failed("pending", "job-1", retryable=True)]
+
+
 @pytest.mark.parametrize("bad", [lambda text: 0.0, lambda: 0.0, lambda **kwargs: 0.0, lambda items, more: []])
 def test_an_unknown_signature_is_refused(bad: Callable[..., Any]) -> None:
     with pytest.raises(RewardError, match="no known signature"):
@@ -108,6 +115,8 @@ def verl(result: Any) -> Callable[..., Any]:
     [
         (verl(math.nan), "nan"),
         (verl({"score": math.inf}), "nan"),
+        (verl({"score": 1.0, "spans": [(0, 3, 1.0)]}), "bad_span"),
+        (verl({"score": 1.0, "spans": [1.0]}), "bad_output"),
         (verl({"score": 1.0, "part": math.nan}), "nan"),
         (verl("1.0"), "bad_output"),
         (verl({"reward": 1.0}), "bad_output"),

@@ -112,7 +112,7 @@ def label(use: str) -> str:
     scorer, colon, _ = use.partition(":")
     if colon and scorer in WITH_OPTION:
         return scorer
-    # `verifiers:owner/name` is an environment: the owner is left out.
+    # Of an environment `owner/name` the name alone: a slash stands between a part and its own components.
     return WITH_ARGUMENTS.sub(r"\1", use).rpartition(":")[2].rpartition("/")[2]
 
 

@@ -1,4 +1,4 @@
-"""What is spoiled, decided by a seed: the same calls in the same order meet the same faults."""
+"""Faults by a seed: the same calls in the same order meet the same ones."""
 
 from __future__ import annotations
 

@@ -45,6 +45,7 @@ _CHECKS = (
     _Entry((inputs.HUB,), inputs.check_hub, 10.0),
     _Entry((rewards.CHECK,), rewards.check_rewards, 120.0),
     _Entry((rewards.CHECK,), rewards.check_endpoints, 20.0),
+    _Entry((rewards.CHECK,), rewards.check_isolation, 60.0),
     _Entry((devices.CHECK,), devices.check_devices, _LOADING_S),
     _Entry((space.MEMORY, space.SHM, space.DISK), space.check_space, _LOADING_S),
     _Entry((host.CHECK,), host.check_host, 10.0),

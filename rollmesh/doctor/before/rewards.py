@@ -17,13 +17,16 @@ from rollmesh.learner.data.locations import is_hub_id
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
-from rollmesh.mesh.config.scorers.parts import uses
+from rollmesh.mesh.config.scorers.isolation import IsolationSection
+from rollmesh.mesh.config.scorers.parts import all_uses, uses
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client.endpoint import connector
 from rollmesh.reward_service.client.transports.interface import CallError
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.samples import item
+from rollmesh.reward_service.sandbox.configured import open_executor
+from rollmesh.reward_service.sandbox.zygote_process import UnavailableError
 from rollmesh.reward_service.scoring.configured import configured_engine
 
 CHECK = "rewards"
@@ -34,6 +37,8 @@ _CONNECT_S = 5.0
 _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 # Share of a scorer's limit from which a busy machine would end it.
 _SLOW_SHARE = 0.5
+# Scorers that run programs.
+_RUN_PROGRAMS = {"code", "code_fraction"}
 _WRONG = "certainly not this"
 
 
@@ -104,7 +109,7 @@ async def try_rewards(config: Config, rows: Sequence[Row]) -> list[Tried]:
     """
     reward = config.reward
     remote = split_routes(reward.by_data_source)[1]
-    engine = configured_engine(reward, workers=1)
+    engine = configured_engine(reward, workers=1, keeps=False)
     found = []
     try:
         await engine.start()
@@ -190,6 +195,33 @@ def check_endpoints(config: Config) -> Iterator[Finding]:
             )
         else:
             yield ok(CHECK, f"the reward server {address} answers")
+
+
+def check_isolation(config: Config) -> Iterator[Finding]:
+    """The rung on which programs of models will run, where a scorer runs some."""
+    reward = config.reward
+    names = {*all_uses(reward.functions, reward.by_data_source)}
+    if reward.endpoints or not names & _RUN_PROGRAMS:
+        return
+    try:
+        rung, what, missing = asyncio.run(_isolation(reward.isolation))
+    except UnavailableError as error:
+        yield problem(CHECK, error.message, error.hint or "docs/isolation.md says what each rung needs")
+        return
+    if missing:
+        yield warning(
+            CHECK, f"programs of the model run on {what}", "docs/isolation.md says what each rung needs", rung=rung
+        )
+    else:
+        yield ok(CHECK, f"programs of the model run on {what}", rung=rung)
+
+
+async def _isolation(section: IsolationSection) -> tuple[int, str, str]:
+    executor = await open_executor(section)
+    try:
+        return executor.rung, executor.describe(), executor.missing
+    finally:
+        await executor.close()
 
 
 async def reach_all(config: Config) -> dict[str, str]:

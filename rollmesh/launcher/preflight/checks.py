@@ -31,7 +31,7 @@ from rollmesh.mesh.config.scorers.parts import all_uses
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.files import require_writable
 from rollmesh.mesh.runtime.threads import available_cores
-from rollmesh.reward_service.configured import BUILDERS
+from rollmesh.reward_service.configured import is_configured
 from rollmesh.reward_service.loading import is_path, load_function
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.run_files import RUN, check_command
@@ -66,7 +66,7 @@ def check_files(config: Config) -> None:
     _check_inputs(config)
     check_interpreters(interpreters_of(config))
     for name in _reward_functions(config):
-        if not (is_path(name) or name in BUILDERS):
+        if not (is_path(name) or is_configured(name)):
             load_function(name)
 
 
@@ -138,7 +138,7 @@ def _learner_trial(config: Config, devices: DevicePlan, *, fresh: bool) -> Abstr
 
 
 def _reward_trial(config: Config) -> AbstractContextManager[StartTrial | None]:
-    if not any(map(is_path, _reward_functions(config))):
+    if not any(is_path(name) or is_configured(name) for name in _reward_functions(config)):
         return nullcontext()
     python = config.reward.python if needs_reward_service(config) else config.rollout.python
     return closing(StartTrial("reward", config, python, environment_of(python), _REWARD_S))

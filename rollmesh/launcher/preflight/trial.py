@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -217,15 +218,16 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
 
 
 def _try_reward(config: Config) -> list[str]:
-    from rollmesh.mesh.config.scorers.parts import all_uses
-    from rollmesh.reward_service.configured import BUILDERS
+    from rollmesh.reward_service.composition.part import Part
+    from rollmesh.reward_service.configured import with_configured
     from rollmesh.reward_service.loading import load_function
     from rollmesh.reward_service.routing import split_routes
 
-    functions, _ = split_routes(config.reward.by_data_source)
-    for name in all_uses(config.reward.functions, functions):
-        if name not in BUILDERS:
-            load_function(name)
+    routed, _ = split_routes(config.reward.by_data_source)
+    functions, by_source = with_configured(config.reward, config.reward.functions, routed)
+    for part in map(Part.of, (*functions, *chain.from_iterable(by_source.values()))):
+        if isinstance(part.use, str):
+            load_function(part.use)
     return []
 
 

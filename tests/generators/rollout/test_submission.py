@@ -430,3 +430,44 @@ async def test_side_data_of_members_travels_together() -> None:
     around.submitter.submit([(held("g1"), members)])
     await around.submitter.drained()
     assert [[entry.name for entry in write.head.meta.side] for write in around.writes] == [["experts"]] * 2
+
+
+async def test_a_reward_that_comes_later_holds_up_no_other_member() -> None:
+    there = False
+    asked: list[str] = []
+
+    def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        asked.append(item.response)
+        if item.response == "1" or there:
+            return scored(item)
+        error = reward_pb2.Error(code="pending", message="job", retryable=True, retry_after_ms=1)
+        return reward_pb2.ScoreResult(item_id=item.item_id, error=error)
+
+    around = Surroundings(score)
+    group = held("g")
+    around.submitter.submit([(group, [finished(0, 1), finished(1, 2)])])
+    async with asyncio.timeout(60):
+        while len(asked) < 4 or not around.writes:
+            await asyncio.sleep(0.001)
+    assert [write.head.meta.member for write in around.writes] == [0]
+    assert around.submitter.waiting_for_rewards()[0] == 1
+    there = True
+    async with asyncio.timeout(60):
+        await around.submitter.drained()
+    assert [write.head.meta.member for write in around.writes] == [0, 1]
+    assert asked.count("1") == 1
+    assert (around.submitter.scored, around.members_settled) == (2, 2)
+
+
+async def test_a_promise_that_is_not_kept_ends_as_late() -> None:
+    def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        error = reward_pb2.Error(code="pending", message="job", retryable=True)
+        return reward_pb2.ScoreResult(item_id=item.item_id, error=error)
+
+    around = Surroundings(score)
+    around.submitter._late_s = 0.0
+    around.submitter.submit([(held("g"), [finished(0, 1)])])
+    async with asyncio.timeout(60):
+        await around.submitter.drained()
+    (write,) = around.writes
+    assert write.head.meta.reason == "reward late: the reward that was promised has not come: job"

@@ -26,7 +26,7 @@ def program(name: str) -> str:
 
 
 def built(name: str) -> Path:
-    """What `make reward-servers` has made; else the test is skipped."""
+    """A file that `make reward-servers` makes; else the test is skipped."""
     path = BUILT / name
     return path if path.exists() else pytest.skip(f"no {path}: make reward-servers")
 

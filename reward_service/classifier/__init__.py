@@ -1,0 +1,1 @@
+"""A sequence classifier as a reward."""

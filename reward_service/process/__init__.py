@@ -1,0 +1,1 @@
+"""Rewards of steps, by a process reward model."""

@@ -1,0 +1,1 @@
+"""A model that judges responses, in a process of its own: its owner, its batches, its engines."""
