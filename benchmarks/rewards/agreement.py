@@ -28,7 +28,7 @@ from rollmesh.reward_service.outcomes import RewardItem, Scored
 from rollmesh.reward_service.scorers import SCORERS
 
 # Scorer, grader of another project, pairs.
-_COMPARED = (
+COMPARED = (
     ("gsm8k_strict", "verl gsm8k", "gsm8k"),
     ("gsm8k_flexible", "verl gsm8k flexible", "gsm8k"),
     ("gsm8k", "verl gsm8k", "gsm8k"),
@@ -168,7 +168,7 @@ def main() -> int:
     results, odd = [], []
     with ExitStack() as closers, asyncio.Runner() as loop:
         peers = [closers.enter_context(_peer(python)) for python in options.python]
-        for scorer, grader, family in _COMPARED:
+        for scorer, grader, family in COMPARED:
             if options.scorer and scorer not in options.scorer:
                 continue
             having = [peer for peer in peers if "version" in peer.known[grader]]
