@@ -17,9 +17,7 @@ def test_a_seed_draws_the_same_pairs_with_each_kind_as_often() -> None:
 
 
 def test_reasons_are_about_kinds_that_are_compared() -> None:
-    known = {
-        (scorer, grader, pair.kind) for scorer, grader, family in COMPARED for pair in pairs(family, 1, 0)
-    }
+    known = {(scorer, grader, pair.kind) for scorer, grader, family in COMPARED for pair in pairs(family, 1, 0)}
     assert EXPLANATIONS.keys() <= known
 
 

@@ -18,7 +18,7 @@ from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.config.scorers.isolation import IsolationSection
-from rollmesh.mesh.config.scorers.parts import all_uses, uses
+from rollmesh.mesh.config.scorers.parts import uses
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client.endpoint import connector
@@ -200,8 +200,7 @@ def check_endpoints(config: Config) -> Iterator[Finding]:
 def check_isolation(config: Config) -> Iterator[Finding]:
     """The rung on which programs of models will run, where a scorer runs some."""
     reward = config.reward
-    names = {*all_uses(reward.functions, reward.by_data_source)}
-    if reward.endpoints or not names & _RUN_PROGRAMS:
+    if reward.endpoints or _RUN_PROGRAMS.isdisjoint(reward.uses):
         return
     try:
         rung, what, missing = asyncio.run(_isolation(reward.isolation))
