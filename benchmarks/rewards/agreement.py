@@ -8,23 +8,27 @@ and named. The exit code is 1 where a kind of pair is graded otherwise and has n
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks.rewards.agreement_explanations import EXPLANATIONS
 from benchmarks.rewards.agreement_pairs import Pair, pairs
+from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.text import with_part
+from rollmesh.reward_service.code.scorer import Code
 from rollmesh.reward_service.outcomes import RewardItem, Scored
 from rollmesh.reward_service.scorers import SCORERS
 
 # Scorer, grader of another project, pairs.
-_COMPARED = (
+COMPARED = (
     ("gsm8k_strict", "verl gsm8k", "gsm8k"),
     ("gsm8k_flexible", "verl gsm8k flexible", "gsm8k"),
     ("gsm8k", "verl gsm8k", "gsm8k"),
@@ -36,6 +40,7 @@ _COMPARED = (
     ("math_dapo", "verl math_dapo", "dapo"),
     ("qa", "verl qa", "qa"),
     ("choice", "NeMo Gym mcqa", "choice"),
+    ("code_fraction", "verl prime_code", "code"),
 )
 _GRADERS = Path(__file__).with_name("peer_graders.py")
 _EQUAL = 1e-9
@@ -91,21 +96,21 @@ def _peer(python: str) -> Iterator[Peer]:
             process.kill()
 
 
-def _ours(scorer: str, pair: Pair) -> str | float:
+def _ours(scorer: str, pair: Pair, loop: asyncio.Runner) -> str | float:
     extra = dict(pair.extra)
     if "options" in extra:
         # NeMo Gym has one object for each option.
         extra["options"] = {label: text for option in extra["options"] for label, text in option.items()}
     item = RewardItem("i", "g", "source", "", pair.response, pair.truth, extra)
-    outcome = SCORERS[scorer](item)
+    outcome = loop.run(_code()(item)) if scorer == "code_fraction" else SCORERS[scorer](item)
     return outcome.total if isinstance(outcome, Scored) else type(outcome).__name__
 
 
-def compare(scorer: str, grader: str, peer: Peer, drawn: Sequence[Pair]) -> list[Difference]:
+def compare(scorer: str, grader: str, peer: Peer, drawn: Sequence[Pair], loop: asyncio.Runner) -> list[Difference]:
     """Grades all pairs by both; the kinds that differ."""
     unlike: dict[str, list[tuple[Pair, Any, Any]]] = {}
     for pair in drawn:
-        ours, theirs = _ours(scorer, pair), peer.grade(grader, pair)
+        ours, theirs = _ours(scorer, pair, loop), peer.grade(grader, pair)
         same = isinstance(ours, float) and isinstance(theirs, float) and abs(ours - theirs) < _EQUAL
         if not same:
             unlike.setdefault(pair.kind, []).append((pair, ours, theirs))
@@ -117,6 +122,12 @@ def compare(scorer: str, grader: str, peer: Peer, drawn: Sequence[Pair]) -> list
         for kind, found in unlike.items()
         for pair, ours, theirs in found[:1]
     ]  # fmt: skip
+
+
+@cache
+def _code() -> Code:
+    """One for all pairs, since it has one sandbox."""
+    return Code(RewardSection(scorer_timeout_s=60.0, timeout_s=120.0), "code_fraction", fraction=True, cases=10)
 
 
 def _shown(score: str | float) -> str:
@@ -150,20 +161,24 @@ def main() -> int:
     parser.add_argument("--python", action="append", required=True, help="interpreter with packages of others")
     parser.add_argument("--each", type=int, default=20, help="pairs of each kind")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scorer", action="append", help="only these scorers")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path, help="Markdown in which the tables are replaced")
     options = parser.parse_args()
     results, odd = [], []
-    with ExitStack() as closers:
+    with ExitStack() as closers, asyncio.Runner() as loop:
         peers = [closers.enter_context(_peer(python)) for python in options.python]
-        for scorer, grader, family in _COMPARED:
+        for scorer, grader, family in COMPARED:
+            if options.scorer and scorer not in options.scorer:
+                continue
             having = [peer for peer in peers if "version" in peer.known[grader]]
             if not having:
                 print(f"{grader}: left out: {peers[0].known[grader]['missing']}")
             for peer in having:
-                drawn = pairs(family, options.each, options.seed)
+                # verl starts several processes for each program.
+                drawn = pairs(family, min(options.each, 2) if family == "code" else options.each, options.seed)
                 version = peer.known[grader]["version"]
-                found = compare(scorer, grader, peer, drawn)
+                found = compare(scorer, grader, peer, drawn, loop)
                 agree = len(drawn) - sum(each.count for each in found)
                 print(f"{scorer} and {grader} ({version}): {agree} of {len(drawn)}")
                 reasons = {each.kind: EXPLANATIONS.get((scorer, grader, each.kind), "") for each in found}

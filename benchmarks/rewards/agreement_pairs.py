@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -27,7 +28,7 @@ def pairs(family: str, each: int, seed: int) -> list[Pair]:
     """Draws pairs of a family, `each` of every kind.
 
     Args:
-        family: gsm8k, math, dapo, qa or choice.
+        family: gsm8k, math, dapo, qa, choice or code.
     """
     rng = Random(f"{family} {seed}")
     return [pair for _ in range(each) for pair in _FAMILIES[family](rng)]
@@ -199,10 +200,49 @@ def _choice(rng: Random) -> Iterator[Pair]:
         yield Pair(kind, f"Let us see. {answer}", right, {"options": options})
 
 
+_FENCE = "```python\n{}\n```"
+
+
+def _code(rng: Random) -> Iterator[Pair]:
+    """Programs that add a constant, with the tests of APPS."""
+    add = rng.randint(1, 99)
+    inputs = [rng.randint(1, 999) for _ in range(4)]
+    read = json.dumps({"inputs": [f"{n}\n" for n in inputs], "outputs": [f"{n + add}\n" for n in inputs]})
+    call = json.dumps({"fn_name": "f", "inputs": [f"{n}" for n in inputs], "outputs": [f"{n + add}" for n in inputs]})
+    halves = json.dumps({"inputs": [f"{n}\n" for n in inputs], "outputs": [f"{n + add / 2}\n" for n in inputs]})
+    right = f"print(int(input()) + {add})"
+    written = {
+        "right": right,
+        "wrong": f"print(int(input()) - {add})",
+        "right in part": f"n = int(input())\nprint(n + {add} if n != {inputs[0]} else n)",
+        "raises": f"{right}\nraise ValueError",
+        "raises at once": "raise ValueError",
+        "no Python": "print(int(input()) +",
+        "ends with 0": f"{right}\nimport sys\nsys.exit(0)",
+        "spaces and an empty row": f"print(' ', int(input()) + {add}, ' ')\nprint()",
+        "other words in front": f"print('answer', int(input()) + {add})",
+        "reads all input": f"import sys\nprint(int(sys.stdin.read()) + {add})",
+        "in a function": f"def main():\n    {right}\n\nif __name__ == '__main__':\n    main()",
+        "names without imports": f"x: List[int] = [int(input())]\nprint(x[0] + {add})",
+        "writes nothing": "int(input())",
+    }
+    for kind, program in written.items():
+        yield Pair(kind, f"So:\n{_FENCE.format(program)}", read)
+    yield Pair("without a fence", right, read)
+    yield Pair("two programs, the last right", f"{_FENCE.format('print(1)')}\nNo:\n{_FENCE.format(right)}", read)
+    yield Pair("numbers with decimals", _FENCE.format(f"print(int(input()) + {add / 2})"), halves)
+    yield Pair("more digits", _FENCE.format(f"print(f'{{int(input()) + {add / 2}:.3f}}')"), halves)
+    yield Pair("function", _FENCE.format(f"def f(n):\n    return n + {add}"), call)
+    yield Pair("method", _FENCE.format(f"class Solution:\n    def f(self, n):\n        return n + {add}"), call)
+    yield Pair("function, wrong", _FENCE.format("def f(n):\n    return n"), call)
+    yield Pair("function of another name", _FENCE.format(f"def g(n):\n    return n + {add}"), call)
+
+
 _FAMILIES: dict[str, Callable[[Random], Iterator[Pair]]] = {
     "gsm8k": _gsm8k,
     "math": _math,
     "dapo": _dapo,
     "qa": _qa,
     "choice": _choice,
+    "code": _code,
 }

@@ -123,6 +123,7 @@ _MADE: dict[str, tuple[tuple[str, ...], Callable[[], Grader]]] = {
     "verl math_verify": (("verl", *_PARSERS), _verl_math_verify),
     "verl prime_math": (("verl", "sympy"), lambda: _verl("prime_math")),
     "verl qa": (("verl",), _verl_qa),
+    "verl prime_code": (("verl",), lambda: _verl("prime_code", continuous=True)),
     "math-verify": (_PARSERS, _math_verify),
     "TRL accuracy": (("trl", *_PARSERS), _trl),
     "NeMo Gym mcqa": (("nemo-gym",), _mcqa),

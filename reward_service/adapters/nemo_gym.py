@@ -12,7 +12,7 @@ from typing import Any
 from rollmesh.reward_service.adapters.results import OutputError, number, numbers_of
 from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored
 
-# Of the answer itself; every other number there is the environment's own.
+# Fields of every answer; other numbers there are the environment's own.
 _OWN = frozenset({"reward", "mask_sample", "failure_kind", "failure_reason", "reward_components"})
 
 

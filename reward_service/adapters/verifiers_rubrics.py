@@ -122,7 +122,7 @@ def _is_of_group(function: Callable[..., Any], signature: Signature) -> bool:
 
 
 async def _column(function: _Weighted, states: Sequence[dict[str, Any]]) -> list[float | Failed]:
-    """What a function gives to each state; what it raises fails the states of that call."""
+    """The values of a function for each state; an exception fails the states of that call."""
     if not function.of_group:
         return await asyncio.gather(*(_value(function, state) for state in states))
     given = {f"{key}s": [state[key] for state in states] for key in ("prompt", "completion", "answer", "task", "info")}
