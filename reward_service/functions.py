@@ -13,7 +13,8 @@ Each may be a coroutine function. The batch forms see whole groups: one call per
 
 Attributes of a function say more about it. `wants` names the parts of items that it reads and that are not sent
 otherwise: `ids`, `messages`, `offsets`. Without it, functions of TRL's form that take `completion_ids`, and those of
-ours, get `ids`. `deterministic` is true if equal items get equal scores.
+ours, get `ids`. `deterministic` is true if equal items get equal scores. `whole_group` is false for one of ours that
+takes any list of items: it is called for each by itself.
 Invariant: an adapted function returns one outcome per item or raises.
 """
 
@@ -130,7 +131,7 @@ def adapt(name: str, function: Callable[..., Any]) -> RewardFunction:
     if parameters.keys() >= openrlhf.MARKS:
         return adapted(True, partial(openrlhf.call, signature), openrlhf.read)
     if [p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD] == ["items"]:
-        return adapted(True, function, read_batch, "ids")
+        return adapted(bool(getattr(function, "whole_group", True)), function, read_batch, "ids")
     raise RewardError(
         f"reward function {name}{inspect.signature(function)} has no known signature",
         hint="write compute_score(data_source, solution_str, ground_truth, extra_info), "

@@ -27,13 +27,14 @@ class Classifier:
 
     Attributes:
         rollmesh_service: its process, which the scoring engine starts and ends.
-        wants, deterministic, cache_version: see `reward_service.functions` and `reward_service.cache.identity`.
+        wants, deterministic, whole_group, cache_version: see `reward_service.functions` and `reward_service.cache.identity`.
 
     Raises:
         RewardError: the folder holds no sequence classifier.
     """
 
     deterministic = True
+    whole_group = False
 
     def __init__(self, name: str, section: ClassifierSection, *, call_timeout_s: float) -> None:
         options = model_options(section, "response", call_timeout_s)
