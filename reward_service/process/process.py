@@ -30,7 +30,8 @@ class ProcessRewards:
 
     Attributes:
         rollmesh_service: its process, which the scoring engine starts and ends.
-        wants, deterministic, whole_group, cache_version: see `reward_service.functions` and `reward_service.cache.identity`.
+        wants, deterministic, whole_group: see `reward_service.functions`.
+        cache_version: see `reward_service.cache.identity`.
 
     Raises:
         RewardError: the folder holds no model that judges steps.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.conformance.findings import Severity
-from rollmesh.reward_service.conformance.session import Session
+from rollmesh.reward_service.conformance.session import Session, changed_totals
 from rollmesh.reward_service.conformance.transport import CallError
 
 SAMPLES, ODD, TRUTH, FIELDS, IDS, BATCH = (
@@ -18,8 +17,6 @@ SAMPLES, ODD, TRUTH, FIELDS, IDS, BATCH = (
     "answers.wants-ids",
     "answers.big-batch",
 )
-# A model's scores are rounded otherwise in another batch.
-_ROUNDING = 1e-4
 _LONG_TEXT = 64 * 1024
 _BIG_BATCH = 256
 _ODD = {
@@ -124,11 +121,7 @@ async def wants_ids(session: Session) -> None:
     except CallError:
         return  # The probes of the same items without ids tell more.
     ids = {result.item_id: result.scored.total for result in response.results if result.HasField("scored")}
-    changed = [
-        key
-        for key in without.keys() & ids.keys()
-        if not math.isclose(without[key], ids[key], rel_tol=_ROUNDING, abs_tol=_ROUNDING)
-    ]
+    changed = changed_totals(without, ids)
     if (changed or without.keys() != ids.keys()) and session.is_repeatable:
         message = f"Info says wants_ids: false, and {len(changed) or 'some'} outcomes are others with response_ids"
         session.find("error", IDS, message, "say wants_ids: true, or do not read them")
