@@ -319,7 +319,7 @@ class ScoringEngine:
         if self.cache is None or identity is None or kind is None or not identity.covers(kind, self.cache.functions):
             return {}
         # A linear scorer costs less than a look into the cache.
-        everything = is_named(identity, self.cache.functions)
+        everything = function.worker_index is None or is_named(identity, self.cache.functions)
         kept = [i for i in indices if everything or not function.is_local(request.items[i].data_source)]
         return {index: identity.key(request.items[index], request.content(index), kind.wants) for index in kept}
 
