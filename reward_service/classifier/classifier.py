@@ -27,13 +27,15 @@ class Classifier:
 
     Attributes:
         rollmesh_service: its process, which the scoring engine starts and ends.
-        wants, deterministic, cache_version: see `reward_service.functions` and `reward_service.cache.identity`.
+        wants, deterministic, needs_group: see `reward_service.functions`.
+        cache_version: see `reward_service.cache.identity`.
 
     Raises:
         RewardError: the folder holds no sequence classifier.
     """
 
     deterministic = True
+    needs_group = False
 
     def __init__(self, name: str, section: ClassifierSection, *, call_timeout_s: float) -> None:
         options = model_options(section, "response", call_timeout_s)

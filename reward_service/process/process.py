@@ -30,7 +30,8 @@ class ProcessRewards:
 
     Attributes:
         rollmesh_service: its process, which the scoring engine starts and ends.
-        wants, deterministic, cache_version: see `reward_service.functions` and `reward_service.cache.identity`.
+        wants, deterministic, needs_group: see `reward_service.functions`.
+        cache_version: see `reward_service.cache.identity`.
 
     Raises:
         RewardError: the folder holds no model that judges steps.
@@ -39,6 +40,7 @@ class ProcessRewards:
     __name__ = NAME
 
     deterministic = True
+    needs_group = False
 
     def __init__(self, section: ProcessSection, *, call_timeout_s: float) -> None:
         options = model_options(section, "steps", call_timeout_s)
