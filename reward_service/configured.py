@@ -11,9 +11,10 @@ from types import MappingProxyType
 from typing import Any
 
 from rollmesh.mesh.config.reward import RewardSection
-from rollmesh.mesh.config.scorers import classifier, judge, process
+from rollmesh.mesh.config.scorers import classifier, code, judge, process
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.reward_service.composition.part import Entry, Part
+from rollmesh.reward_service.scorers import auto
 
 Function = Callable[..., Any]
 Functions = Sequence[Entry]
@@ -28,6 +29,21 @@ def _judge(reward: RewardSection) -> Function:
     return Judge(reward.judge, call_timeout_s=reward.scorer_timeout_s)
 
 
+def _code(name: str) -> Callable[[RewardSection], Function]:
+    def build(reward: RewardSection) -> Function:
+        from rollmesh.reward_service.code.scorer import Code
+
+        return Code(reward, name, fraction=name == "code_fraction")
+
+    return build
+
+
+def _automatic_code(reward: RewardSection) -> Function:
+    from rollmesh.reward_service.code.automatic import AutomaticCode
+
+    return AutomaticCode(reward)
+
+
 def _classifier(reward: RewardSection) -> Function:
     from rollmesh.reward_service.classifier.classifier import Classifier
 
@@ -35,7 +51,7 @@ def _classifier(reward: RewardSection) -> Function:
 
 
 def _reward_model(reward: RewardSection, name: str) -> Function:
-    """Of `model:FOLDER`: the classifier's section with another model, read as `rollmesh rm` trains."""
+    """The scorer `model:FOLDER`: the classifier's section with another model, read as `rollmesh rm` trains."""
     from rollmesh.reward_service.classifier.classifier import Classifier
 
     folder = Path(name.removeprefix(classifier.FOLDER_PREFIX)).expanduser()
@@ -50,7 +66,12 @@ def _process(reward: RewardSection) -> Function:
 
 
 BUILDERS: Mapping[str, Callable[[RewardSection], Function]] = MappingProxyType(
-    {judge.NAME: _judge, classifier.NAME: _classifier, process.NAME: _process}
+    {
+        **{name: _code(name) for name in code.NAMES},
+        judge.NAME: _judge,
+        classifier.NAME: _classifier,
+        process.NAME: _process,
+    }
 )
 """Name -> builder of its function, from the section of rewards. A builder imports what only its scorer needs."""
 
@@ -65,6 +86,8 @@ def with_configured(
 ) -> tuple[Functions, Mapping[str, Functions]]:
     """Parts and parts by source, in which each such name is its function.
 
+    Where `auto` stands for a source of programs, it is the function that runs them.
+
     Args:
         reward: of the run.
         functions, by_data_source: as of `reward_service.scoring.engine`.
@@ -75,13 +98,20 @@ def with_configured(
     """
     built: dict[str, Function] = {}
 
-    def put_in(entry: Entry) -> Part:
+    def put_in(entry: Entry, source: str | None = None) -> Part:
         part = Part.of(entry)
         name = part.use
+        if name == "auto" and source in auto.CODE_SOURCES:
+            if name not in built:
+                built[name] = _automatic_code(reward)
+            return part.with_use(built[name])
         if not isinstance(name, str) or not is_configured(name):
             return part
         if name not in built:
             built[name] = BUILDERS[name](reward) if name in BUILDERS else _reward_model(reward, name)
         return part.with_use(built[name])
 
-    return list(map(put_in, functions)), {source: list(map(put_in, own)) for source, own in by_data_source.items()}
+    parts = list(map(put_in, functions))
+    programs = dict.fromkeys(auto.CODE_SOURCES, parts) if any(part.use == "auto" for part in parts) else {}
+    sources = {**programs, **by_data_source}
+    return parts, {source: [put_in(entry, source) for entry in own] for source, own in sources.items()}

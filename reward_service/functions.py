@@ -7,7 +7,8 @@ These signatures are accepted unchanged, distinguished by their parameter names:
   list of these;
 * TRL: `reward(prompts, completions, completion_ids, **columns)` -> list of floats, None where unscorable;
 * OpenRLHF: `reward_func(queries, prompts, labels)` -> dict with "rewards";
-* ours: `reward(items: Sequence[RewardItem])` -> list of outcomes (or floats, or None).
+* ours: `reward(items: Sequence[RewardItem])` -> list of outcomes (or floats, or None); `reward(item: RewardItem)` ->
+  one of these.
 
 Each may be a coroutine function. The batch forms see whole groups: one call per group.
 
@@ -30,7 +31,7 @@ from typing import Any
 from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.adapters import openrlhf, trl, verl
 from rollmesh.reward_service.adapters.arguments import Signature
-from rollmesh.reward_service.adapters.results import failure, read_batch, read_scores
+from rollmesh.reward_service.adapters.results import failure, read_batch, read_entry, read_scores
 from rollmesh.reward_service.function_kind import WANTS, FunctionKind
 from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, checked_outcome
 from rollmesh.reward_service.scorers import ItemScorer
@@ -134,12 +135,15 @@ def adapt(name: str, function: Callable[..., Any]) -> RewardFunction:
         return adapted(True, partial(verl.call_batch, signature), read_scores)
     if parameters.keys() >= openrlhf.MARKS:
         return adapted(True, partial(openrlhf.call, signature), openrlhf.read)
-    if [p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD] == ["items"]:
+    needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if needed == ["items"]:
         return adapted(True, function, read_batch, "ids")
+    if needed == ["item"]:
+        return adapted(False, lambda items: function(items[0]), lambda _items, value: [read_entry(value)], "ids")
     raise RewardError(
         f"reward function {name}{inspect.signature(function)} has no known signature",
         hint="write compute_score(data_source, solution_str, ground_truth, extra_info), "
-        "reward(prompts, completions, **columns) or reward(items); docs/peer-rewards.md lists all forms",
+        "reward(prompts, completions, **columns), reward(items) or reward(item); docs/peer-rewards.md lists all forms",
     )
 
 

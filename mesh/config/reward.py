@@ -10,6 +10,8 @@ from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
 from rollmesh.mesh.config.scorers import classifier, process
 from rollmesh.mesh.config.scorers.cache import CacheSection
 from rollmesh.mesh.config.scorers.classifier import ClassifierSection
+from rollmesh.mesh.config.scorers.code import NAMES as CODE
+from rollmesh.mesh.config.scorers.code import CodeSection
 from rollmesh.mesh.config.scorers.http import HttpSection
 from rollmesh.mesh.config.scorers.isolation import Isolation, IsolationSection
 from rollmesh.mesh.config.scorers.judge import NAME, NEEDS, JudgeSection
@@ -35,14 +37,14 @@ class EndpointTls(Section):
 class RewardSection(Section):
     functions: list[Entry] = Field(
         default_factory=lambda: list[Entry](["auto"]),
-        description="Scorers, summed: registered names (auto, arithmetic, choice, classifier, environment, "
-        "exact_match, gsm8k, "
-        "gsm8k_strict, gsm8k_flexible, ifeval, ifeval_fraction, json_schema, json_schema_fraction, judge, math, "
-        "math_string, math_dapo, none, process, qa, regex, strings). Two take an option: `regex:PATTERN` and "
-        "`json_schema:FILE`. Functions with verl's or TRL's signature are `module:function` or `file.py:function`. "
-        "`model:FOLDER` is a reward model of `rollmesh rm`; `classifier`, `process` and `judge` are the models of "
-        "their sections. `auto` takes the reward of the episode if it has one, else picks by the exact name of the "
-        "data_source. A part with options is `{use: NAME, weight: 0.1}`, see docs/reward-composition.md.",
+        description="Scorers, summed: registered names (auto, arithmetic, choice, classifier, code, code_fraction, "
+        "environment, exact_match, gsm8k, gsm8k_strict, gsm8k_flexible, ifeval, ifeval_fraction, json_schema, "
+        "json_schema_fraction, judge, math, math_string, math_dapo, none, process, qa, regex, strings). Two take an "
+        "option: `regex:PATTERN` and `json_schema:FILE`. Functions with verl's or TRL's signature are "
+        "`module:function` or `file.py:function`. `model:FOLDER` is a reward model of `rollmesh rm`; `classifier`, "
+        "`process` and `judge` are the models of their sections. `auto` takes the reward of the episode if it has one, "
+        "else picks by the exact name of the data_source. A part with options is `{use: NAME, weight: 0.1}`, see "
+        "docs/reward-composition.md.",
     )
     by_data_source: dict[str, list[Entry]] = Field(
         default_factory=dict,
@@ -96,6 +98,9 @@ class RewardSection(Section):
         default_factory=IsolationSection,
         description="Where programs that a model has written are run; `auto` is the highest rung of the host.",
     )
+    code: CodeSection = Field(
+        default_factory=CodeSection, description="Programs of the scorers `code` and `code_fraction`."
+    )
     judge: JudgeSection = Field(
         default_factory=JudgeSection, description="The language model that the scorer `judge` asks."
     )
@@ -123,6 +128,15 @@ class RewardSection(Section):
     def asks_judge(self) -> bool:
         """True if a source's functions name the judge."""
         return NAME in self.uses
+
+    @model_validator(mode="after")
+    def _programs_have_time(self) -> RewardSection:
+        if any(name in self.uses for name in CODE) and self.code.time_s >= 0.9 * self.scorer_timeout_s:
+            raise ValueError(
+                "deadlines must nest: reward.code.time_s < 0.9 * reward.scorer_timeout_s, got "
+                f"{self.code.time_s:g} / {self.scorer_timeout_s:g}"
+            )
+        return self
 
     @property
     def uses(self) -> list[str]:

@@ -36,7 +36,19 @@ _NAMES: Mapping[str, str] = {
     "arithmetic": "arithmetic addition demo/arithmetic",
     "strings": "strings demo/strings",
     "exact_match": "exact_match",
+    "code_fraction": "codecontests apps codeforces taco livecodebench",
 }
+
+
+def _in_sandbox(item: RewardItem) -> Outcome:
+    # With a sandbox, `reward_service.configured` puts another function in for these sources.
+    return Failed(
+        "no_scorer",
+        f"programs of data_source {item.data_source!r} need a sandbox: write the name in small letters, or name "
+        "code_fraction in reward.by_data_source",
+    )
+
+
 _SCORERS: Mapping[str, Callable[[RewardItem], Outcome]] = {
     "gsm8k": gsm8k.score,
     "math": math_value.score,
@@ -45,11 +57,14 @@ _SCORERS: Mapping[str, Callable[[RewardItem], Outcome]] = {
     "arithmetic": arithmetic.score,
     "strings": strings.score,
     "exact_match": exact_match.score,
+    "code_fraction": _in_sandbox,
 }
 SOURCES: Mapping[str, str] = MappingProxyType(
     {source: scorer for scorer, sources in _NAMES.items() for source in sources.split()}
 )
 """data_source -> name of its scorer."""
+CODE_SOURCES = frozenset(_NAMES["code_fraction"].split())
+"""Sources whose responses are programs."""
 SCORERS = tuple(_SCORERS)
 """Names of the scorers that sources lead to, besides `environment`."""
 _BY_NAME = {source.lower(): _SCORERS[scorer] for source, scorer in SOURCES.items()}

@@ -12,9 +12,11 @@ from rollmesh.reward_service.scorers import auto
 
 VERSIONS: Mapping[str, str] = MappingProxyType(
     {
-        "auto": "2",
+        "auto": "3",
         "arithmetic": "1",
         "choice": "1",
+        "code": "1",
+        "code_fraction": "1",
         "environment": "1",
         "exact_match": "1",
         "gsm8k": "1",

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollmesh.mesh.config.scorers.code import NAMES as CODE
 from rollmesh.reward_service.outcomes import Failed, RewardItem, Scored, Unscorable
 from rollmesh.reward_service.scorers import SCORERS, graders
 from rollmesh.reward_service.scorers.versions import VERSIONS, versions_of
@@ -65,7 +66,7 @@ def test_auto_picks_by_source_and_refuses_what_it_does_not_know() -> None:
 
 
 def test_every_scorer_has_a_version() -> None:
-    assert VERSIONS.keys() == SCORERS.keys()
+    assert VERSIONS.keys() == {*SCORERS, *CODE}
     assert versions_of(["gsm8k", "mine.py:gsm8k", "regex:a:b"]) == {"gsm8k": "1", "regex": "1"}
     assert {"auto", "math", "qa", "environment"} <= versions_of(["auto"]).keys()
     assert graders.versions(["mine.py:score"]) == {}

@@ -1,0 +1,249 @@
+"""Programs that are run: the forms of tests, how cases end, what is told about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rollmesh.mesh.config.reward import RewardSection
+from rollmesh.reward_service.configured import with_configured
+from rollmesh.reward_service.sandbox.interface import Job, Ran
+from tests.reward_service.code.conftest import Score, make_engine, reward, scoring
+
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
+ADD = "Here:\n```python\na, b = map(int, input().split())\nprint(a + b)\n```"
+SUMS = {"inputs": ["1 2", "3 4", "5 6"], "outputs": ["3\n", "7\n", "12\n"]}
+
+
+async def test_the_share_of_cases_or_all_of_them(score: Score) -> None:
+    result = (await score(ADD, SUMS)).scored
+    assert result.total == pytest.approx(2 / 3)
+    assert {name: result.components[name] for name in ("passed", "cases", "compiled")} == {
+        "passed": pytest.approx(2 / 3),
+        "cases": 3,
+        "compiled": 1,
+    }
+    assert "2 of 3 cases passed; case 3: its output is wrong" in result.evidence
+    assert "input: 5 6\nexpected: 12\n" in result.evidence
+    assert await reward(score, ADD, SUMS, source="all") == 0.0
+    assert await reward(score, ADD, {"inputs": ["1 2"], "outputs": ["3"]}, source="all") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "why"),
+    [
+        ("print(1", "cannot be compiled"),
+        ("```python\nraise ValueError('x')\n```", "exit code 1"),
+        ("import os; os.kill(os.getpid(), 9)", "signal 9"),
+        ("import os; os.execv('/bin/sh', ['sh'])", "exit code 1"),
+        ("x = [0] * 10**10", "memory"),
+        ("print('1' * 10**7)", "output is too long"),
+    ],
+)
+async def test_what_a_program_did_is_scored(score: Score, response: str, why: str) -> None:
+    result = await score(response, SUMS)
+    assert result.scored.total == 0.0
+    assert why in result.scored.evidence
+    assert result.scored.components["compiled"] == float("compiled" not in why)
+
+
+async def test_time_is_for_all_cases_together() -> None:
+    engine = make_engine(time_s=1.0, case_s=1.0)
+    try:
+        score = scoring(engine)
+        result = await score("while True: pass", SUMS)
+        assert "its CPU time is over" in result.scored.evidence
+        result = await score("print(3) if input() == '1 2' else __import__('time').sleep(1000)", SUMS)
+        assert result.scored.total == pytest.approx(1 / 3)
+        assert "it waited until its time was over" in result.scored.evidence
+    finally:
+        await engine.close()
+
+
+async def test_functions_are_called(score: Score) -> None:
+    cases = {"inputs": [[[1, 2], 3], [[], 0]], "outputs": [[[1, 2, 3]], [[0]]], "fn_name": "extend"}
+    method = "class Solution:\n    def extend(self, a: List[int], b):\n        print(a)\n        return (*a, b)"
+    assert await reward(score, method, cases) == 1.0
+    assert await reward(score, "from __future__ import annotations\ndef extend(a, b): return a + [b]", cases) == 1.0
+    assert await reward(score, "def extend(a, b): return [*a, b] if a else [1]", cases) == 0.5
+    live = [{"input": '{"1": 2}\n"x"', "output": "[2, null]", "testtype": "functional"}]
+    assert await reward(score, "def f(d, s):\n    return d[1], None", live, fn_name="f") == 1.0
+    missing = await score("x = 1", live, fn_name="f")
+    assert "KeyError: 'f'" in missing.scored.evidence
+
+
+STACK = """
+class EmptyError(Exception): pass
+class Stack:
+    def __init__(self, items=()): self.items = list(items)
+    def push(self, x): self.items.append(x)
+    def pop(self):
+        if not self.items: raise EmptyError("empty")
+        return self.items.pop()
+    def __len__(self): return len(self.items)
+    def __eq__(self, other): return self.items == other.items
+def even(n): return n % 2 == 0
+def squares(n):
+    for i in range(n): yield i * i
+"""
+PYTEST = """
+import pytest
+from solution import *
+from solution import Stack, EmptyError
+
+@pytest.fixture
+def stack():
+    return Stack()
+
+def test_order(stack):
+    for x in (1, "two", (3, 4)): stack.push(x)
+    assert len(stack) == 3
+    assert [stack.pop() for _ in range(3)] == [(3, 4), "two", 1]
+
+def test_error(stack):
+    with pytest.raises(EmptyError, match="empty"):
+        stack.pop()
+
+@pytest.mark.parametrize("n, expected", [(1, False), (2, True)])
+def test_even(n, expected):
+    assert even(n) is expected
+
+class TestMore:
+    def setup_method(self):
+        self.stack = Stack([1])
+    def test_equal(self):
+        assert self.stack == Stack([1]) and self.stack != Stack([2])
+        assert isinstance(self.stack, Stack)
+    def test_items(self):
+        n = 0
+        while len(self.stack):
+            self.stack.pop()
+            n += 1
+        assert n == 1
+    def test_generated(self):
+        assert list(squares(4)) == [0, 1, 4, 9]
+        assert sum(squares(3)) / 2 == pytest.approx(2.5)
+"""
+
+
+async def test_assertions_and_test_files(score: Score) -> None:
+    result = (await score(STACK, PYTEST)).scored
+    assert (result.total, result.components["cases"]) == (1.0, 7), result.evidence
+    wrong = (await score(STACK.replace("% 2 == 0", "% 2"), PYTEST)).scored
+    assert wrong.total == pytest.approx(5 / 7)
+    assert "test_even[1, False]: it failed" in wrong.evidence
+    mbpp = {"test_list": ["assert even(2)", "assert even(3)", "assert not even(5)"]}
+    assert await reward(score, STACK, **mbpp) == pytest.approx(2 / 3)
+    check = "def check(candidate):\n    for i in range(50):\n        assert candidate(i) == (i % 2 == 0)"
+    assert await reward(score, STACK, test=check, entry_point="even") == 1.0
+    unit = (
+        "import unittest\nclass T(unittest.TestCase):\n    def test_a(self): self.assertTrue(even(4))\nunittest.main()"
+    )
+    assert (
+        await reward(score, STACK, test=unit.replace("unittest.main()", "if __name__ == '__main__': unittest.main()"))
+        == 1.0
+    )
+
+
+async def test_a_program_that_does_not_load_fails_all_tests(score: Score) -> None:
+    raising = "assert True\nimport pytest\ndef test_a():\n    with pytest.raises(ValueError):\n        even(3)"
+    result = (await score("raise ValueError", raising)).scored
+    assert result.total == pytest.approx(0.5), "a test that asks nothing of the program passes"
+    assert "ValueError" in result.evidence
+    uncompiled = (await score("def even(:", raising)).scored
+    assert uncompiled.components["compiled"] == 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"test": "assert even("},
+        {"test": "import numpy\nassert even(2)"},
+        {"test": "x = 3"},
+        {"truth": SUMS, "checker": "raise ValueError"},
+        {"truth": SUMS, "language": "latin"},
+        {"test": "assert even(2)", "language": "bash"},
+    ],
+)
+async def test_tests_that_cannot_be_run_are_no_zero(score: Score, given: dict[str, Any]) -> None:
+    truth = given.pop("truth", None)
+    result = await score("def even(n): return True", truth, **given)
+    assert result.WhichOneof("outcome") == "unscorable", result
+
+
+CHECKER = "import sys\ngiven, _, found = (open(path).read() for path in sys.argv[1:])\n"
+HALVES = "a, b = map(int, found.split())\nsys.exit(0 if a + b == int(given) else 1)"
+
+
+async def test_a_checker_judges_what_is_not_equal(score: Score) -> None:
+    sums = {"inputs": ["7", "8"], "outputs": ["0 7", "0 8"]}
+    assert await reward(score, "print(3, 4)", sums, checker=CHECKER + HALVES) == 0.5
+    printing = CHECKER + "print(float(sum(map(int, found.split())) == int(given)))"
+    result = (await score("print(3, 4)", sums, checker=printing)).scored
+    assert (result.total, "checker: 0.0" in result.evidence) == (0.5, True)
+
+
+class Lost:
+    """A sandbox that loses each program."""
+
+    rung, missing, languages = 3, "", frozenset({"python", "native"})
+
+    async def run_all(self, job: Job, inputs: Any, *, stop: Any = None) -> list[Ran]:
+        return [Ran("infrastructure", reason="the sandbox is lost")] * len(inputs)
+
+    async def close(self) -> None:
+        return None
+
+
+async def test_what_the_infrastructure_did_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def opened(*_: Any, **__: Any) -> Lost:
+        return Lost()
+
+    monkeypatch.setattr("rollmesh.reward_service.code.workplace.open_executor", opened)
+    engine = make_engine()
+    try:
+        for given in (
+            {"truth": SUMS},
+            {"test": "assert even(2)"},
+            {"truth": {**SUMS, "fn_name": "f", "inputs": [[1]] * 3}},
+        ):
+            result = await scoring(engine)(ADD, given.pop("truth", None), **given)
+            assert (result.error.code, result.error.retryable) == ("sandbox", True), result
+    finally:
+        await engine.close()
+
+
+async def test_without_a_turn_items_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollmesh.reward_service.code.scorer._SHARE", 0.0)
+    engine = make_engine()
+    try:
+        result = await scoring(engine)(ADD, SUMS)
+        assert (result.error.code, result.error.retryable) == ("not_begun", True), result
+        assert "turn in the sandbox" in engine.present_wait().reason
+    finally:
+        await engine.close()
+
+
+async def test_auto_counts_the_first_ten_cases_of_sources_of_programs(score: Score) -> None:
+    twelve = {"inputs": ["1 1"] * 12, "outputs": ["2"] * 9 + ["3"] * 3}
+    result = (await score(ADD, twelve, source="taco")).scored
+    assert (result.total, result.components["cases"]) == (0.9, 10)
+    assert await reward(score, ADD, twelve, source="apps", environment_reward={"won": 0.25}) == 0.25
+    unknown = await score(ADD, twelve, source="TACO")
+    assert "small letters" in unknown.error.message
+    section = RewardSection(functions=["exact_match"])
+    assert with_configured(section, section.functions, {})[1] == {}
+
+
+async def test_programs_in_other_languages(score: Score) -> None:
+    program = "```cpp\n#include <iostream>\nint main() { int a, b; std::cin >> a >> b; std::cout << a + b; }\n```"
+    result = await score(program, SUMS, language="c++")
+    if result.error.code == "no_sandbox":
+        pytest.skip(result.error.message)
+    assert result.scored.total == pytest.approx(2 / 3)
+    failed = (await score(program.replace("int main", "int"), SUMS)).scored
+    assert "error:" in failed.evidence
+    assert failed.components["compiled"] == 0
