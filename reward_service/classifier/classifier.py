@@ -26,7 +26,7 @@ class Classifier:
 
     Attributes:
         rollmesh_service: its process, which the scoring engine starts and ends.
-        wants, deterministic: see `reward_service.functions`.
+        wants, deterministic, needs_group: see `reward_service.functions`.
         cache_version: see `reward_service.cache.identity`.
 
     Raises:
@@ -34,6 +34,7 @@ class Classifier:
     """
 
     deterministic = True
+    needs_group = False
 
     def __init__(self, name: str, section: ClassifierSection, *, call_timeout_s: float) -> None:
         options = model_options(section, "response", call_timeout_s)

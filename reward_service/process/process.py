@@ -30,7 +30,7 @@ class ProcessRewards:
 
     Attributes:
         rollmesh_service: its process, which the scoring engine starts and ends.
-        wants, deterministic: see `reward_service.functions`.
+        wants, deterministic, needs_group: see `reward_service.functions`.
         cache_version: see `reward_service.cache.identity`.
 
     Raises:
@@ -40,6 +40,7 @@ class ProcessRewards:
     __name__ = NAME
 
     deterministic = True
+    needs_group = False
 
     def __init__(self, section: ProcessSection, *, call_timeout_s: float) -> None:
         options = model_options(section, "steps", call_timeout_s)
