@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
+from examples.demo.problems import programs
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.sandbox.interface import Job, Ran
@@ -272,3 +274,10 @@ async def test_programs_in_other_languages(score: Score) -> None:
     failed = (await score(program.replace("int main", "int"), SUMS)).scored
     assert "error:" in failed.evidence
     assert failed.components["compiled"] == 0
+
+
+async def test_the_demonstrations_answers_are_right(score: Score) -> None:
+    for problem in itertools.islice(programs(), 40, 43):
+        truth = problem.row(0, "train")["reward_model"]["ground_truth"]
+        assert await reward(score, problem.answer, truth, source="all") == 1.0
+        assert await reward(score, "print(1)", truth, source="all") == 0.0
