@@ -47,6 +47,34 @@ _LOST_HEARTBEATS = 4
 _LEAST_PATIENCE_S = 1.0
 
 
+class Presence:
+    """Whether the others have seen this member without a gap, by its own clock.
+
+    They see it for its time to live after each heartbeat. It counts from when that was sent, and so ends no later here.
+
+    Attributes:
+        term: number of the present time without a gap; another one begins after each.
+    """
+
+    def __init__(self) -> None:
+        self.term = 0
+        self._until = -math.inf
+
+    def renew(self, sent_at: float, ttl_s: float) -> None:
+        """Counts an answered heartbeat, which was sent at a monotonic time."""
+        if time.monotonic() >= self._until:
+            self.term += 1
+        self._until = sent_at + ttl_s
+
+    def end(self) -> None:
+        """The others do not see this member any more."""
+        self._until = -math.inf
+
+    def holds(self, term: int) -> bool:
+        """True if a term has not ended."""
+        return term == self.term and time.monotonic() < self._until
+
+
 class MembershipAgent:
     """Joins the mesh and heartbeats in the background.
 
@@ -56,7 +84,7 @@ class MembershipAgent:
     Attributes:
         member_id: this process's id.
         generation: connection generation of the last Join; later calls carry it.
-        member_ttl_s: seconds without a heartbeat after which the mesh counts this member as lost.
+        presence: whether the others see this member.
         run_name, config_json: the run, as the mesh describes it.
         learner: the learner's membership entry; None without a learner.
         policy: the version in force; None before the first.
@@ -103,7 +131,8 @@ class MembershipAgent:
         self._next_log_at = 0.0
         self.member_id = member_id
         self.generation = 0
-        self.member_ttl_s = 0.0
+        self.presence = Presence()
+        self._ttl_s = 0.0
         self.run_name = ""
         self.config_json = ""
         self.learner: membership_pb2.Member | None = None
@@ -173,16 +202,18 @@ class MembershipAgent:
             endpoint=self._endpoint,
             challenge=new_challenge(),
         )
-        reported = self._wait
+        reported, sent_at = self._wait, time.monotonic()
         self._hurry.clear()
         response = await self._stub.Heartbeat(request, timeout=self._heartbeat_timeout_s)
         check_answer(self._credentials, request, response, self._mesh)
         self._reported_wait = reported
         self._report_end_of_wait()
         if not response.known:
+            self.presence.end()
             await self._join(self._retry_s)
             self._notify()
             return
+        self.presence.renew(sent_at, self._ttl_s)
         if self._fronts is not None:
             self._fronts.set_fronts(response.fronts)
         learner = response.learner if response.learner.member_id else None
@@ -239,12 +270,12 @@ class MembershipAgent:
         self.run_name = response.run_name
         self.config_json = response.run_config_json
         self._interval_s = response.heartbeat_interval_ms / 1000
-        self.member_ttl_s = response.member_ttl_ms / 1000
+        self._ttl_s = response.member_ttl_ms / 1000
         # A front that hangs may cost a heartbeat, but not the membership; one that is merely slow gets its time.
-        patience_s = max(_LEAST_PATIENCE_S, self.member_ttl_s / _LOST_HEARTBEATS)
+        patience_s = max(_LEAST_PATIENCE_S, self._ttl_s / _LOST_HEARTBEATS)
         self._heartbeat_timeout_s = min(self._timeout_s, patience_s)
         if self._fronts is not None:
-            self._fronts.set_lease(self.member_ttl_s)
+            self._fronts.set_lease(self._ttl_s)
             self._fronts.set_fronts(response.fronts)
         log.info("joined run %s as %s (generation %d)", self.run_name, self.member_id, self.generation)
 

@@ -51,7 +51,7 @@ def _classifier(reward: RewardSection) -> Function:
 
 
 def _reward_model(reward: RewardSection, name: str) -> Function:
-    """Of `model:FOLDER`: the classifier's section with another model, read as `rollmesh rm` trains."""
+    """The scorer `model:FOLDER`: the classifier's section with another model, read as `rollmesh rm` trains."""
     from rollmesh.reward_service.classifier.classifier import Classifier
 
     folder = Path(name.removeprefix(classifier.FOLDER_PREFIX)).expanduser()

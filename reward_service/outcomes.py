@@ -202,7 +202,7 @@ def is_not_begun(result: reward_pb2.ScoreResult) -> bool:
 
 
 def later(ticket: str, retry_after_s: float = 0.0) -> Failed:
-    """What a reward function returns for an item whose reward is delivered later (`rollmesh reward deliver`).
+    """The promise of a reward that is delivered later (`rollmesh reward deliver`); reward functions return it.
 
     Args:
         ticket: a name for the reward, at most `REASON_LENGTH` characters; items may share one.

@@ -1,8 +1,8 @@
 """Scores per second of a tiny sequence classifier: batches over all callers, against one call per item, in turns.
 
-Both sides run the same model with one thread in a process of its own, and get the same texts: the one as groups from
-several callers at a time, the other one by one, which is how a function of the user's would call a model. A third side
-is the plain forward pass in this process, one text each: what the model itself costs without any process around it.
+Both sides run the same model with one thread in a process of its own, and get the same texts. The one gets them as
+groups from several callers at a time, the other one by one, as a plain reward function would ask. A third side is the
+forward pass in this process, one text each: the cost of the model without any process around it.
 
     python -m benchmarks.rewards.classifier --json out.json
 """

@@ -1,4 +1,4 @@
-"""What confinement of programs costs by rung, how soon an overdue program is gone, and what many executions leave.
+"""The cost of confined programs by rung, the time until an overdue one is gone, and the remains of many executions.
 
 Rates are of CPU time, of this process and of all that it has started, so that they hold on a machine with other work.
 Every round measures all ways one after the other: ratios are of the same minute.
@@ -151,7 +151,7 @@ async def _overdue(rung: int, count: int) -> tuple[float, float]:
 
 
 async def _left(rung: int, count: int) -> dict[str, int]:
-    """What so many executions leave in this process and on this host, after one that opens all that stays open."""
+    """Remains of so many executions, in this process and on this host; one before them opens what stays open."""
     sandbox = await Sandbox.open(require=rung, highest=rung)
     await sandbox.run(_ADDS)
     await sandbox.close()

@@ -54,7 +54,7 @@ class Classifier:
 
 
 def _text(item: RewardItem) -> Text:
-    """Of an episode with several turns the model reads all, and judges at the end of the last one."""
+    """An item as the model reads it: all turns of an episode, judged at the end of the last one."""
     if item.messages and item.messages[-1].get("role") == "assistant":
         return item.prompt, str(item.messages[-1].get("content") or ""), [dict(each) for each in item.messages[:-1]]
     return item.prompt, item.response, prompt_messages(item)

@@ -32,7 +32,7 @@ _KINDS: dict[int, Kind] = {
     413: "exhausted",
 }
 # Calls at a time: one thread each.
-_MOST_CALLS = 96
+_MOST_CALLS = 32
 _SHOWN = 300
 
 _Answer = TypeVar("_Answer", bound=Message)

@@ -51,9 +51,6 @@ def faults_of_errors(
     if final := [each for each in failed if each.error.code == "not_begun" and not each.error.retryable]:
         message = f"`not_begun` that is not retryable: {_some(final, items)}"
         yield "error", message, "set retryable: the item is no failure, it waits for its turn"
-    if waiting := [each for each in failed if each.error.code == "not_begun" and each.error.retryable]:
-        message = f"not begun in two minutes: {_some(waiting, items)}: {waiting[0].error.message}"
-        yield "error", message, "callers ask again for as long as it takes, and their run stands still"
     if vain := [each for each in failed if each.error.retry_after_ms and not each.error.retryable]:
         message = f"retry_after_ms of an error that is not retryable: {_some(vain, items)}"
         yield "warning", message, "set retryable, or leave retry_after_ms out"

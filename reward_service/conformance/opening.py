@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,19 +27,32 @@ def open_transport(address: str, *, key: str = "", ca: Path | None = None) -> Tr
         ConfigError: a malformed address, or a file that cannot be read.
     """
     url = urlsplit(address)
+    is_http = url.scheme.startswith("http")
     try:
-        complete = url.scheme in SCHEMES and url.hostname and url.port
+        complete = url.scheme in SCHEMES and url.hostname and (url.port or (is_http and url.port is None))
     except ValueError:
         complete = False
-    if not complete or (url.path.strip("/") and url.scheme.startswith("grpc")):
+    if not complete or (url.path.strip("/") and not is_http):
         raise ConfigError(
             f"reward endpoint: {address!r} is not host:port with a scheme",
             hint="give grpc://host:port, grpcs://host:port, http://host:port/base or https://host:port/base",
         )
+    if key and url.scheme in ("grpc", "http") and not _is_loopback(url.hostname or ""):
+        raise ConfigError(
+            f"reward endpoint: {address} has no TLS, and its key would be sent in clear",
+            hint="use grpcs:// or https://, or run the kit on the server's host",
+        )
     try:
         authorities = ca.read_bytes() if ca else None
-        if url.scheme.startswith("http"):
+        if is_http:
             return HttpTransport(address, key, ssl.create_default_context(cafile=ca) if url.scheme == "https" else None)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"{ca}: {error}", hint="give a readable PEM file") from error
     return GrpcTransport(channels(url.netloc, authorities, tls=url.scheme == "grpcs"), key)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -149,6 +149,9 @@ class Session:
         answer = Answer(response.results, time.monotonic() - began)
         if probe:
             answer.results = await self._until_begun(items, answer.results, limit)
+            if waiting := _not_begun(answer.results):
+                message = f"{len(waiting)} of {len(items)} items were not begun in {_BEGIN_S:g} s"
+                self.find("error", probe, message, "callers ask again for as long as it takes: their run stands still")
             for severity, message, remedy in faults_of_answer(items, answer.results):
                 self.find(severity, probe, message, remedy)
         return answer
@@ -158,7 +161,7 @@ class Session:
     ) -> Sequence[reward_pb2.ScoreResult]:
         """Results with those of items that could not be begun replaced by later ones, for a while."""
         until = time.monotonic() + _BEGIN_S
-        while waiting := {r.item_id for r in results if r.error.code == "not_begun" and r.error.retryable}:
+        while waiting := _not_begun(results):
             if time.monotonic() > until:
                 break
             await asyncio.sleep(_PAUSE_S)
@@ -186,6 +189,11 @@ class Session:
         if self.info.wants_messages:
             sent.messages_json = _messages(asked)
         return sent
+
+
+def _not_begun(results: Sequence[reward_pb2.ScoreResult]) -> set[str]:
+    """Ids of items that wait for their turn."""
+    return {each.item_id for each in results if each.error.code == "not_begun" and each.error.retryable}
 
 
 def _messages(asked: reward_pb2.ScoreItem) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rollmesh.mesh.config.scorers.judge import JudgeSection
@@ -57,26 +57,25 @@ class Accounts:
         self.hedging = Hedging(section.hedged_share)
         self.counts = Counts()
         self._concurrency = section.concurrency
-        # The share of the limits, and the monotonic time until which it holds.
-        self._share = (1.0, math.inf)
+        self._share: tuple[float, Callable[[], bool]] = (1.0, lambda: True)
         self._in_force = 1.0
 
-    def set_share(self, share: float, until: float, claim: Claim) -> None:
+    def set_share(self, share: float, holds: Callable[[], bool], claim: Claim) -> None:
         """Says which part of limits and budget is this process's; from any thread.
 
         Args:
             share: of the limits, from 0 to 1.
-            until: monotonic time after which it is void, and nothing may be asked.
+            holds: false once it is void, and nothing may be asked.
             claim: of the budget.
         """
-        self._share = (share, until)
+        self._share = (share, holds)
         self.budget.claim = claim
 
     @property
     def share(self) -> float:
         """The share of the limits at present."""
-        share, until = self._share
-        return share if time.monotonic() < until else 0.0
+        share, holds = self._share
+        return share if holds() else 0.0
 
     def limits_now(self) -> Limits:
         """The limits with the present share; for the judge's event loop."""
@@ -96,7 +95,7 @@ class Accounts:
             SpentError: the budget is spent.
             BusyError: it may not be used at present.
         """
-        if time.monotonic() >= self._share[1]:
+        if not self._share[1]():
             raise BusyError("the mesh has not said which part of limits and budget is this process's")
         self.budget.reserve(estimate)
 

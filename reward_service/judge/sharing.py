@@ -11,7 +11,7 @@ decisions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _ROUNDING = 1e-9
 
@@ -60,6 +60,11 @@ class Standing:
     claim: Part = Part()
     tokens: float = 0.0
     cost: float = 0.0
+
+    def again(self) -> Standing:
+        """The same under new numbers, so that it has to be seen again."""
+        share, claim = (replace(part, number=part.number + 1) for part in (self.share, self.claim))
+        return replace(self, share=share, claim=claim)
 
     def gauges(self) -> dict[str, float]:
         """As heartbeats carry it."""

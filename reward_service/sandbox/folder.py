@@ -63,7 +63,7 @@ class JobFolder:
         return found
 
     def _state(self) -> list[tuple[int, ...]]:
-        """What no program changes without a trace: the kernel sets the times of change, and counts what is there."""
+        """The traces that changes leave: the kernel sets the times of change, and counts what is there."""
         system = os.statvfs(self._path)
         state: list[tuple[int, ...]] = [(system.f_bfree, system.f_ffree)]
         for name in ("", *self._files):

@@ -59,8 +59,8 @@ class Job:
         stdin: bytes of standard input, for `Executor.run`.
         limits: bounds of each execution.
         deadline: moment of `time.monotonic()` at which the caller waits no longer.
-        outputs: paths below the folder of files that the program makes and the caller wants, on rung 3 and above;
-            `sub/*` are all files of the folder `sub`.
+        outputs: files that the program makes and the caller wants, on rung 3 and above. They are paths below the
+            folder; `sub/*` are all files of the folder `sub`.
         environment: variables of a native program; else there are none.
     """
 

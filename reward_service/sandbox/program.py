@@ -1,7 +1,7 @@
 """The process of a run, from its fork to the program's first instruction.
 
-A run that others follow leaves a *successor*: a fork of the process that has confined itself and compiled the program,
-made before it executes any of the program. The successor waits for the next run's streams, and leaves one in turn. So
+A run that others follow leaves a *successor*. It is a fork of its process, which by then is confined and has compiled
+the program, and has executed nothing of it. The successor waits for the next run's streams, and leaves one in turn. So
 these steps are taken once per job, and no run finds anything of an earlier one.
 """
 

@@ -33,7 +33,7 @@ _X32 = 0x40000000
 _CLONE_THREAD, _CLONE_NAMESPACES = 0x10000, 0x7E020080
 # Options of `prctl`: the thread's name, whether the process can be dumped, a capability's presence, names of memory.
 _PRCTL = (15, 16, 3, 23, 0x53564D41)
-# Of a process that is not confined yet: the signal at its parent's death, another filter.
+# The same of a process that is not confined yet: the signal at its parent's death, another filter.
 _PREPARES = (1, 22)
 # Requests of `ioctl`: the terminal's settings and size, bytes to read, close on exec and back, non-blocking.
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5451, 0x5450, 0x5421)

@@ -12,7 +12,7 @@ from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 
 def configured_engine(
-    reward: RewardSection, functions: Functions | None = None, *, workers: int | None = None
+    reward: RewardSection, functions: Functions | None = None, *, workers: int | None = None, keeps: bool = True
 ) -> ScoringEngine:
     """The engine for all sources that are not those of endpoints.
 
@@ -20,6 +20,7 @@ def configured_engine(
         reward: of the run.
         functions: take the place of `reward.functions`.
         workers: takes the place of `reward.workers`.
+        keeps: scores are kept, as the configuration says; false: never, so that each call shows its time.
 
     Raises:
         ConfigError: a route, a scorer's section or the cache cannot be used.
@@ -30,7 +31,7 @@ def configured_engine(
     return ScoringEngine(
         *with_configured(reward, reward.functions if functions is None else functions, local),
         normalize=reward.normalize,
-        cache=ScoreCache(reward.cache) if reward.cache.max_bytes else None,
+        cache=ScoreCache(reward.cache) if keeps and reward.cache.max_bytes else None,
         late=LateRewards(reward.late),
         attempts=reward.attempts,
         workers=computing,

@@ -77,7 +77,7 @@ class _Function:
 
 
 class Service(Protocol):
-    """What a function has besides its calls: a process of its own."""
+    """A process of a function's own, besides its calls."""
 
     async def start(self) -> None:
         """Begins it, ahead of the first call.
@@ -319,7 +319,7 @@ class ScoringEngine:
         if self.cache is None or identity is None or kind is None or not identity.covers(kind, self.cache.functions):
             return {}
         # A linear scorer costs less than a look into the cache.
-        everything = is_named(identity, self.cache.functions)
+        everything = function.worker_index is None or is_named(identity, self.cache.functions)
         kept = [i for i in indices if everything or not function.is_local(request.items[i].data_source)]
         return {index: identity.key(request.items[index], request.content(index), kind.wants) for index in kept}
 

@@ -3,7 +3,7 @@
 Invariants
   * A text whose turn does not come in time is not begun; that is no failure.
   * A process that ends or hangs is replaced. Each text of its last batches is suspected then, and gets a pass of its
-    own the next time, so that one that breaks the process fails alone.
+    own the next time. So a text that breaks the process fails alone.
   * Who ends a wait: the process answers; its end is seen at once; its silence is ended within the time of a call.
 """
 

@@ -1,4 +1,4 @@
-"""What a judging model is asked: options by the configuration, messages by the item."""
+"""Questions to a judging model: options by the configuration, messages by the item."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollmesh.mesh.errors import ConfigError
 from rollmesh.reward_service.outcomes import RewardItem
 from rollmesh.reward_service.served_model.messages import Kind, ModelOptions
 
-# Of a call's time, for one request to a server elsewhere: less than silence may last.
+# The share of a call's time for one request to a server elsewhere: less than silence may last.
 _REQUEST_SHARE = 0.4
 
 

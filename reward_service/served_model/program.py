@@ -110,7 +110,7 @@ def main() -> None:
     owner = _Owner(connection)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         _serve(owner)
-    # Lanes may compute: nobody reads their values.
+    # Lanes may still compute; no one reads their values.
     os._exit(0)
 
 

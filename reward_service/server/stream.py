@@ -26,6 +26,8 @@ from rollmesh.reward_service.scoring.engine import ScoringEngine
 log = logging.getLogger(__name__)
 MOST_OPEN = 1024
 """Items of one stream without a written result."""
+# Bytes of them; one item may be more than that.
+_MOST_BYTES = 64 << 20
 # Seconds that items wait for others of their group where nothing depends on these: one call of the engine costs less.
 _GATHER_S = 0.002
 
@@ -77,6 +79,7 @@ class ScoreStream:
         self._answers: asyncio.Queue[reward_pb2.ScoreResult | BaseException | None] = asyncio.Queue()
         self._room = asyncio.Event()
         self._unwritten = 0
+        self._bytes = 0
         self._read_all = False
 
     async def results(
@@ -140,10 +143,11 @@ class ScoreStream:
         batch.items.append(item)
         batch.open.add(item.item_id)
         self._open[item.item_id] = batch
+        self._bytes += item.ByteSize()
         self._on_open(1)
 
     async def _wait_for_room(self) -> None:
-        while len(self._open) + self._unwritten >= MOST_OPEN:
+        while len(self._open) + self._unwritten >= MOST_OPEN or self._bytes > _MOST_BYTES:
             # Its end would not be read.
             self._begin()
             self._room.clear()
@@ -197,6 +201,8 @@ class ScoreStream:
             return
         batch.open.remove(result.item_id)
         del self._open[result.item_id]
+        self._bytes -= batch.items[place].ByteSize()
+        self._room.set()
         self._on_open(-1)
         self._unwritten += 1
         self._answers.put_nowait(result)

@@ -55,7 +55,7 @@ class Summary:
         if self.mean is not None:
             yield f"reward: mean {self.mean:.4g}; {_quantiles(self.totals, 1.0, '')}"
         if self.call_seconds:
-            yield f"time per call: {_quantiles(self.call_seconds, 1000.0, ' ms')}; {self.per_s:.0f} responses/s"
+            yield f"time per call: {_quantiles(self.call_seconds, 1000.0, ' ms')}; {self.per_s:.3g} responses/s"
             yield "slowest: " + ", ".join(f"{one.name} {1000 * one.seconds:.0f} ms" for one in self.slowest)
         if self.cost:
             yield f"cost: {self.cost:.4g}"

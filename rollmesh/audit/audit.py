@@ -15,12 +15,14 @@ from rollmesh.audit.jumps import look_at_jumps, look_at_length
 from rollmesh.audit.rewards import (
     look_at_distribution,
     look_at_held_out,
+    look_at_judge,
     look_at_saturation,
     look_at_unscored,
 )
 from rollmesh.audit.texts import look_at_phrases, look_at_repeats, look_at_truth
 from rollmesh.doctor.findings import Diagnosis, Finding, Severity, note
 from rollmesh.mesh.config.models import Config
+from rollmesh.reward_service.judge.spent import read_spent
 from rollmesh.reward_service.samples import SampleRow
 from rollmesh.reward_service.trying.chosen import chosen_scorer
 from rollmesh.reward_service.trying.trial import try_rows
@@ -52,10 +54,10 @@ def audit_run(folder: Path, *, against: str | None = None) -> Diagnosis:
         DataError: it is not the folder of `rollmesh run`, or has no samples.
         RewardError: the second scorer does not exist.
     """
-    run = RunEvidence.read(folder)
-    found = list(audit(run))
+    run, config = RunEvidence.read(folder), read_config(folder)
+    found = [*look_at_judge(read_spent(folder), config.reward.judge), *audit(run)]
     if against is not None:
-        tried = asyncio.run(_score(run.samples, read_config(folder), against))
+        tried = asyncio.run(_score(run.samples, config, against))
         found += compare_with(run.samples, tried, against)
     return Diagnosis(str(folder), [*found, *_conclusion(run, found)])
 
@@ -78,12 +80,14 @@ def audit(run: RunEvidence) -> Iterator[Finding]:
 def _conclusion(run: RunEvidence, found: Sequence[Finding]) -> Iterator[Finding]:
     if len(run.samples) < _FEW or any(finding.severity in (Severity.WARNING, Severity.PROBLEM) for finding in found):
         return
-    responses = run.unscored.members
+    looked = dict.fromkeys(finding.check for finding in found if finding.severity is Severity.OK)
+    responses = f" (of {run.unscored.members} trained responses)" if run.unscored.members else ""
     yield note(
         CHECK,
         f"nothing suspicious in {len(run.samples)} kept samples of {len({s.step for s in run.samples})} steps"
-        + (f" (of {responses} trained responses)" if responses else "")
-        + f", {len(run.steps)} records and {len(run.evaluations)} held-out rounds. What was not kept was not looked at",
+        f"{responses}, "
+        f"{len(run.steps)} records and {len(run.evaluations)} held-out rounds, as far as there was enough to look at: "
+        f"{', '.join(looked)}. Samples that were not kept were not looked at",
     )
 
 

@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 
 from rollmesh.audit.evidence import Kept, RunEvidence
 from rollmesh.audit.statistics import rank_correlation
-from rollmesh.doctor.findings import Finding, note, ok, warning
+from rollmesh.doctor.findings import Finding, not_checked, note, ok, warning
 from rollmesh.reward_service.trying.tried import SCORED, Tried
 
 COMPONENTS, AGAINST = "components", "against"
@@ -93,7 +93,7 @@ def compare_with(samples: Sequence[Kept], tried: Sequence[Tried], scorer: str) -
         )
     correlation = rank_correlation([s.reward for s, _ in scored], [t.total for _, t in scored])
     if correlation is None or len(scored) < _LEAST:
-        yield ok(AGAINST, f"{len(scored)} samples with both rewards: too few that differ to compare")
+        yield not_checked(AGAINST, f"{len(scored)} samples with both rewards: too few that differ to compare")
         return
     ranked = sorted(scored, key=lambda pair: pair[0].reward - pair[1].total, reverse=True)
     differing = [(s, t) for s, t in ranked if s.reward > t.total]

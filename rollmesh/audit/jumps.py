@@ -9,7 +9,7 @@ from statistics import fmean
 
 from rollmesh.audit.evidence import Kept, RunEvidence
 from rollmesh.audit.statistics import Jump, concordance, largest_jump, rank_correlation
-from rollmesh.doctor.findings import Finding, note, ok, warning
+from rollmesh.doctor.findings import Finding, not_checked, note, ok, warning
 from rollmesh.report.metrics import REWARD, metric_value
 
 JUMPS, LENGTH = "jumps", "length"
@@ -34,10 +34,11 @@ def look_at_jumps(run: RunEvidence) -> Iterator[Finding]:
         jump = largest_jump([value for _, value in series], window=_WINDOW, noises=_NOISES, share=_SHARE)
         if jump is not None:
             found[name] = (series[jump.index][0], jump)
+    if not looked:
+        yield not_checked(JUMPS, f"{len(run.steps)} steps are too few")
+        return
     if not found:
-        yield ok(
-            JUMPS, f"no sudden change of {', '.join(looked)} in {len(run.steps)} steps" if looked else "too few steps"
-        )
+        yield ok(JUMPS, f"no sudden change of {', '.join(looked)} in {len(run.steps)} steps")
         return
     texts = [
         f"{name} from {jump.before:.3g} to {jump.after:.3g} at step {step}" for name, (step, jump) in found.items()
@@ -91,7 +92,7 @@ def look_at_length(run: RunEvidence) -> Iterator[Finding]:
         text = f"rank correlation of reward and length {mean:.2f} within {len(correlations)} steps"
         numbers = {"correlation": mean, "steps": len(correlations)}
     else:
-        yield ok(LENGTH, f"too few kept responses that differ: {pairs} pairs, {len(correlations)} steps")
+        yield not_checked(LENGTH, f"too few kept responses that differ: {pairs} pairs, {len(correlations)} steps")
         return
     trend = _trend(run)
     if not is_biased:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from rollmesh.audit.evidence import Kept, RunEvidence
-from rollmesh.doctor.findings import Finding, note, ok, warning
+from rollmesh.doctor.findings import Finding, not_checked, note, ok, warning
+from rollmesh.mesh.config.scorers.judge import JudgeSection
 from rollmesh.report.metrics import REWARD, metric_value
+from rollmesh.reward_service.judge.spent import Spent
 
-DISTRIBUTION, SATURATION, UNSCORED, HELD_OUT = "distribution", "saturation", "unscored", "held-out"
+DISTRIBUTION, SATURATION, UNSCORED, HELD_OUT, JUDGE = "distribution", "saturation", "unscored", "held-out", "judge"
 _SATURATED = 0.8
 _UNSCORED = 0.05
+_NEARLY_SPENT = 0.9
 # Evaluations after the best one, and the least fall as a share of the range of held-out rewards.
 _EVALUATIONS = 2
 _FALL = 0.2
@@ -32,7 +36,7 @@ def look_at_saturation(run: RunEvidence) -> Iterator[Finding]:
     """Groups whose members all have one reward, and the share of it."""
     groups = {(s.step, s.group): s.group_rewards for s in run.late if len(s.group_rewards) > 1}
     if not groups:
-        yield ok(SATURATION, "no group with several rewards was kept")
+        yield not_checked(SATURATION, "no group with several rewards was kept")
         return
     equal = [place for place, rewards in groups.items() if min(rewards) == max(rewards)]
     at_top = sum(groups[place][0] >= run.top for place in equal) / len(groups)
@@ -77,6 +81,30 @@ def look_at_unscored(run: RunEvidence) -> Iterator[Finding]:
         yield note(UNSCORED, text, "", **numbers)
 
 
+def look_at_judge(spent: Mapping[str, Spent], judge: JudgeSection) -> Iterator[Finding]:
+    """The use of a language model as judge.
+
+    Args:
+        spent: by process; empty where the run has no judge.
+        judge: of the run's configuration.
+    """
+    if not spent:
+        return
+    tokens, cost = sum(one.tokens for one in spent.values()), sum(one.cost for one in spent.values())
+    share = max(tokens / (judge.budget_tokens or math.inf), cost / (judge.budget_cost or math.inf))
+    text = f"{len(spent)} process(es) have used {tokens:.0f} tokens, which cost {cost:.4g}"
+    numbers = {"tokens": tokens, "cost": cost}
+    if share >= _NEARLY_SPENT:
+        yield warning(
+            JUDGE,
+            f"{text}: {share:.0%} of the budget. Beyond it responses have no reward (`judge_budget`)",
+            "raise reward.judge.budget_tokens or reward.judge.budget_cost",
+            **numbers,
+        )
+    else:
+        yield ok(JUDGE, text, **numbers)
+
+
 def look_at_held_out(run: RunEvidence) -> Iterator[Finding]:
     """Training reward that rises while the held-out one falls."""
     rounds = [
@@ -85,7 +113,7 @@ def look_at_held_out(run: RunEvidence) -> Iterator[Finding]:
         if (value := metric_value(record, "eval/reward")) is not None
     ]
     if len(rounds) <= _EVALUATIONS:
-        yield ok(HELD_OUT, f"{len(rounds)} held-out round(s): too few to compare with")
+        yield not_checked(HELD_OUT, f"{len(rounds)} held-out round(s): too few to compare with")
         return
     best_step, best = max(rounds, key=lambda found: found[1])
     after = [value for step, value in rounds if step > best_step]

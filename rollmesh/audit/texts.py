@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import re
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from rollmesh.audit.evidence import Kept, RunEvidence
+from rollmesh.audit.near_copies import near_copies
+from rollmesh.audit.phrases import Phrase, Words, frequent_phrases
 from rollmesh.audit.statistics import Enrichment
-from rollmesh.doctor.findings import Finding, note, ok, warning
+from rollmesh.doctor.findings import Finding, not_checked, note, ok, warning
 
 PHRASES, REPEATS, TRUTH = "phrases", "repeats", "truth"
-_WORD = re.compile(r"\w+|[^\w\s]")
-# Words at each end of a response that are looked at, and of the longest phrase.
-_ENDS, _LONGEST = 200, 5
-# Samples of each class from which on a phrase is judged.
-_LEAST = 20
+# Samples of each class from which on a phrase is judged, and the most that are compared.
+_LEAST, _MOST = 20, 2000
 # The least share of rewarded responses with a phrase, its times over others, and its distance from chance.
 _SHARE, _TIMES, _Z = 0.3, 2.0, 5.0
 _SHOWN = 3
-# Marks that graders look for: a reward asks for them.
-_ASKED_FOR = re.compile(r"####|boxed|</?answer>|</?think>|answer\s*:|answer is", re.IGNORECASE)
 _COPIES, _COPIED = 3, 0.3
 # Characters of a truth that is looked for in a response, and of a text whose repetition says something.
 _LONG_TRUTH, _SHORT_TEXT = 60, 8
@@ -30,23 +27,25 @@ _WITHOUT, _RISE = 0.5, 0.25
 
 def look_at_phrases(run: RunEvidence) -> Iterator[Finding]:
     """Phrases that rewarded responses have more often than others of the same steps."""
-    high, low = [s for s in run.samples if run.is_high(s)], [s for s in run.samples if run.is_low(s)]
+    high, low = (_spread([s for s in run.samples if is_one(s)]) for is_one in (run.is_high, run.is_low))
     if min(len(high), len(low)) < _LEAST:
-        yield ok(
+        yield not_checked(
             PHRASES, f"too few kept responses to compare: {len(high)} with a high reward, {len(low)} with a low one"
         )
         return
-    phrases = {id(sample): _phrases(sample) for sample in [*high, *low]}
+    words = {id(s): Words.of(s.response, f"{s.prompt} {s.truth}") for s in (*high, *low)}
+    candidates = frequent_phrases([words[id(s)] for s in high], math.ceil(_SHARE * len(high)))
+    phrases = {place: text.own(candidates) for place, text in words.items()}
     of_high = Counter(phrase for sample in high for phrase in phrases[id(sample)])
     of_low = Counter(phrase for sample in low for phrase in phrases[id(sample)])
     found = []
     for phrase, count in of_high.items():
         share, other = count / len(high), of_low[phrase] / len(low)
-        if share < _SHARE or share < _TIMES * other or _ASKED_FOR.search(phrase):
+        if share < _SHARE or share < _TIMES * other:
             continue
         z = _z(phrase, high, low, phrases)
         if z >= _Z:
-            found.append((z, len(phrase), phrase, share, other))
+            found.append((z, len(phrase), " ".join(phrase), share, other))
     looked = f"{len(high)} rewarded responses and {len(low)} others"
     if not found:
         yield ok(PHRASES, f"no phrase comes with a reward in {looked}", high=len(high), low=len(low))
@@ -60,14 +59,14 @@ def look_at_phrases(run: RunEvidence) -> Iterator[Finding]:
     texts = [
         f"{phrase!r} ({share:.0%} of rewarded ones, {other:.0%} of others)" for _, _, phrase, share, other in distinct
     ]
-    phrase = distinct[0][2]
-    example = next(s for s in reversed(high) if phrase in phrases[id(s)])
+    strongest = distinct[0][2]
+    example = next(s for s in reversed(high) if tuple(strongest.split(" ")) in phrases[id(s)])
     yield warning(
         PHRASES,
         f"in {looked}, these come with a reward: {'; '.join(texts[:_SHOWN])}; for example {example.where}",
         "does the task ask for these words? If not, the reward can be had with them: try it on a wrong response that "
         "has them (`rollmesh reward try FILE`)",
-        phrase=phrase,
+        phrase=strongest,
         share=distinct[0][3],
         others=distinct[0][4],
         z=distinct[0][0],
@@ -75,7 +74,7 @@ def look_at_phrases(run: RunEvidence) -> Iterator[Finding]:
     )
 
 
-def _z(phrase: str, high: Sequence[Kept], low: Sequence[Kept], phrases: Mapping[int, set[str]]) -> float:
+def _z(phrase: Phrase, high: Sequence[Kept], low: Sequence[Kept], phrases: Mapping[int, set[Phrase]]) -> float:
     # By step: what changes over the run in all responses says nothing.
     counts: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for offset, samples in ((0, high), (2, low)):
@@ -88,64 +87,39 @@ def _z(phrase: str, high: Sequence[Kept], low: Sequence[Kept], phrases: Mapping[
     return enrichment.z
 
 
-def _phrases(sample: Kept) -> set[str]:
-    """Phrases of a response that are neither in its prompt nor in its ground truth; `^` and `$` are its ends."""
-    words = _WORD.findall(sample.response.lower())
-    known = set(_WORD.findall(f"{sample.prompt} {sample.truth}".lower()))
-    ends = [["^", *words[:_ENDS]], [*words[-_ENDS:], "$"]]
-    parts = ends if len(words) > 2 * _ENDS else [["^", *words, "$"]]
-    return {
-        " ".join(part[start : start + length])
-        for part in parts
-        for length in range(1, _LONGEST + 1)
-        for start in range(len(part) - length + 1)
-        if not known.issuperset(set(part[start : start + length]) - {"^", "$"})
-        and any(word.isalnum() for word in part[start : start + length])
-    }
+def _spread(samples: Sequence[Kept]) -> Sequence[Kept]:
+    """At most so many as can be compared, spread over the run."""
+    return samples[:: max(1, -(-len(samples) // _MOST))]
 
 
 def look_at_repeats(run: RunEvidence) -> Iterator[Finding]:
-    """One text that is rewarded for prompts with different answers."""
+    """Texts that are rewarded for several prompts although they lack their answers, word for word or nearly."""
     rewarded = [s for s in run.late if run.is_high(s) and len(s.response.strip()) >= _SHORT_TEXT]
     if len(rewarded) < _LEAST:
-        yield ok(
+        yield not_checked(
             REPEATS, f"{len(rewarded)} rewarded responses of more than a word in the last third: too few to compare"
         )
         return
-    copies: dict[str, list[Kept]] = defaultdict(list)
-    for sample in rewarded:
-        copies[_skeleton(sample)].append(sample)
-    repeated = [
-        same for same in copies.values() if len({(s.prompt, s.truth) for s in same}) >= _COPIES and _differ(same)
+    looked = _spread(rewarded)
+    # Right answers to like prompts may well be alike.
+    without = [s for s in looked if not s.truth or not _has_truth(s)]
+    groups = [
+        [without[place] for place in group] for group in near_copies([s.response.lower().split() for s in without])
     ]
-    share = sum(map(len, repeated)) / len(rewarded)
-    numbers = {"share": share, "rewarded": len(rewarded)}
+    repeated = [same for same in groups if len({s.prompt for s in same}) >= _COPIES]
+    share = sum(map(len, repeated)) / len(looked)
+    numbers = {"share": share, "rewarded": len(looked)}
     if share < _COPIED:
-        yield ok(REPEATS, f"{share:.0%} of {len(rewarded)} rewarded responses repeat one another", **numbers)
+        yield ok(REPEATS, f"{share:.0%} of {len(looked)} rewarded responses repeat others without an answer", **numbers)
         return
     example = max(repeated, key=len)[-1]
     yield warning(
         REPEATS,
-        f"{share:.0%} of {len(rewarded)} rewarded responses in the last third repeat another one that answers another "
-        f"prompt; for example {example.where}: {example.response[:80]!r}",
+        f"{share:.0%} of {len(looked)} rewarded responses in the last third repeat, or nearly repeat, a response to "
+        f"another prompt, and lack the answer; for example {example.where}: {example.response[:80]!r}",
         "does this text answer the prompts? If not, the reward does not look at the answer",
         **numbers,
         **example.place,
-    )
-
-
-def _skeleton(sample: Kept) -> str:
-    """A response in small letters, with single spaces and without its own answer."""
-    text = sample.response.lower()
-    if sample.truth and sample.truth.lower() in text:
-        text = text.replace(sample.truth.lower(), "\0")
-    return " ".join(text.split())
-
-
-def _differ(same: Sequence[Kept]) -> bool:
-    """True where responses to different prompts are equal although they should not be: no answer was taken out."""
-    return not all("\0" in _skeleton(sample) for sample in same) and (
-        not any(sample.truth for sample in same) or len({sample.truth for sample in same}) > 1
     )
 
 
@@ -155,7 +129,9 @@ def look_at_truth(run: RunEvidence) -> Iterator[Finding]:
         [s for s in part if run.is_high(s) and 0 < len(s.truth) <= _LONG_TRUTH] for part in (run.early, run.late)
     )
     if len(late) < _LEAST:
-        yield ok(TRUTH, f"{len(late)} rewarded responses with a short ground truth in the last third: too few to judge")
+        yield not_checked(
+            TRUTH, f"{len(late)} rewarded responses with a short ground truth in the last third: too few to judge"
+        )
         return
     without = [s for s in late if not _has_truth(s)]
     share = len(without) / len(late)

@@ -37,12 +37,14 @@ class Trial:
         scorer: makes the scorer, on the event loop that uses it.
         limit: most responses; None: all.
         found: outcomes so far.
+        began: monotonic time at which the scorer was ready; None before.
     """
 
     rows: Iterator[SampleRow]
     scorer: Callable[[], RewardScorer]
     limit: int | None = None
     found: list[Tried] = field(default_factory=list)
+    began: float | None = None
 
     async def run(self, each: Callable[[Tried], None]) -> None:
         """Scores all of it.
@@ -56,6 +58,7 @@ class Trial:
         scorer = self.scorer()
         try:
             await scorer.start()
+            self.began = time.monotonic()
             async for tried in try_rows(scorer, self.rows, limit=self.limit):
                 self.found.append(tried)
                 each(tried)
@@ -106,7 +109,7 @@ def show_trial(trial: Trial, say: Callable[[str], None], tell: Callable[[str], N
     Raises:
         DataError: the rows have no responses.
     """
-    began = last = time.monotonic()
+    last = time.monotonic()
 
     def each(tried: Tried) -> None:
         nonlocal last
@@ -123,7 +126,7 @@ def show_trial(trial: Trial, say: Callable[[str], None], tell: Callable[[str], N
         interrupted = True
     if not trial.found and not interrupted:
         raise DataError("there is no response to try", hint="rows need `response` or `responses`")
-    summary = summarize(trial.found, time.monotonic() - began)
+    summary = summarize(trial.found, 0.0 if trial.began is None else time.monotonic() - trial.began)
     if as_json:
         rows = [tried.to_json() for tried in trial.found]
         say(json.dumps({"complete": not interrupted, "rows": rows, "summary": summary.to_json()}, indent=1))

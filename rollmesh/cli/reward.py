@@ -212,10 +212,7 @@ def _proxy(
     from rollmesh.reward_service.conformance.proxy.faults import Faults
 
     faults = Faults(delay_s, error_rate, drop, lose, duplicate, reorder, cut_after, seed)
-    try:
-        asyncio.run(serve(to, listen, faults))
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
+    asyncio.run(serve(to, listen, faults))
 
 
 def _deliver(
@@ -254,9 +251,17 @@ def _languages(
     ] = None,
 ) -> None:
     """Say in which languages programs of models can be run here, on which rung, and what the others lack."""
+    from rollmesh.reward_service.sandbox.configured import open_executor
     from rollmesh.reward_service.sandbox.languages.listing import listing
 
-    for line in asyncio.run(listing(_isolation(config_path, context))):
+    async def listed(isolation: IsolationSection) -> list[str]:
+        executor = await open_executor(isolation)
+        try:
+            return await listing(executor, isolation.toolchains)
+        finally:
+            await executor.close()
+
+    for line in asyncio.run(listed(_isolation(config_path, context))):
         typer.echo(line)
 
 
@@ -273,7 +278,7 @@ def _sandbox(
     ready_file: ReadyFile = None,
 ) -> None:
     """Run programs of models for reward services of other machines (reward.isolation.plugin: remote)."""
-    from rollmesh.reward_service.sandbox.plugins import service
+    from rollmesh.reward_service.sandbox import service
 
     isolation = _isolation(config_path, context)
     security = security_of(tls_cert=tls_cert, tls_key=tls_key)

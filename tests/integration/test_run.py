@@ -138,8 +138,8 @@ def test_a_run_writes_what_it_promises(
         "--rollout.endpoint.enabled=true",
         f"--telemetry.otlp={collector_url}",
         "--logging.dashboard_port=0",
-        # Whose data no one has: it is never asked.
-        "--reward.by_data_source={elsewhere: ['grpc://127.0.0.1:9']}",
+        # Whose data no one has: they are never asked.
+        "--reward.by_data_source={elsewhere: ['grpc://127.0.0.1:9'], judged: [judge]}",
         *holding.ARGUMENTS,
         *planted.arguments,
         env={**environment(demo_data), **planted.environment, **holding.environment(tmp_path)},
@@ -196,6 +196,9 @@ def test_a_run_writes_what_it_promises(
     assert samples.returncode == 0, samples.stderr
     assert "reward" in samples.stdout
     assert rollmesh("report", str(run.folder)).returncode == 0
+    audited = rollmesh("reward", "audit", str(run.folder), "--all")
+    assert audited.returncode == 0, audited.stderr
+    assert "distribution:" in audited.stdout
     assert {"reward", "staleness", "throughput"} <= read_charts(run.folder / "report.html")
     assert (run.folder / "wandb").is_dir()
     assert (run.folder / "tensorboard").is_dir()

@@ -19,7 +19,7 @@ from rollmesh.mesh.access.secret import parse_secret
 from rollmesh.mesh.access.token_file import credentials_of
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import StoreError, UnauthenticatedError
-from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.membership import MembershipAgent, Presence
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.wait import NO_WAIT, Wait
@@ -100,6 +100,23 @@ async def test_who_joins_a_run_that_has_ended_waits_for_it_to_go_on() -> None:
         assert not agent.run_finished.is_set()
         await agent.heartbeat()
         assert agent.run_finished.is_set()
+
+
+def test_a_gap_in_which_others_do_not_see_a_member_begins_another_term() -> None:
+    presence, now = Presence(), time.monotonic()
+    assert not presence.holds(presence.term)
+    presence.renew(now, 1000.0)
+    term = presence.term
+    presence.renew(now, 2000.0)
+    assert presence.holds(term)
+    # Sent too long ago: the time to live was over before the answer came.
+    presence.renew(now - 10.0, 5.0)
+    assert not presence.holds(term)
+    presence.renew(now, 1000.0)
+    assert not presence.holds(term)
+    assert presence.holds(presence.term)
+    presence.end()
+    assert not presence.holds(presence.term)
 
 
 async def test_a_member_that_was_stopped_itself_asks_the_mesh_again() -> None:

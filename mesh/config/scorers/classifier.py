@@ -15,7 +15,7 @@ FOLDER_PREFIX = "model:"
 
 
 class ModelSection(Section):
-    """What all models that judge have."""
+    """Options of all models that judge."""
 
     model: ModelPath | None = Field(
         None, description="Folder of the model and its tokenizer. See docs/reward-models.md."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
-from contextlib import suppress
 from urllib.parse import urlsplit
 
 from rollmesh.mesh.errors import ConfigError, PortInUseError
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Serves until interrupted.
+    """Serves until it is told to end.
 
     Raises:
         ConfigError: a malformed address.
@@ -48,13 +48,12 @@ def run(chosen: argparse.Namespace) -> int:
         chosen.cut_after,
         chosen.seed,
     )
-    with suppress(KeyboardInterrupt):  # The ordinary end.
-        asyncio.run(serve(chosen.to, chosen.listen, faults))
+    asyncio.run(serve(chosen.to, chosen.listen, faults))
     return 0
 
 
 async def serve(to: str, listen: str, faults: Faults) -> None:
-    """Forwards calls until it is cancelled; says where it listens, and at the end what it has done.
+    """Forwards calls until it is interrupted or told to end; says where it listens, and at last what it has done.
 
     Raises:
         ConfigError: a malformed address.
@@ -71,8 +70,9 @@ async def serve(to: str, listen: str, faults: Faults) -> None:
     except RuntimeError as error:
         raise PortInUseError(f"{listen}: {error}", hint="give another --listen") from error
     print(f"listening on grpc://{host or '127.0.0.1'}:{proxy.port}", flush=True)  # noqa: T201 - a command
-    try:
-        await asyncio.Event().wait()
-    finally:
-        print(str(proxy.counts), file=sys.stderr)  # noqa: T201 - a command
-        await proxy.stop()
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    await ended.wait()
+    print(str(proxy.counts), file=sys.stderr)  # noqa: T201 - a command
+    await proxy.stop()

@@ -143,13 +143,24 @@ class FaultProxy:
         if faults.fails:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "a fault of the proxy")
         method: Any = self._channel.stream_stream(f"{SERVICE}ScoreStream")
-        call = method(requests, timeout=context.time_remaining(), metadata=_credentials(context))
+        sent: list[bytes] = []
+
+        async def noted() -> AsyncIterator[bytes]:
+            async for request in requests:
+                sent.append(request)
+                yield request
+
+        call = method(noted(), timeout=context.time_remaining(), metadata=_credentials(context))
         ready: asyncio.Queue[bytes | None] = asyncio.Queue()
         reading = asyncio.create_task(self._read(call, faults, ready))
         try:
             while (result := await ready.get()) is not None:
                 yield result
             await reading
+            if faults.repeats:
+                again = method(iter(sent), timeout=context.time_remaining(), metadata=_credentials(context))
+                async for _ in again:
+                    pass
         except grpc.aio.AioRpcError as error:
             await context.abort(error.code(), error.details() or "")
         finally:

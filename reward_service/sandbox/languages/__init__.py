@@ -1,5 +1,7 @@
 """Languages in which programs of models can be written.
 
-`table.py`: one description for each; `toolchains.py`: what this host has of them, found by running it in the sandbox;
-`building.py`: from a source to jobs, compiled once. `sql.py` is the program that runs SQL.
+* `table.py`: one description for each.
+* `toolchains.py`: those of this host, found by running them in the sandbox; `listing.py`: the same in words.
+* `building.py`: from a source to jobs, compiled once.
+* `sql.py`: the program that runs SQL.
 """

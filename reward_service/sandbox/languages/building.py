@@ -15,7 +15,7 @@ from rollmesh.reward_service.sandbox.languages.toolchains import Toolchain, envi
 from rollmesh.reward_service.sandbox.zygote_process import UnavailableError
 
 _CACHE_BYTES = 256 << 20
-# Of a runtime's memory, for its heap.
+# The part of a runtime's memory that its heap may take.
 _HEAP_SHARE = 0.6
 
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from rollmesh.mesh.config.scorers.isolation import IsolationSection
-from rollmesh.reward_service.sandbox.configured import open_executor
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollmesh.reward_service.sandbox.interface import Executor
 from rollmesh.reward_service.sandbox.languages.building import Builder
 from rollmesh.reward_service.sandbox.languages.table import LANGUAGES
 
 
-async def listing(isolation: IsolationSection) -> list[str]:
+async def listing(executor: Executor, folders: Sequence[Path]) -> list[str]:
     """A line for the isolation in force, and one for each language: its version, or what it lacks.
 
-    Raises:
-        UnavailableError: no program can be confined here.
+    Args:
+        executor: of the host.
+        folders: those of `reward.isolation.toolchains`.
     """
-    executor = await open_executor(isolation)
-    try:
-        builder = Builder(executor, isolation.toolchains)
-        found = [await builder.toolchain(language.name) for language in LANGUAGES]
-    finally:
-        await executor.close()
+    builder = Builder(executor, folders)
+    found = [await builder.toolchain(language.name) for language in LANGUAGES]
     lines = [executor.describe()]
     for toolchain in found:
         name = toolchain.language.name

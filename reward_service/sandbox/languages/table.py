@@ -1,7 +1,7 @@
 """Descriptions of languages: what they need, and how their programs are compiled and run.
 
-In arguments, `{0}` is the path of the first program that the language needs, `{home}` the folder above that program's
-own, `{name}` the name of the main part of a source, and `{heap}` the megabytes that a runtime may use of the memory.
+In arguments, `{0}` is the path of the first program that the language needs, and `{home}` the folder above that
+program's own. `{name}` is the name of a source's main part, and `{heap}` the megabytes that a runtime's heap may take.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the host of an executor has of each language."""
+"""Toolchains of languages, as the host of an executor has them."""
 
 from __future__ import annotations
 

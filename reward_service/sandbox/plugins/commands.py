@@ -39,7 +39,7 @@ _TRY_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Confined:
-    """What is to be confined.
+    """A process that is to be confined.
 
     Attributes:
         argv: of the first process.

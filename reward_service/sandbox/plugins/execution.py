@@ -128,7 +128,7 @@ class _Watch:
         os.close(self._process)
 
     def outputs(self, stdout: int, stderr: int) -> tuple[bytes, bytes]:
-        """What was written, once nobody writes."""
+        """All that was written, once no process writes."""
         for descriptor, output in self._outputs.items():
             while len(output) <= self._most and self._read(descriptor):
                 pass

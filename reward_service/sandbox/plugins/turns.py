@@ -1,4 +1,4 @@
-"""What plug-ins share: at most so many programs at once, each before its deadline, one run of a job after the other."""
+"""The common part of plug-ins: at most so many jobs at once, before their deadlines, one run after the other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PluginExecutor(ABC):
 
     @abstractmethod
     def _runs(self, job: Job, inputs: Sequence[bytes]) -> AsyncIterator[Ran]:
-        """The ends of a job's runs. What infrastructure does is an end too; nothing is raised for it."""
+        """The ends of a job's runs. Nothing is raised for failures of infrastructure: they are ends too."""
 
     @abstractmethod
     async def close(self) -> None:

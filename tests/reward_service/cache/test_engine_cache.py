@@ -43,6 +43,7 @@ class Judge:
     cache_version = "1"
 
     def __init__(self) -> None:
+        self.deterministic = False
         self.asked: list[str] = []
 
     async def __call__(self, items: Sequence[RewardItem]) -> list[Outcome]:
@@ -129,9 +130,11 @@ async def test_scorers_of_the_package_are_kept_where_they_are_not_linear(make_it
     assert [result.scored.cached for result in again] == [False, True]
 
 
-async def test_an_object_is_kept_under_its_version_and_costs_nothing_then(make_item: Any) -> None:
+@pytest.mark.parametrize("declared", [True, False])
+async def test_an_object_is_kept_under_its_version_and_costs_nothing_then(make_item: Any, declared: bool) -> None:
     judge = Judge()
-    engine = ScoringEngine([judge], cache=ScoreCache(CacheSection(functions=["judge"])))
+    judge.deterministic = declared
+    engine = ScoringEngine([judge], cache=ScoreCache(CacheSection(functions=[] if declared else ["judge"])))
     first = await engine.score([make_item("a", "x"), make_item("b", "y")], 60.0)
     again = await engine.score([make_item("c", "y"), make_item("d", "z")], 60.0)
     await engine.close()

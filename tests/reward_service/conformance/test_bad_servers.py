@@ -269,8 +269,15 @@ class MixesCalls(Server):
     ],
 )
 async def test_each_bad_behaviour(
-    serving: Any, checked: Any, server: type[Server], probe: str, severity: str, words: str
+    serving: Any,
+    checked: Any,
+    server: type[Server],
+    probe: str,
+    severity: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("rollmesh.reward_service.conformance.probes.load._QUICK_BATCH_S", 0.2)
     report = await checked(await serving(server()), probe)
     assert found(report, probe, severity, words), report.findings
 

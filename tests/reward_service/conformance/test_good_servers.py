@@ -13,12 +13,22 @@ from typing import Any
 import pytest
 from google.protobuf import json_format
 
+from rollmesh.mesh.access.credentials import SharedKey
+from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.errors import ConfigError
 from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.conformance.command import check_with
 from rollmesh.reward_service.conformance.opening import open_transport
+from rollmesh.reward_service.conformance.session import Options
 from rollmesh.reward_service.conformance.transport import CallError
+from rollmesh.reward_service.member_check import member_transport
+from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.server.server import RewardServer
+from tests.certificates import Authority
 from tests.command import Command
 from tests.repository import REPOSITORY
 from tests.reward_service.conformance.servers import Server, right
+from tests.secrets_here import write_secret
 
 
 async def test_a_good_one(serving: Any, checked: Any) -> None:
@@ -71,9 +81,13 @@ class Http(BaseHTTPRequestHandler):
         pass
 
 
+class Queueing(ThreadingHTTPServer):
+    request_queue_size = 128
+
+
 @pytest.fixture
 def http_server() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Http)
+    server = Queueing(("127.0.0.1", 0), Http)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/"
@@ -104,6 +118,38 @@ async def test_statuses_of_http(http_server: str, status: int, kind: str) -> Non
         await transport.score(reward_pb2.ScoreRequest(), 60)
     await transport.close()
     assert caught.value.kind == kind
+
+
+async def test_ours_in_a_mesh(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.certify("service")
+    token = write_secret(tmp_path / "token")
+    served = SecuritySection(token_file=token, tls_cert=certificate, tls_key=key)
+    server = RewardServer(ScoringEngine(["auto"]), security=served)
+    address = f"grpc://localhost:{await server.start('localhost')}"
+    caller = SecuritySection(token_file=token, tls_ca=authority.pem)
+    report = await check_with(member_transport(address, caller), address, None, Options(60.0, only=["reach"]))
+    assert not report.findings
+    assert "reach.key" not in report.skipped
+    without = await check_with(open_transport(address), address, None, Options(0.5, only=["reach"]))
+    assert not without.reachable, "TLS on one side"
+    await server.stop(0)
+
+
+async def test_tls_and_keys(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.certify("service")
+    served = SecuritySection(tls_cert=certificate, tls_key=key)
+    server = RewardServer(ScoringEngine(["auto"]), security=served, key=SharedKey("secret"))
+    address = f"grpcs://localhost:{await server.start('localhost')}"
+    transport = open_transport(address, key="secret", ca=authority.pem)
+    report = await check_with(transport, address, None, Options(60.0, only=["reach"]))
+    assert not report.findings
+    assert "reach.key" not in report.skipped
+    await server.stop(0)
+    for plain in ("grpc://rewards.example:1", "http://rewards.example"):
+        with pytest.raises(ConfigError, match="sent in clear"):
+            open_transport(plain, key="secret")
 
 
 async def test_the_third_partys(third_party_server: str, checked: Any) -> None:

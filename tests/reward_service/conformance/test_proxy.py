@@ -58,9 +58,14 @@ async def proxy_to() -> AsyncIterator[Any]:
         (Faults(cut_after=4, delay_s=0.02), "cuts"),
     ],
 )
-async def test_the_client_loses_nothing(serving: Any, proxy_to: Any, make_item: Any, faults: Faults, met: str) -> None:
-    """Every item has its own score, whatever its calls have met."""
-    proxy = await proxy_to(await serving(Counting()), faults)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_the_client_loses_nothing(
+    serving: Any, proxy_to: Any, make_item: Any, faults: Faults, met: str, streams: bool
+) -> None:
+    """Every item has its own score, whatever its calls or streams have met."""
+    server = Counting()
+    server.info = reward_pb2.InfoResponse(streams=streams)
+    proxy = await proxy_to(await serving(server), faults)
     limits = CallLimits(attempts=1000, timeout_s=1.0 if faults.drop else 30.0)
     client = RewardClient([f"grpc://127.0.0.1:{proxy.port}"], limits=limits)
     async with asyncio.timeout(240):
@@ -70,6 +75,7 @@ async def test_the_client_loses_nothing(serving: Any, proxy_to: Any, make_item: 
             assert [result.scored.total for result in results] == [1.0 if n % 3 else 0.0 for n in range(32)]
     await client.close()
     assert getattr(proxy.counts, met) > 0, str(proxy.counts)
+    assert not faults.duplicate or max(server.asked.values()) > 1
 
 
 async def test_streams_meet_them_too(serving: Any, proxy_to: Any, make_item: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rollmesh.mesh.config.scorers.judge import JudgeSection
+from rollmesh.mesh.membership import Presence
 from rollmesh.protos import membership_pb2
 from rollmesh.reward_service.client.client import LocalScorer
 from rollmesh.reward_service.judge.accounts import Accounts
@@ -39,10 +40,10 @@ class Mesh:
 class Process:
     """One that scores; its heartbeats come when the test says so."""
 
-    def __init__(self, mesh: Mesh, name: str, run: Path, ttl_s: float = FOREVER_S) -> None:
+    def __init__(self, mesh: Mesh, name: str, run: Path) -> None:
         self._mesh = mesh
         self.member_id = name
-        self.member_ttl_s = ttl_s
+        self.presence = Presence()
         self._gauges: dict[str, float] = {}
         self.accounts = Accounts(SECTION)
         self.sharing = SharedJudge(self.accounts, self, ROLE, run)  # type: ignore[arg-type]  # what it needs of an agent
@@ -55,6 +56,12 @@ class Process:
 
     def heartbeat(self) -> None:
         self._mesh.members[self.member_id] = dict(self._gauges)
+        self.presence.renew(time.monotonic(), FOREVER_S)
+
+    def cut_off(self) -> None:
+        """The mesh does not hear of it for its time to live, and forgets it."""
+        self.presence.end()
+        self._mesh.members.pop(self.member_id, None)
 
     async def settle(self, rounds: int = 4) -> None:
         for _ in range(rounds):
@@ -109,11 +116,22 @@ async def test_a_generator_that_scores_itself_shares_its_judge(tmp_path: Path) -
     await scorer.close()
 
 
-async def test_who_is_cut_off_asks_nothing(tmp_path: Path) -> None:
-    process = Process(Mesh(), "one", tmp_path, ttl_s=0.0)
-    await process.settle()
-    assert process.accounts.share == 0.0
-    assert not process.spend(1)
+async def test_who_is_cut_off_asks_nothing_and_comes_back_with_what_others_leave(tmp_path: Path) -> None:
+    mesh = Mesh()
+    one, two = Process(mesh, "one", tmp_path), Process(mesh, "two", tmp_path)
+    await settle(one, two)
+    one.cut_off()
+    assert one.accounts.share == 0.0
+    assert not one.spend(1)
+    await settle(two)
+    assert two.accounts.share == 1.0
+    # Its first heartbeat repeats what it had before.
+    one.heartbeat()
+    assert one.accounts.share == 0.0
+    await one.settle(1)
+    assert one.accounts.share == 0.0
+    await settle(two, one)
+    assert (one.accounts.share, two.accounts.share) == (0.5, 0.5)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -133,6 +151,8 @@ async def test_together_they_never_have_more_than_the_whole(seed: int, tmp_path:
             ended.append(process)
         elif action < 0.14 and ended:
             mesh.members.pop(draw.choice(ended).member_id, None)
+        elif action < 0.17:
+            process.cut_off()
         elif action < 0.5:
             await process.sharing.refresh()
         elif action < 0.8:
@@ -170,7 +190,7 @@ async def test_a_budget_outlives_its_process_and_is_spent_to_its_end(tmp_path: P
 
 def test_the_rest_of_others_is_no_spent_budget() -> None:
     accounts = Accounts(SECTION)
-    accounts.set_share(0.5, FOREVER_S + time.monotonic(), Claim(0.1, elsewhere=0.0, processes=2))
+    accounts.set_share(0.5, lambda: True, Claim(0.1, elsewhere=0.0, processes=2))
     with pytest.raises(BusyError, match="claimed"):
         accounts.reserve(Usage(20_000, 0))
 

@@ -1,4 +1,4 @@
-"""What each means of confinement stops: all that it alone stops gets through where it is masked, and nothing else.
+"""Means of confinement, masked in turn: all that one alone stops then gets through, and nothing else.
 
 So each rung says what it has to stop, and a means that does nothing does not go unnoticed.
 """
@@ -17,7 +17,7 @@ from rollmesh.reward_service.sandbox.interface import Job, Limits
 from tests.reward_service.sandbox.conftest import opened
 
 LANDLOCK, SECCOMP, LIMITS, NAMESPACES = "landlock", "seccomp", "limits", "namespaces"
-# How a means is masked in the zygote, before it starts.
+# Code that masks a means in the zygote, before it starts.
 MASKS = {
     LANDLOCK: "from rollmesh.reward_service.sandbox import landlock; landlock.restrict_self = lambda descriptor: None",
     SECCOMP: "from rollmesh.reward_service.sandbox import linux; linux.Filter.install = lambda self: None",
@@ -91,7 +91,7 @@ except (OSError, MemoryError):
 
 @pytest.fixture
 def targets(outside: Path) -> Iterator[dict[str, object]]:
-    """What attempts aim at."""
+    """Targets of the attempts."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(socket.AF_UNIX) as abstract:
         abstract.bind("")
         abstract.listen()

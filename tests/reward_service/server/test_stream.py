@@ -133,10 +133,15 @@ async def test_an_item_has_its_own_time(held: Held, make_item: Any) -> None:
         call.cancel()
 
 
+@pytest.mark.parametrize("bound", ["items", "bytes"])
 async def test_a_caller_that_sends_too_much_has_to_wait(
-    held: Held, make_item: Any, monkeypatch: pytest.MonkeyPatch
+    held: Held, make_item: Any, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    monkeypatch.setattr("rollmesh.reward_service.server.stream.MOST_OPEN", 3)
+    if bound == "items":
+        monkeypatch.setattr("rollmesh.reward_service.server.stream.MOST_OPEN", 3)
+    else:
+        size = make_item("0", "slow", group_id="g0").ByteSize()
+        monkeypatch.setattr("rollmesh.reward_service.server.stream._MOST_BYTES", 3 * size - 1)
     async with Service([held], call_timeout_s=60.0) as service:
         call = service.stream()
         for number in range(8):

@@ -15,6 +15,7 @@ from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client.client import LocalScorer
 from rollmesh.reward_service.samples import items_from_file, read_rows, sample_row
+from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.trying.chosen import chosen_scorer
 from rollmesh.reward_service.trying.summary import quantiles, summarize
 from rollmesh.reward_service.trying.trial import try_rows
@@ -41,7 +42,7 @@ def written(path: Path, *records: Any) -> Path:
 
 
 async def tried_of(path: Path, limit: int | None = None, scorer: LocalScorer | None = None) -> list[Tried]:
-    scorer = scorer or LocalScorer(["exact_match"])
+    scorer = scorer or LocalScorer(ScoringEngine(["exact_match"]))
     try:
         return [one async for one in try_rows(scorer, read_rows(path), limit=limit)]
     finally:
@@ -108,7 +109,7 @@ async def test_each_response_is_scored_in_order_with_its_group(tmp_path: Path) -
         sample(1, "b", 0, "x", 2.0),
         sample(2, "c", 0, "y", 9.0),
     )
-    found = await tried_of(path, scorer=LocalScorer([group_size]))
+    found = await tried_of(path, scorer=LocalScorer(ScoringEngine([group_size])))
     assert sorted(map(sorted, calls)) == [["0", "1"], ["x", "x"], ["y"]]
     assert [(one.name[-1], one.member, one.total) for one in found] == [
         *(("a", "0", 2.0), ("a", "1", 2.0)),
@@ -127,7 +128,9 @@ async def test_failures_are_outcomes(tmp_path: Path) -> None:
     def fail(solution_str: str, ground_truth: Any) -> float:
         raise ValueError("no such answer")
 
-    (one,) = await tried_of(written(tmp_path / "rows.jsonl", row(response="6", reward=1.0)), scorer=LocalScorer([fail]))
+    (one,) = await tried_of(
+        written(tmp_path / "rows.jsonl", row(response="6", reward=1.0)), scorer=LocalScorer(ScoringEngine([fail]))
+    )
     assert (one.outcome, one.code, one.differs) == ("error", "exception", True)
     assert "no such answer" in one.line()
     assert "recorded 1" in one.line()
@@ -137,7 +140,7 @@ async def test_failures_are_outcomes(tmp_path: Path) -> None:
 async def test_a_row_that_is_broken_ends_the_trial_after_those_before(tmp_path: Path) -> None:
     path = written(tmp_path / "rows.jsonl", *[row(response="6")] * 40, {"prompt": "p"})
     found = []
-    scorer = LocalScorer(["exact_match"])
+    scorer = LocalScorer(ScoringEngine(["exact_match"]))
     with pytest.raises(DataError, match="row 40"):
         async for one in try_rows(scorer, read_rows(path)):
             found.append(one)  # noqa: PERF401 - those before an error stay

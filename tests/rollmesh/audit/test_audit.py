@@ -13,10 +13,14 @@ import pytest
 from rollmesh.audit.audit import audit, audit_run
 from rollmesh.audit.components import compare_with
 from rollmesh.audit.evidence import RunEvidence, kept_samples
+from rollmesh.audit.near_copies import near_copies
+from rollmesh.audit.rewards import look_at_judge
 from rollmesh.audit.statistics import Enrichment, largest_jump, rank_correlation
 from rollmesh.doctor.findings import Finding, Severity
+from rollmesh.mesh.config.scorers.judge import JudgeSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.report.unscored import UnscoredMembers
+from rollmesh.reward_service.judge.spent import Spent
 from rollmesh.reward_service.trying.tried import Tried
 from tests.rollmesh.audit.synthetic import STEPS, Change, Sample, evidence_of, samples_of
 
@@ -67,7 +71,9 @@ def says_a_phrase(sample: Sample, draw: random.Random) -> None:
 def gives_up_answering(sample: Sample, draw: random.Random) -> None:
     """One text is rewarded whatever is asked, from the middle of the run on."""
     if sample["step"] > STEPS / 2 and draw.random() < 0.7:
-        sample["response"] = "I have verified every part of this solution with great care."
+        end = draw.choice(["", " Thank you.", " I am sure."])
+        text = "I have verified every part of this long solution with great care, from its first word to its last."
+        sample["response"] = text + end
         reward(sample, 1.0)
 
 
@@ -154,6 +160,15 @@ def test_responses_without_a_reward_are_told_with_their_reasons() -> None:
     assert not warnings(evidence_of(samples_of(0), unscored=few))
 
 
+@pytest.mark.parametrize(("budget", "severity"), [(1000, Severity.OK), (500, Severity.WARNING)])
+def test_a_judge_that_has_nearly_spent_its_budget(budget: int, severity: Severity) -> None:
+    spent = {"one": Spent(300.0, 0.1), "two": Spent(160.0, 0.05)}
+    (finding,) = look_at_judge(spent, JudgeSection(budget_tokens=budget))
+    assert finding.severity is severity
+    assert "2 process(es) have used 460 tokens, which cost 0.15" in finding.what
+    assert list(look_at_judge({}, JudgeSection())) == []
+
+
 @pytest.mark.parametrize(("seen", "severity"), [("reward", Severity.OK), ("right", Severity.WARNING)])
 def test_a_second_scorer_that_sees_other_things(seen: str, severity: Severity) -> None:
     samples = kept_samples(samples_of(0, answers_wrongly))
@@ -171,7 +186,7 @@ def test_failures_of_a_second_scorer_are_told() -> None:
     tried = [Tried(s.where, "0", "error", 0.1, text="no answer", code="timeout") for s in samples]
     first, second = compare_with(samples, tried, "other")
     assert "scored 0 of 480 samples" in first.what
-    assert second.severity is Severity.OK
+    assert second.what.startswith("not checked")
 
 
 # ---------------------------------------------------------------------------------------------- whole runs
@@ -207,11 +222,20 @@ def test_a_run_folder_is_audited_against_another_function(tmp_path: Path) -> Non
 def test_an_honest_folder_is_told_with_what_was_looked_at(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("model: {path: m}\ndata: {train: t.jsonl}\nalgorithm: grpo\n")
     (tmp_path / "samples.jsonl").write_text("\n".join(map(json.dumps, samples_of(1))))
-    (first, *_) = audit_run(tmp_path).lines()
-    assert "nothing suspicious in 480 kept samples of 60 steps" in first
+    text = "\n".join(audit_run(tmp_path).lines())
+    assert "nothing suspicious in 480 kept samples of 60 steps" in text
+    assert "jumps: not checked: 0 steps are too few" in text
 
 
 # ---------------------------------------------------------------------------------------------- statistics
+
+
+def test_near_copies_are_grouped_and_others_are_not() -> None:
+    draw = random.Random(0)
+    text = [str(draw.randrange(10_000)) for _ in range(60)]
+    others = [[str(draw.randrange(10_000)) for _ in range(60)] for _ in range(50)]
+    assert near_copies([text, *others, [*text[:-1], "end"], ["x", *text]]) == [[0, 51, 52]]
+    assert near_copies([["a"], ["a"], ["b"], []]) == [[0, 1]]
 
 
 def test_rank_correlation_knows_ties_and_constants() -> None:

@@ -71,7 +71,7 @@ async def test_a_source_that_does_not_compile_says_why(builder: Builder) -> None
     assert isinstance(failed, CompileFailed)
     assert (failed.ran.end, b"undeclared" in failed.ran.stderr) == ("exit", True)
     assert await builder.build("c", b"int main() { return x; }") is failed
-    # What a source includes is compiled in the sandbox as well.
+    # A source includes no file from outside of the sandbox.
     failed = await builder.build("c", b'#include "/etc/passwd"\nint main() {}')
     assert isinstance(failed, CompileFailed)
     assert b"No such file" in failed.ran.stderr

@@ -51,7 +51,7 @@ async def test_a_job_runs_on_another_machine(key_file: Path) -> None:
                 "python", {"main.py": b"import time; time.sleep(600)"}, ["main.py"], deadline=time.monotonic() + 1
             )
             assert (await remote.run(late)).end == "infrastructure"
-            # What the other machine has cancelled is gone there: its one sandbox takes the next job.
+            # The other machine has ended that job: its one sandbox takes the next.
             assert (await remote.run_all(ADDS, [b"5"]))[0].stdout == b"6\n"
             await remote.close()
             async with aiohttp.ClientSession() as stranger:
