@@ -25,8 +25,8 @@ from rollmesh.mesh.runtime.service import Shutdown, advertised_address, run_serv
 from rollmesh.mesh.telemetry.tracing import open_tracer
 from rollmesh.protos import membership_pb2
 from rollmesh.reward_service.judge.member import shared_judge
-from rollmesh.reward_service.scoring.configured import configured_engine
 from rollmesh.reward_service.sandbox.configured import in_force
+from rollmesh.reward_service.scoring.configured import configured_engine
 from rollmesh.reward_service.server.http import http_server
 from rollmesh.reward_service.server.server import RewardServer
 
