@@ -113,27 +113,20 @@ def _mcqa() -> Grader:
     return graded
 
 
-_MADE: dict[str, tuple[str, Callable[[], Grader]]] = {
-    "verl gsm8k": ("verl", lambda: _verl("gsm8k")),
-    "verl gsm8k flexible": ("verl", lambda: _verl("gsm8k", method="flexible")),
-    "verl math_reward": ("verl", lambda: _verl("math_reward")),
-    "verl math_dapo": ("verl", lambda: _verl("math_dapo")),
-    "verl math_verify": ("verl", _verl_math_verify),
-    "verl prime_math": ("verl", lambda: _verl("prime_math")),
-    "verl qa": ("verl", _verl_qa),
-    "math-verify": ("math-verify", _math_verify),
-    "TRL accuracy": ("trl", _trl),
-    "NeMo Gym mcqa": ("nemo-gym", _mcqa),
+_PARSERS = ("math-verify", "latex2sympy2-extended", "antlr4-python3-runtime")
+# By name: the packages that decide, and how the grader is made.
+_MADE: dict[str, tuple[tuple[str, ...], Callable[[], Grader]]] = {
+    "verl gsm8k": (("verl",), lambda: _verl("gsm8k")),
+    "verl gsm8k flexible": (("verl",), lambda: _verl("gsm8k", method="flexible")),
+    "verl math_reward": (("verl",), lambda: _verl("math_reward")),
+    "verl math_dapo": (("verl",), lambda: _verl("math_dapo")),
+    "verl math_verify": (("verl", *_PARSERS), _verl_math_verify),
+    "verl prime_math": (("verl", "sympy"), lambda: _verl("prime_math")),
+    "verl qa": (("verl",), _verl_qa),
+    "math-verify": (_PARSERS, _math_verify),
+    "TRL accuracy": (("trl", *_PARSERS), _trl),
+    "NeMo Gym mcqa": (("nemo-gym",), _mcqa),
 }
-
-
-def _versions(package: str) -> str:
-    below = [name for name in ("math-verify", "latex2sympy2-extended", "antlr4-python3-runtime") if name != package]
-    found = []
-    for name in (package, *below):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found.append(f"{name} {metadata.version(name)}")
-    return ", ".join(found)
 
 
 def main() -> None:
@@ -143,10 +136,10 @@ def main() -> None:
     known: dict[str, dict[str, str]] = {}
     # Graders print.
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        for name, (package, make) in _MADE.items():
+        for name, (packages, make) in _MADE.items():
             try:
                 graders[name] = make()
-                known[name] = {"version": _versions(package)}
+                known[name] = {"version": ", ".join(f"{each} {metadata.version(each)}" for each in packages)}
             except Exception as error:  # noqa: BLE001 - whatever a package raises on import is the reason
                 known[name] = {"missing": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(known) + "\n")

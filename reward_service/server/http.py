@@ -11,8 +11,8 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import TypeVar
 
 from aiohttp import web
@@ -146,21 +146,19 @@ class _Answers:
     async def _stream(
         self, request: web.BaseRequest, scored: reward_pb2.ScoreRequest, remaining_s: float | None
     ) -> web.StreamResponse:
-        """Sends the results of each group as soon as they are there, a line each."""
-        groups: dict[str, reward_pb2.ScoreRequest] = {}
-        for item in scored.items:
-            groups.setdefault(item.group_id, reward_pb2.ScoreRequest()).items.append(item)
+        """Sends each result as soon as it is there, a line each."""
+        clock = asyncio.get_running_loop().time
+        ends = None if remaining_s is None else clock() + remaining_s
         response = web.StreamResponse(headers={"Content-Type": _LINES})
         await response.prepare(request)
-        parts = [asyncio.ensure_future(self._servicer.answer(group, remaining_s)) for group in groups.values()]
+        stream = self._servicer.open_stream(lambda: None if ends is None else ends - clock())
         try:
-            for part in asyncio.as_completed(parts):
-                lines = [to_json(result, defaults=True) + b"\n" for result in (await part).results]
-                await response.write(b"".join(lines))
-            await response.write_eof()
+            async with aclosing(self._servicer.results_of(stream, _each(scored.items))) as results:
+                async for result in results:
+                    await response.write(to_json(result, defaults=True) + b"\n")
         finally:
-            for unfinished in parts:
-                unfinished.cancel()
+            stream.stop()
+        await response.write_eof()
         return response
 
     async def _read(self, request: web.BaseRequest) -> reward_pb2.ScoreRequest:
@@ -177,6 +175,11 @@ class _Answers:
             return await _off_the_loop(len(content), lambda: from_json(bytes(content), reward_pb2.ScoreRequest()))
         except JsonError as error:
             raise _RefusalError(400, f"the body is no ScoreRequest: {error}") from error
+
+
+async def _each(items: Iterable[reward_pb2.ScoreItem]) -> AsyncIterator[reward_pb2.ScoreStreamRequest]:
+    for item in items:
+        yield reward_pb2.ScoreStreamRequest(item=item)
 
 
 async def _off_the_loop(size: int, work: Callable[[], T]) -> T:

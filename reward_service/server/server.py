@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from importlib import metadata
 from typing import Any
 
@@ -29,9 +29,9 @@ from rollmesh.mesh.wait import Wait
 from rollmesh.protos import diagnosis_pb2_grpc, reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.judge.accounts import Accounts
 from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.server import stream as streams
 from rollmesh.reward_service.server.item_spans import record_scores
 from rollmesh.reward_service.server.metrics import RewardMetrics
-from rollmesh.reward_service.server.stream import ScoreStream
 
 log = logging.getLogger(__name__)
 SERVICE_NAME = reward_pb2.DESCRIPTOR.services_by_name["Reward"].full_name
@@ -66,25 +66,11 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         request_iterator: AsyncIterator[reward_pb2.ScoreStreamRequest],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[reward_pb2.ScoreResult]:
-        began, metrics = time.monotonic(), self._metrics
-
-        def budget(timeout_ms: int) -> float:
-            rest = self._budget(context.time_remaining())
-            return min(rest, timeout_ms / 1000) if timeout_ms else rest
-
-        def record(item: reward_pb2.ScoreItem, result: reward_pb2.ScoreResult, began_ns: int) -> None:
-            metrics.record_results([result])
-            if self._tracer.is_on:
-                record_scores(self._tracer, [item], [result], began_ns)
-
-        stream = ScoreStream(self._engine, budget, record, metrics.add_open)
+        stream = self.open_stream(context.time_remaining)
         # However the call ends: its generators may be left as they are.
         context.add_done_callback(lambda _: stream.stop())  # type: ignore[arg-type]  # the stubs have a class for it
-        try:
-            async for result in stream.results(request_iterator):
-                yield result
-        finally:
-            metrics.record_call(time.monotonic() - began)
+        async for result in self.results_of(stream, request_iterator):
+            yield result
 
     async def Info(
         self,
@@ -110,6 +96,31 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         if self._tracer.is_on:
             record_scores(self._tracer, request.items, results, began_ns)
         return reward_pb2.ScoreResponse(results=results)
+
+    def open_stream(self, remaining_s: Callable[[], float | None]) -> streams.ScoreStream:
+        """A stream of items, whatever the protocol; `remaining_s` as of `answer`, at present."""
+
+        def budget(timeout_ms: int) -> float:
+            rest = self._budget(remaining_s())
+            return min(rest, timeout_ms / 1000) if timeout_ms else rest
+
+        def record(item: reward_pb2.ScoreItem, result: reward_pb2.ScoreResult, began_ns: int) -> None:
+            self._metrics.record_results([result])
+            if self._tracer.is_on:
+                record_scores(self._tracer, [item], [result], began_ns)
+
+        return streams.ScoreStream(self._engine, budget, record, self._metrics.add_open)
+
+    async def results_of(
+        self, stream: streams.ScoreStream, requests: AsyncIterator[reward_pb2.ScoreStreamRequest]
+    ) -> AsyncGenerator[reward_pb2.ScoreResult, None]:
+        """The results of a stream, which is counted as one call."""
+        began = time.monotonic()
+        try:
+            async for result in stream.results(requests):
+                yield result
+        finally:
+            self._metrics.record_call(time.monotonic() - began)
 
     def describe(self) -> reward_pb2.InfoResponse:
         """Info, whatever the protocol."""

@@ -7,6 +7,8 @@ in clear to this host alone. No answer is longer than the bound.
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -95,34 +97,50 @@ class HttpCalls:
         Raises:
             CallError: there is none, or its status is not 200.
         """
-        headers = {"Content-Type": "application/json", TIMEOUT_HEADER: str(max(1, int(timeout_s * 1000)))}
-        return await self._call("POST", path, headers, body, timeout_s)
+        async with self._answered("POST", path, body, timeout_s) as response:
+            return b"".join([chunk async for chunk in self._bounded(response)])
+
+    async def post_for_rows(self, path: str, body: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
+        """As `post`; the answer row by row, as it comes."""
+        async with self._answered("POST", path, body, timeout_s) as response:
+            rest = b""
+            async for chunk in self._bounded(response):
+                *rows, rest = (rest + chunk).split(b"\n")
+                for row in rows:
+                    yield row
+            if rest:
+                yield rest
 
     async def get(self, path: str, timeout_s: float) -> bytes:
         """As `post`, without a body."""
-        return await self._call("GET", path, {}, None, timeout_s)
+        async with self._answered("GET", path, None, timeout_s) as response:
+            return b"".join([chunk async for chunk in self._bounded(response)])
 
     async def close(self) -> None:
         """Ends running calls and all connections."""
         if self._session is not None:
             await self._session.close()
 
-    async def _call(
-        self, method: str, path: str, headers: dict[str, str], body: bytes | None, timeout_s: float
-    ) -> bytes:
+    @asynccontextmanager
+    async def _answered(
+        self, method: str, path: str, body: bytes | None, timeout_s: float
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer with status 200, to be read while the context lasts; errors of reading it are the call's."""
+        headers = {TIMEOUT_HEADER: str(max(1, int(timeout_s * 1000)))}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._opened().request(
                 method, self._site.url + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
-                content = await self._bounded(response)
+                if response.status != 200:
+                    raise self._failure(response, b"".join([chunk async for chunk in self._bounded(response)]))
+                yield response
         except TimeoutError as error:
             raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise CallError(grpc.StatusCode.UNAVAILABLE, f"{type(error).__name__}: {error}") from error
-        if response.status != 200:
-            raise self._failure(response, content)
-        return content
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -137,16 +155,16 @@ class HttpCalls:
             )
         return self._session
 
-    async def _bounded(self, response: aiohttp.ClientResponse) -> bytes:
-        content = bytearray()
+    async def _bounded(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        size = 0
         async for chunk in response.content.iter_any():
-            content += chunk
-            if len(content) > self._site.most_bytes:
+            size += len(chunk)
+            if size > self._site.most_bytes:
                 response.close()
                 raise CallError(
                     grpc.StatusCode.RESOURCE_EXHAUSTED, f"its answer is longer than {self._site.most_bytes} bytes"
                 )
-        return bytes(content)
+            yield chunk
 
     def _failure(self, response: aiohttp.ClientResponse, content: bytes) -> CallError:
         status = response.status

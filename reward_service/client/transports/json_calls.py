@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import TypeVar
 
 import grpc
@@ -11,7 +13,7 @@ from rollmesh.reward_service.client.transports.http_calls import HttpCalls, Site
 from rollmesh.reward_service.client.transports.interface import CallError
 from rollmesh.reward_service.json_messages import JsonError, from_json, to_json
 
-M = TypeVar("M", reward_pb2.ScoreResponse, reward_pb2.InfoResponse)
+M = TypeVar("M", reward_pb2.ScoreResponse, reward_pb2.ScoreResult, reward_pb2.InfoResponse)
 
 
 class JsonTransport:
@@ -24,6 +26,15 @@ class JsonTransport:
         """See `Transport.score`."""
         content = await self._calls.post("/v1/score", to_json(request, defaults=False), timeout_s)
         return _read(content, reward_pb2.ScoreResponse())
+
+    async def stream(
+        self, items: Sequence[reward_pb2.ScoreItem], timeout_s: float
+    ) -> AsyncGenerator[reward_pb2.ScoreResult, None]:
+        """See `StreamingTransport.stream`."""
+        body = to_json(reward_pb2.ScoreRequest(items=items), defaults=False)
+        async with aclosing(self._calls.post_for_rows("/v1/score?stream", body, timeout_s)) as rows:
+            async for row in rows:
+                yield _read(row, reward_pb2.ScoreResult())
 
     async def info(self, timeout_s: float) -> reward_pb2.InfoResponse:
         """See `Transport.info`."""

@@ -46,8 +46,9 @@ class NemoGymTransport:
         ]
         return reward_pb2.ScoreResponse(results=results)
 
-    async def info(self, timeout_s: float) -> reward_pb2.InfoResponse:  # noqa: ARG002 - the form has no such call
-        """See `Transport.info`."""
+    async def info(self, timeout_s: float) -> reward_pb2.InfoResponse:
+        """See `Transport.info`. The form has no such call: whatever is answered says that the server is there."""
+        await self._calls.get("", timeout_s)
         raise CallError(grpc.StatusCode.UNIMPLEMENTED, "NeMo Gym's form has no description of the server")
 
     async def close(self) -> None:

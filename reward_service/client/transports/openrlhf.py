@@ -37,8 +37,9 @@ class OpenRlhfTransport:
         results = [to_proto(item.item_id, outcome) for item, outcome in zip(request.items, outcomes, strict=True)]
         return reward_pb2.ScoreResponse(results=results)
 
-    async def info(self, timeout_s: float) -> reward_pb2.InfoResponse:  # noqa: ARG002 - the form has no such call
-        """See `Transport.info`."""
+    async def info(self, timeout_s: float) -> reward_pb2.InfoResponse:
+        """See `Transport.info`. The form has no such call: whatever is answered says that the server is there."""
+        await self._calls.get("", timeout_s)
         raise CallError(grpc.StatusCode.UNIMPLEMENTED, "OpenRLHF's form has no description of the server")
 
     async def close(self) -> None:

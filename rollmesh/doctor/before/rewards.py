@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import grpc
 
@@ -19,7 +20,8 @@ from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.config.scorers.parts import uses
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.client.channels import configured
+from rollmesh.reward_service.client.endpoint import connector
+from rollmesh.reward_service.client.transports.interface import CallError
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.samples import item
 from rollmesh.reward_service.sandbox.configured import in_force
@@ -30,6 +32,8 @@ CHECK = "rewards"
 # Beyond the limit of one call: the first worker loads the function.
 _LOADING_S = 30.0
 _CONNECT_S = 5.0
+# Other statuses come from a server that is there.
+_AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 # Share of a scorer's limit from which a busy machine would end it.
 _SLOW_SHARE = 0.5
 _WRONG = "certainly not this"
@@ -178,8 +182,8 @@ def judge(tried: Tried, reward: RewardSection) -> Iterator[Finding]:
 
 
 def check_endpoints(config: Config) -> Iterator[Finding]:
-    """Reward servers that are not started here: each takes a connection."""
-    for address, error in asyncio.run(connect_all(configured(config.reward, config.security))).items():
+    """Reward servers that are not started here: each is reached."""
+    for address, error in asyncio.run(reach_all(config)).items():
         if error:
             yield problem(
                 CHECK,
@@ -187,7 +191,7 @@ def check_endpoints(config: Config) -> Iterator[Finding]:
                 f"start it, correct reward.endpoints, or open its port; `rollmesh reward check {address}` tells more",
             )
         else:
-            yield ok(CHECK, f"the reward server {address} takes connections")
+            yield ok(CHECK, f"the reward server {address} answers")
 
 
 def check_isolation(config: Config) -> Iterator[Finding]:
@@ -206,24 +210,24 @@ def check_isolation(config: Config) -> Iterator[Finding]:
         yield ok(CHECK, what, rung=executor.rung)
 
 
-async def connect_all(servers: Mapping[str, Callable[[], grpc.aio.Channel]]) -> dict[str, str]:
-    """The reason why each server is not reached; empty where it is.
+async def reach_all(config: Config) -> dict[str, str]:
+    """The reason why each server that a configuration names is not reached, by address; empty where it is."""
+    reward = config.reward
+    connect = connector(config.security, reward.key_files, reward.tls)
+    routed = split_routes(reward.by_data_source)[1].values()
 
-    Args:
-        servers: by address, how to open a channel.
-    """
-
-    async def reach(connect: Callable[[], grpc.aio.Channel]) -> str:
-        channel = connect()
+    async def reach(address: str) -> str:
+        transport = connect(address)
         try:
-            await asyncio.wait_for(channel.channel_ready(), _CONNECT_S)
-        except TimeoutError:
-            return f"nothing speaks gRPC there within {_CONNECT_S:g} s"
+            await transport.info(_CONNECT_S)
+        except CallError as error:
+            return str(error) if error.status in _AWAY else ""
         finally:
-            await channel.close()
+            await transport.close()
         return ""
 
-    return dict(zip(servers, await asyncio.gather(*map(reach, servers.values())), strict=True))
+    addresses = list(dict.fromkeys((*reward.endpoints, *chain.from_iterable(routed))))
+    return dict(zip(addresses, await asyncio.gather(*map(reach, addresses)), strict=True))
 
 
 def _item(row: Row, item_id: str, response: str) -> reward_pb2.ScoreItem:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollmesh.mesh.config.scorers.parts import part_names
 from rollmesh.mesh.errors import RewardError
-from rollmesh.reward_service.composition.plan import Composition
 from rollmesh.reward_service.functions import adapt
 from rollmesh.reward_service.loading import load_function
 from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable
@@ -69,7 +69,7 @@ def test_arguments_of_a_function_are_fixed() -> None:
 
 def test_the_same_function_with_other_arguments_is_another_one() -> None:
     specs = [f"{_HERE}:weighted", f"{_HERE}:weighted(weight=0.5)", "regex:(a):b(c)"]
-    assert list(Composition(specs).names) == [f"{specs[0]}#0", f"{specs[1]}#1", "regex"]
+    assert part_names(specs) == [f"{specs[0]}#0", f"{specs[1]}#1", "regex"]
 
 
 @pytest.mark.parametrize("arguments", ["0.5", "weight=open('x')", "weight=", "**{}", "weight=1)(2"])

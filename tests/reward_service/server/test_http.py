@@ -55,7 +55,7 @@ async def test_results_stream_as_they_come(serve_http: Any) -> None:
         return float(solution_str == "quick" or read.wait(120))
 
     url = await serve_http(held)
-    items = [{**_ITEM, "item_id": name, "group_id": name, "response": name} for name in ("held", "quick")]
+    items = [{**_ITEM, "item_id": name, "response": name} for name in ("held", "quick")]
     async with (
         aiohttp.ClientSession() as session,
         session.post(f"{url}/v1/score?stream", json={"items": items}) as response,

@@ -180,7 +180,7 @@ def _reward_hangs(ground: Ground) -> None:
 
 def _no_reward_server(ground: Ground) -> None:
     ground.monkeypatch.setattr("rollmesh.doctor.before.rewards._CONNECT_S", 1.0)
-    ground.set(reward__endpoints=f"[grpc://127.0.0.1:{ground.closed_port()}]")
+    ground.set(reward__endpoints=f"[http://127.0.0.1:{ground.closed_port()}/base]")
 
 
 def _hub_offline(ground: Ground) -> None:

@@ -21,6 +21,8 @@ async def test_openrlhfs_form(scripted_http: Any, make_item: Any) -> None:
 
     async def get_reward(request: web.BaseRequest, body: Any) -> web.Response:
         assert request.path == "/get_reward"
+        if request.method == "GET":
+            return web.Response(status=405)
         bodies.append(body)
         rewards = [float(query.endswith(label)) for query, label in zip(body["query"], body["labels"], strict=True)]
         return web.json_response({"rewards": rewards, "scores": rewards, "extra_logs": {"dummy_scores": rewards}})
@@ -56,6 +58,8 @@ async def test_nemo_gyms_form(scripted_http: Any, make_item: Any) -> None:
     bodies: dict[str, Any] = {}
 
     async def verify(request: web.BaseRequest, body: Any) -> web.Response:
+        if request.method == "GET":
+            return web.Response(status=404)
         assert request.path == "/verify"
         text = body["response"]["output"][0]["content"][0]["text"]
         bodies[text] = body

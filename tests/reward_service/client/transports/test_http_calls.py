@@ -16,6 +16,7 @@ from rollmesh.mesh.errors import ConfigError
 from rollmesh.reward_service.client.client import CallLimits, RewardClient
 from rollmesh.reward_service.client.endpoint import connector
 from rollmesh.reward_service.client.transports.http_calls import _seconds
+from rollmesh.reward_service.client.transports.interface import CallError, StreamingTransport
 from tests.certificates import Authority
 from tests.secrets_here import write_secret
 
@@ -132,6 +133,33 @@ async def test_a_hanging_server_ends_with_the_deadline(scripted_http: Any, make_
     (result,) = await client.score([make_item()], timeout_s=0.5)
     assert result.error.code == "timeout"
     await client.close()
+
+
+async def test_results_come_row_by_row(serve_http: Any, make_item: Any) -> None:
+    transport = connector(SecuritySection())(await serve_http("exact_match"))
+    assert isinstance(transport, StreamingTransport)
+    items = [make_item(str(n), "42" if n else "41") for n in range(50)]
+    totals = {result.item_id: result.scored.total async for result in transport.stream(items, 60)}
+    assert totals == {str(n): float(bool(n)) for n in range(50)}
+    await transport.close()
+
+
+@pytest.mark.parametrize(("end", "status"), [(b"", "UNAVAILABLE"), (b'{"item_id": 1}\n', "INTERNAL")])
+async def test_rows_that_end_too_early_or_are_none(end: bytes, status: str, scripted_http: Any, make_item: Any) -> None:
+    async def rows(request: web.BaseRequest, body: Any) -> web.StreamResponse:
+        assert request.path_qs == "/v1/score?stream"
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'{"item_id": "a", "scored": {"total": 1}}\n' + end)
+        if not end and request.transport is not None:
+            request.transport.abort()
+        return response
+
+    transport = connector(SecuritySection())(await scripted_http(rows))
+    assert isinstance(transport, StreamingTransport)
+    with pytest.raises(CallError, match=status):
+        assert [result async for result in transport.stream([make_item("a"), make_item("b")], 60)]
+    await transport.close()
 
 
 async def test_no_one_there(make_item: Any) -> None:
