@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollmesh.mesh.content_key import digest
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.content_key import digest
 from rollmesh.reward_service.function_kind import FunctionKind
 from rollmesh.reward_service.function_spec import FunctionSpec, label_of
 from rollmesh.reward_service.loading import is_path, split_arguments

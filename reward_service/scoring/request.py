@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rollmesh.mesh.content_key import content_key
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.content_key import content_key
 from rollmesh.reward_service.outcomes import Failed, RewardItem
 
 

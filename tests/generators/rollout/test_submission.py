@@ -19,12 +19,12 @@ from rollmesh.generators.engines.types import GenerationResult
 from rollmesh.generators.rollout.active_group import ActiveGroup, FinishedMember
 from rollmesh.generators.rollout.response_source import EpisodeResult
 from rollmesh.generators.rollout.submission import TrajectorySubmitter
+from rollmesh.mesh.content_key import content_key
 from rollmesh.mesh.errors import PayloadError, RollmeshError, UnreachableError
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2, reward_pb2, trajectory_pb2
 from rollmesh.reward_service.client.outgoing import ItemDetails
-from rollmesh.reward_service.content_key import content_key
 
 Score = Callable[[reward_pb2.ScoreItem], reward_pb2.ScoreResult]
 Answer = Callable[[PendingWrite], WriteResult]

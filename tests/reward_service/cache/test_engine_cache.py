@@ -11,10 +11,10 @@ import pytest
 
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.config.scorers.cache import CacheSection
+from rollmesh.mesh.content_key import content_key
 from rollmesh.reward_service.cache.cache import CacheStats, ScoreCache
 from rollmesh.reward_service.cache.identity import Identity, identity_of
 from rollmesh.reward_service.client.client import LocalScorer
-from rollmesh.reward_service.content_key import content_key
 from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
 from rollmesh.reward_service.scoring.configured import configured_engine
 from rollmesh.reward_service.scoring.engine import ScoringEngine

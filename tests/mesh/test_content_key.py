@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollmesh.mesh.content_key import SIZE, content_key
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.content_key import SIZE, content_key
 
 _TEXTS = ("data_source", "prompt", "response", "ground_truth_json", "extra_info_json", "messages_json")
 _TEXT = st.text(alphabet="ab\0é", max_size=3)
