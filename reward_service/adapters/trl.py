@@ -23,7 +23,7 @@ IDS = "completion_ids"
 
 
 class _Log:
-    """Values that a function logs during one call, by name: one per item (`log_extra`), or one for all (`log_metric`)."""
+    """Values that a function logs in one call, by name: one per item (`log_extra`), or one for all (`log_metric`)."""
 
     def __init__(self, size: int) -> None:
         self._size = size
