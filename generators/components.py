@@ -152,6 +152,7 @@ class GeneratorComponents:
                 on_failed=self.submitter.fail,
                 on_release=self.releases.release,
                 on_load=self.admission.refresh,
+                whole_groups=lambda: self.scorer.needs_group,
             )
         )
         self.receiver = WeightReceiver(

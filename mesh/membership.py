@@ -48,7 +48,7 @@ _LEAST_PATIENCE_S = 1.0
 
 
 class Presence:
-    """Whether the others have seen this member without a gap, by its own clock.
+    """The times without a gap in which the others see this member, by its own clock.
 
     They see it for its time to live after each heartbeat. It counts from when that was sent, and so ends no later here.
 

@@ -1,4 +1,4 @@
-"""Needs of reward functions: which parts of items they read, and whether they see groups."""
+"""Needs of reward functions: which parts of items they read, and whether an item needs its group."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ class FunctionKind:
         asynchronous: it is a coroutine function.
         wants: names of `WANTS` that it reads.
         deterministic: equal items get equal outcomes.
+        needs_group: an item's outcome may depend on others of its group.
     """
 
     whole_group: bool
     asynchronous: bool
     wants: tuple[str, ...] = ()
     deterministic: bool = False
+    needs_group: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class Needs:
     """Needs of several functions together; see `FunctionKind`."""
 
     wants: frozenset[str]
-    whole_group: bool
     deterministic: bool
+    needs_group: bool
 
     @classmethod
     def of(cls, kinds: Iterable[FunctionKind | None]) -> Self:
@@ -43,6 +45,6 @@ class Needs:
         wants = frozenset(want for kind in known for want in kind.wants)
         return cls(
             wants if len(known) == len(listed) else wants | {"ids"},
-            any(kind.whole_group for kind in known),
             len(known) == len(listed) and all(kind.deterministic for kind in known),
+            any(kind.needs_group for kind in known),
         )

@@ -14,7 +14,9 @@ Each may be a coroutine function. The batch forms see whole groups: one call per
 
 Attributes of a function say more about it. `wants` names the parts of items that it reads and that are not sent
 otherwise: `ids`, `messages`, `offsets`. Without it, functions of TRL's form that take `completion_ids`, and those of
-ours, get `ids`. `deterministic` is true if equal items get equal scores.
+ours, get `ids`. `deterministic` is true if equal items get equal scores. `needs_group` is false for a batch form that
+scores each item by itself: it may be given parts of a group.
+
 Invariant: an adapted function returns one outcome per item or raises.
 """
 
@@ -48,7 +50,7 @@ class RewardFunction:
         asynchronous: `call` returns an awaitable of the outcomes.
         call: items -> what the user's function returned.
         read: (items, what it returned) -> one outcome per item.
-        wants, deterministic: see `FunctionKind`.
+        wants, deterministic, needs_group: see `FunctionKind`.
     """
 
     name: str
@@ -58,11 +60,13 @@ class RewardFunction:
     read: Read
     wants: frozenset[str] = frozenset()
     deterministic: bool = False
+    needs_group: bool = False
 
     @property
     def kind(self) -> FunctionKind:
         """Its description for those that cannot call it."""
-        return FunctionKind(self.whole_group, self.asynchronous, tuple(sorted(self.wants)), self.deterministic)
+        wants = tuple(sorted(self.wants))
+        return FunctionKind(self.whole_group, self.asynchronous, wants, self.deterministic, self.needs_group)
 
     def score(self, items: Sequence[RewardItem]) -> list[Outcome]:
         """Outcomes of a synchronous function; whatever it raises becomes `Failed` for all items."""
@@ -117,7 +121,8 @@ def adapt(name: str, function: Callable[..., Any]) -> RewardFunction:
 
     def adapted(whole_group: bool, call: Call, read: Read, *wants: str) -> RewardFunction:
         wanted = _wants(name, function, frozenset(wants))
-        return RewardFunction(name, whole_group, asynchronous, call, read, wanted, deterministic)
+        needs_group = whole_group and bool(getattr(function, "needs_group", True))
+        return RewardFunction(name, whole_group, asynchronous, call, read, wanted, deterministic, needs_group)
 
     parameters = signature.parameters
     if trl.MARK in parameters:

@@ -74,7 +74,7 @@ async def batched(scorer: Classifier, groups: Sequence[Sequence[RewardItem]], ca
 
     async def call() -> None:
         while waiting:
-            check(await scorer(waiting.pop()))
+            check(await asyncio.gather(*map(scorer, waiting.pop())))
 
     began = time.perf_counter()
     await asyncio.gather(*(call() for _ in range(callers)))
@@ -86,7 +86,7 @@ async def one_by_one(scorer: Classifier, groups: Sequence[Sequence[RewardItem]])
     began = time.perf_counter()
     for group in groups:
         for item in group:
-            check(await scorer([item]))
+            check([await scorer(item)])
     return sum(map(len, groups)) / (time.perf_counter() - began)
 
 

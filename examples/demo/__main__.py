@@ -26,7 +26,9 @@ def main() -> None:
         f"--data.eval={options.out / 'eval.parquet'}",
         f"--run.seed={options.seed}",
     ]
-    command = [sys.executable, "-m", "rollmesh.cli", "run", str(CONFIG), *places, *overrides]
+    # A program has more tokens than a number.
+    longer = ["--rollout.max_response_tokens=14"] if options.task == "code" else []
+    command = [sys.executable, "-m", "rollmesh.cli", "run", str(CONFIG), *places, *longer, *overrides]
     os.execv(command[0], command)
 
 

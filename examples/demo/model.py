@@ -46,6 +46,11 @@ def build_tokenizer(
     return built
 
 
+def program_tokenizer() -> PreTrainedTokenizerFast:
+    """For programs: what stands in all of them has tokens of its own."""
+    return build_tokenizer(_CHARACTERS + "()", pieces=("print(", "int(", "input()"))
+
+
 def write_model(folder: Path, seed: int, tokenizer: PreTrainedTokenizerFast | None = None) -> int:
     """Writes a freshly initialized model and its tokenizer; returns the number of parameters."""
     tokenizer = tokenizer or build_tokenizer()

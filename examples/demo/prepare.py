@@ -21,11 +21,11 @@ import pyarrow.parquet as pq
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from examples.demo.model import build_tokenizer, write_model
+from examples.demo.model import build_tokenizer, program_tokenizer, write_model
 from examples.demo.problems import Problem, Task, split_problems
 from rollmesh.learner.trainers.warm_start import warm_start
 
-_WARM_STEPS = {"arithmetic": 70, "strings": 70, "both": 100}
+_WARM_STEPS = {"arithmetic": 70, "strings": 70, "both": 100, "code": 120}
 _WARM_LR = 1e-3
 _WARM_BATCH = 64
 
@@ -44,11 +44,12 @@ def prepare(out: Path, *, task: Task, seed: int, largest_digit: int, held_out: i
     train, evaluation = split_problems(task, largest_digit=largest_digit, held_out=held_out, seed=seed)
     write_rows(out / "train.parquet", train, "train")
     write_rows(out / "eval.parquet", evaluation, "eval")
+    tokenizer = program_tokenizer() if task == "code" else build_tokenizer()
     with tempfile.TemporaryDirectory() as scratch:
-        parameters = write_model(Path(scratch), seed)
+        parameters = write_model(Path(scratch), seed, tokenizer)
         losses = warm_start(
             scratch,
-            pairs(train, build_tokenizer(), seed),
+            pairs(train, tokenizer, seed),
             steps=warm_steps,
             lr=_WARM_LR,
             batch=_WARM_BATCH,
@@ -61,7 +62,7 @@ def prepare(out: Path, *, task: Task, seed: int, largest_digit: int, held_out: i
         "train_rows": len(train),
         "eval_rows": len(evaluation),
         "warm_loss": round(losses[-1], 3),
-        "held_out_after_warm_start": round(greedy_accuracy(out / "model", evaluation), 3),
+        "held_out_after_warm_start": round(greedy_accuracy(out / "model", evaluation, tokenizer), 3),
     }
     note.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
     return made
@@ -83,11 +84,11 @@ def pairs(
 
 
 @torch.inference_mode()
-def greedy_accuracy(folder: Path, problems: Sequence[Problem]) -> float:
-    """Share of problems whose most likely response is right: each of its tokens is the most likely one."""
+def greedy_accuracy(folder: Path, problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast) -> float:
+    """Share of problems whose most likely response is the answer: each of its tokens is the most likely one."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     right = 0
-    for prompt, answer in pairs(problems, build_tokenizer(), seed=0):
+    for prompt, answer in pairs(problems, tokenizer, seed=0):
         logits = model(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
         right += logits.argmax(-1).tolist() == answer
     return right / len(problems)

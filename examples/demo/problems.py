@@ -1,4 +1,4 @@
-"""Small problems with one right answer: additions and string manipulations, as dataset rows with verl's fields.
+"""Small problems: additions, string manipulations and programs, as dataset rows with verl's fields.
 
 Invariant: problems are distinct, so training and held-out rows have none in common; the same seed gives the same rows.
 """
@@ -6,12 +6,13 @@ Invariant: problems are distinct, so training and held-out rows have none in com
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Task = Literal["arithmetic", "strings", "both"]
+Task = Literal["arithmetic", "strings", "both", "code"]
 
 LETTERS = "abcdefgh"
 _STRING_LENGTH = 4
@@ -25,12 +26,17 @@ _MANIPULATIONS: dict[str, Callable[[str], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A prompt and the one response that is right."""
+    """A prompt and a response that is right, the only one unless there are tests.
+
+    Attributes:
+        tests: of a program, as the scorer `code` reads them; empty for other problems.
+    """
 
     source: str
     ability: str
     prompt: str
     answer: str
+    tests: str = ""
 
     def row(self, index: int, split: str) -> dict[str, Any]:
         """The problem as a dataset row."""
@@ -38,7 +44,7 @@ class Problem:
             "data_source": self.source,
             "prompt": self.prompt,
             "ability": self.ability,
-            "reward_model": {"style": "rule", "ground_truth": self.answer},
+            "reward_model": {"style": "rule", "ground_truth": self.tests or self.answer},
             "extra_info": {"split": split, "index": index},
         }
 
@@ -55,9 +61,11 @@ def split_problems(task: Task, *, largest_digit: int, held_out: int, seed: int) 
     """
     problems: list[Problem] = []
     rng = random.Random(seed)
-    if task != "strings":
+    if task == "code":
+        problems += programs()
+    if task in ("arithmetic", "both"):
         problems += additions(largest_digit)
-    if task != "arithmetic":
+    if task in ("strings", "both"):
         problems += manipulations(rng)
     rng.shuffle(problems)
     return problems[held_out:], problems[:held_out]
@@ -80,3 +88,16 @@ def manipulations(rng: random.Random) -> Iterator[Problem]:
         if (name, text) not in seen:
             seen.add((name, text))
             yield Problem("demo/strings", "strings", f"{name}:{text}=", _MANIPULATIONS[name](text))
+
+
+def programs() -> Iterator[Problem]:
+    """`13,15=` -> a program that gives 13 for 0, 15 for 1, and so on; nothing is carried from one to the next.
+
+    Many programs do. The tests also ask for values that the prompt does not show.
+    """
+    for tens, units in itertools.product(range(10), repeat=2):
+        for step in range(1, 10 - units):
+            first = 10 * tens + units
+            answer = f"print(int(input())*{step}+{first})"
+            cases = {"inputs": ["0", "1", "7"], "outputs": [str(first + n * step) for n in (0, 1, 7)]}
+            yield Problem("demo/code", "code", f"{first:02d},{first + step:02d}=", answer, json.dumps(cases))

@@ -5,7 +5,8 @@ Invariants:
 - Every grant ends here in exactly one of three ways. All its missing members are delivered; it is released; or it was
   lost to another holder, or cancelled, and dropped.
 - A group is submitted to scoring whole, or in parts once its first finished member has waited `PARTIAL_AFTER_S`: a
-  crash costs no more than that. Its finished members are stored before it is released.
+  crash costs no more than that. Where rewards need groups it waits for all. Its finished members are stored before it
+  is released.
 - Members of a dropped group are aborted in the engine and never delivered.
 - A member with a draft continues from it; a draft never makes a group fail.
 
@@ -47,12 +48,14 @@ class RolloutHandlers:
         on_failed: stores members that could not even be started, with the reason.
         on_release: gives groups back to the buffer; reports back through `on_released`.
         on_load: called when the load has changed (credits may be due).
+        whole_groups: true if a group's members have to be scored together.
     """
 
     on_batch: Callable[[Batch], None]
     on_failed: Callable[[ActiveGroup, list[int], str], None]
     on_release: Callable[[list[ActiveGroup]], None]
     on_load: Callable[[], None]
+    whole_groups: Callable[[], bool] = lambda: False
 
 
 class RolloutManager:
@@ -272,7 +275,7 @@ class RolloutManager:
 
     def _submit_part(self, group: ActiveGroup) -> None:
         """Submits the finished members of a group after the first has waited long enough for the rest."""
-        if group.finished and not group.dropped:
+        if group.finished and not group.dropped and not self._handlers.whole_groups():
             self._handlers.on_batch([(group, self._pop_finished(group))])
 
     def on_stored(self, group: ActiveGroup, members: int) -> None:

@@ -13,6 +13,7 @@ from rollmesh.learner.recovery.run_identity import agent_files, files_here, fing
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
+from rollmesh.mesh.config.scorers.code import NAMES as CODE
 from rollmesh.mesh.config.scorers.judge import NAME as JUDGE
 from rollmesh.mesh.config.scorers.judge import JudgeSection
 from rollmesh.mesh.config.scorers.parts import PartSection
@@ -71,7 +72,12 @@ def reward_measurement(reward: RewardSection, functions: Sequence[str]) -> dict[
         **({"reward.normalize": dict(reward.normalize)} if reward.normalize else {}),
         "reward.endpoints": bool(reward.endpoints),
         **(_judge(reward.judge) if JUDGE in functions or reward.asks_judge else {}),
+        **(_named("reward.code", reward.code.model_dump(mode="json")) if _runs_programs(reward, functions) else {}),
     }
+
+
+def _runs_programs(reward: RewardSection, functions: Sequence[str]) -> bool:
+    return any(name in CODE for name in (*functions, *reward.uses))
 
 
 def _judge(judge: JudgeSection) -> dict[str, Any]:

@@ -129,9 +129,14 @@ class RewardSection(Section):
         """True if a source's functions name the judge."""
         return NAME in self.uses
 
+    @property
+    def runs_programs(self) -> bool:
+        """True if a source's functions run programs that a model has written."""
+        return any(name in self.uses for name in CODE)
+
     @model_validator(mode="after")
     def _programs_have_time(self) -> RewardSection:
-        if any(name in self.uses for name in CODE) and self.code.time_s >= 0.9 * self.scorer_timeout_s:
+        if self.runs_programs and self.code.time_s >= 0.9 * self.scorer_timeout_s:
             raise ValueError(
                 "deadlines must nest: reward.code.time_s < 0.9 * reward.scorer_timeout_s, got "
                 f"{self.code.time_s:g} / {self.scorer_timeout_s:g}"

@@ -65,14 +65,12 @@ class Identity:
         scorer: digest of name, version and options.
         sees_all: the function may look at more of an item than its texts: spans, the reason of its end, and
             what it wants.
-        is_independent: the function is given groups, and scores each item by itself.
         file: on which scores depend.
     """
 
     names: tuple[str, ...]
     scorer: bytes
     sees_all: bool = False
-    is_independent: bool = False
     file: _File | None = None
 
     def covers(self, kind: FunctionKind, named: Collection[str]) -> bool:
@@ -82,7 +80,7 @@ class Identity:
             kind: its own description.
             named: functions that the user calls deterministic.
         """
-        if kind.whole_group and not self.is_independent:
+        if kind.needs_group:
             return False
         # Once its file has changed, workers that start load another function.
         return (kind.deterministic or is_named(self, named)) and (self.file is None or self.file.is_unchanged)
@@ -110,7 +108,7 @@ def identity_of(spec: FunctionSpec) -> Identity | str:
         version = getattr(spec, "cache_version", None)
         if version is None:
             return "it has no `cache_version`"
-        return Identity(names, _scorer(*names, str(version)), sees_all=True, is_independent=True)
+        return Identity(names, _scorer(*names, str(version)), sees_all=True)
     location, option = split_arguments(spec)[0].rpartition(":")[0], spec.partition(":")[2]
     if takes_option(spec) or not is_path(spec):
         used = [f"{package} {version}" for package, version in versions([spec]).items()]

@@ -5,7 +5,6 @@ All callers share its process and its batches, see `served_model`. This process 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from rollmesh.mesh.config.scorers.classifier import ClassifierSection
@@ -27,13 +26,15 @@ class Classifier:
 
     Attributes:
         rollmesh_service: its process, which the scoring engine starts and ends.
-        wants, deterministic, cache_version: see `reward_service.functions` and `reward_service.cache.identity`.
+        wants, deterministic, needs_group: see `reward_service.functions`.
+        cache_version: see `reward_service.cache.identity`.
 
     Raises:
         RewardError: the folder holds no sequence classifier.
     """
 
     deterministic = True
+    needs_group = False
 
     def __init__(self, name: str, section: ClassifierSection, *, call_timeout_s: float) -> None:
         options = model_options(section, "response", call_timeout_s)
@@ -47,10 +48,10 @@ class Classifier:
         """The reason why items wait; empty while the model answers."""
         return self._model.present_wait()
 
-    async def __call__(self, items: Sequence[RewardItem]) -> list[Outcome]:
-        """Outcomes of items; `too_long` for one that is longer than the model knows."""
-        answers = await self._model.ask([_text(item) for item in items])
-        return [answer if isinstance(answer, Failed) else Scored(answer[0]) for answer in answers]
+    async def __call__(self, item: RewardItem) -> Outcome:
+        """The outcome of an item; `too_long` for one that is longer than the model knows."""
+        (answer,) = await self._model.ask([_text(item)])
+        return answer if isinstance(answer, Failed) else Scored(answer[0])
 
 
 def _text(item: RewardItem) -> Text:

@@ -7,6 +7,7 @@ an exception and never a score. A scorer that is merely slow makes callers wait,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from typing import Protocol
 from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.errors import PayloadError, RewardError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import membership_pb2, reward_pb2
@@ -83,6 +84,11 @@ class RewardScorer(Protocol):
         """Versions by name of the scorers, as far as they are known."""
         ...
 
+    @property
+    def needs_group(self) -> bool:
+        """True if a group's items have to be scored together, as far as that is known."""
+        ...
+
     def present_wait(self) -> Wait:
         """The reason why items wait at present; empty while none does, or scoring works."""
         ...
@@ -138,7 +144,9 @@ class LocalScorer:
     async def _with_details(
         self, items: Sequence[reward_pb2.ScoreItem], details: Sequence[ItemDetails]
     ) -> list[reward_pb2.ScoreItem]:
-        await self._engine.start()
+        # Items say so themselves where a function cannot be loaded.
+        with contextlib.suppress(RewardError):
+            await self._engine.start()
         wants = self._engine.needs.wants
         wanted = Wants("ids" in wants, "messages" in wants, "offsets" in wants)
 
@@ -151,6 +159,11 @@ class LocalScorer:
     def scorers(self) -> Mapping[str, str]:
         """See `RewardScorer.scorers`."""
         return self._engine.scorers
+
+    @property
+    def needs_group(self) -> bool:
+        """See `RewardScorer.needs_group`."""
+        return self._engine.needs.needs_group
 
     def set_endpoints(self, endpoints: Iterable[str]) -> None:
         """Has no endpoints to change."""
@@ -248,6 +261,12 @@ class RewardClient:
         for dispatcher in self._dispatchers:
             known |= dispatcher.scorers
         return known
+
+    @property
+    def needs_group(self) -> bool:
+        """See `RewardScorer.needs_group`."""
+        local = self._local is not None and self._local.needs_group
+        return local or any(dispatcher.needs_group for dispatcher in self._dispatchers)
 
     def set_endpoints(self, endpoints: Iterable[str]) -> None:
         """Changes the default endpoints, as the mesh lists them."""

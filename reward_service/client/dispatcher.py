@@ -91,6 +91,11 @@ class Dispatcher:
         """Versions by name of the scorers of all endpoints that have told them."""
         return {name: version for e in self._endpoints.values() for name, version in e.info.scorers.items()}
 
+    @property
+    def needs_group(self) -> bool:
+        """True if an endpoint has said that it needs groups."""
+        return any(endpoint.info.needs_group for endpoint in self._endpoints.values())
+
     def set_endpoints(self, addresses: Iterable[str]) -> None:
         """Changes the set; calls in flight at an endpoint that leaves end in peace."""
         wanted = dict.fromkeys(addresses)

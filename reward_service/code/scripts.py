@@ -14,7 +14,7 @@ from typing import Any
 
 from rollmesh.reward_service.code.programs import PYTHON, Program
 from rollmesh.reward_service.code.rows import Script
-from rollmesh.reward_service.code.verdicts import CaseEnd, Verdict, is_compile_error, last_words, trouble
+from rollmesh.reward_service.code.verdicts import CaseEnd, Verdict, is_compile_error, last_words, rows_of, trouble
 from rollmesh.reward_service.code.workplace import Workplace, inside, run_one, solution
 from rollmesh.reward_service.sandbox.interface import Executor
 
@@ -47,7 +47,7 @@ class _Trial:
             if answer is None:
                 if not ops:
                     raise ValueError(f"the tests do not work: {why}")
-                verdict.ends = [CaseEnd("case 1", f"the tests cannot be run with what it answers: {why}")]
+                verdict.ends = {0: CaseEnd("case 1", f"the tests cannot be run with what it answers: {why}")}
                 return verdict
             if answer["broken"]:
                 raise ValueError(answer["broken"])
@@ -57,14 +57,9 @@ class _Trial:
                     raise ValueError(f"the tests need the program's own process: {answer['reason']}")
                 return await self._together(verdict, answer["reason"], [case["name"] for case in answer["cases"]])
             if not answer["pending"]:
-                verdict.ends = [
-                    CaseEnd(
-                        case["name"],
-                        "" if case["passed"] else f"it failed: {case['text']}",
-                        {"program": self._ended},
-                    )
-                    for case in answer["cases"]
-                ]
+                for number, case in enumerate(answer["cases"]):
+                    why = "" if case["passed"] else f"it failed: {case['text']}"
+                    verdict.ends[number] = CaseEnd(case["name"], why, {"program": self._ended})
                 return verdict
             ops = answer["ops"]
             results = await self._run_program(ops, verdict)
@@ -90,7 +85,7 @@ class _Trial:
         ran = await run_one(self._executor, job, json.dumps({"ops": ops}).encode())
         verdict.cpu_s += ran.cpu_s
         self._left_s -= ran.cpu_s
-        rows = _rows(ran.stdout)
+        rows = rows_of(ran.stdout)
         loaded, results = rows[:1] == [{"loaded": True}], rows[1 : len(ops) + 1]
         if not loaded and is_compile_error(ran):
             verdict.compile_error = last_words(ran)
@@ -116,10 +111,9 @@ class _Trial:
             verdict.compile_error = last_words(ran)
         shown = set(ran.stdout.decode(errors="replace").split("\n"))
         why = trouble(ran, job.limits.wall_s) or "it failed"
-        verdict.ends = [
-            CaseEnd(name) if password in shown else CaseEnd(name, why, {"error": last_words(ran)})
-            for name, password in zip(names, passwords, strict=True)
-        ]
+        for number, (name, password) in enumerate(zip(names, passwords, strict=True)):
+            passed = password in shown
+            verdict.ends[number] = CaseEnd(name) if passed else CaseEnd(name, why, {"error": last_words(ran)})
         return verdict
 
 
@@ -133,14 +127,3 @@ async def run_script(place: Workplace, executor: Executor, program: Program, tes
     if program.language != PYTHON:
         raise ValueError(f"the tests are Python; the program is {program.language}")
     return await _Trial(place, executor, program, tests, deadline).verdict()
-
-
-def _rows(output: bytes) -> list[Any]:
-    """The rows of JSON up to the first that is none."""
-    rows = []
-    for row in output.split(b"\n")[:-1]:
-        try:
-            rows.append(json.loads(row))
-        except (ValueError, RecursionError):
-            break
-    return rows

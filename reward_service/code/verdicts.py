@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rollmesh.mesh.text import bounded
 from rollmesh.reward_service.sandbox.interface import Ran
 
 # Share of its time that a program which waits does not compute.
-_BUSY = 0.1
+_BUSY = 0.02
 # Bytes of standard error that are looked at; rows of a traceback that are none of the program's.
 _READ = 8192
 _SANDBOXS_OWN = re.compile(r'  File "[^"\n]*/reward_service/sandbox/[^"\n]*", line.*\n')
@@ -50,14 +52,14 @@ class Verdict:
 
     Attributes:
         cases: number of cases.
-        ends: of those that were run, in their order.
+        ends: of those that were run, by their number from 0 on.
         cpu_s: CPU seconds of the program.
         compile_error: the compiler's words; empty for a program that could be run.
         same_process: the tests shared a process with the program.
     """
 
     cases: int
-    ends: list[CaseEnd] = field(default_factory=list)
+    ends: dict[int, CaseEnd] = field(default_factory=dict)
     cpu_s: float = 0.0
     compile_error: str = ""
     same_process: bool = False
@@ -65,7 +67,12 @@ class Verdict:
     @property
     def passed(self) -> int:
         """Number of cases that passed."""
-        return sum(not end.why for end in self.ends)
+        return sum(not end.why for end in self.ends.values())
+
+    @property
+    def may_go_on(self) -> bool:
+        """False once a case has failed, or the program cannot be compiled."""
+        return not self.compile_error and self.passed == len(self.ends)
 
     def components(self) -> dict[str, float]:
         """Parts of the score."""
@@ -82,7 +89,7 @@ class Verdict:
         head = f"{self.passed} of {self.cases} cases passed"
         if self.compile_error:
             return f"{head}; the program cannot be compiled:\n{bounded(self.compile_error, _SHOWN)}"
-        failed = next((end for end in self.ends if end.why), None)
+        failed = next((end for _, end in sorted(self.ends.items()) if end.why), None)
         if failed is None:
             left = self.cases - len(self.ends)
             return f"{head}; no time was left for {left}" if left else head
@@ -127,3 +134,14 @@ def is_compile_error(ran: Ran) -> bool:
 
 
 _NO_PYTHON: Sequence[str] = ("SyntaxError", "IndentationError", "TabError")
+
+
+def rows_of(output: bytes) -> list[Any]:
+    """The rows of JSON up to the first that is none."""
+    rows = []
+    for row in output.split(b"\n")[:-1]:
+        try:
+            rows.append(json.loads(row))
+        except (ValueError, RecursionError):
+            break
+    return rows

@@ -26,8 +26,8 @@ from rollmesh.reward_service.sandbox.languages.building import Builder, CompileF
 _INSIDE = Path(__file__).with_name("inside")
 # Modules that tests import, besides those of programs; loaded once.
 _PRELOADED = ("ast", "builtins", "inspect", "traceback", "types", *PRELOADED)
-# A case that waits ends after so many times its CPU time.
-_WAITS = 4
+# A case that waits ends after so many times its CPU time, or this share of the time of a call.
+_WAITS, _WAIT_SHARE = 4, 0.3
 # Bytes of output above what is expected.
 _OUTPUT = 1 << 16
 
@@ -82,7 +82,8 @@ class Workplace:
     def limits(self, *, cpu_s: float | None = None) -> Limits:
         """Limits of one run; `cpu_s`: other than those of a case."""
         cpu_s = cpu_s or self.section.case_s
-        return Limits(cpu_s=cpu_s, wall_s=_WAITS * cpu_s, memory=self.section.memory_mb << 20)
+        wall_s = min(_WAITS * cpu_s, _WAIT_SHARE * self.reward.scorer_timeout_s)
+        return Limits(cpu_s=cpu_s, wall_s=wall_s, memory=self.section.memory_mb << 20)
 
     def python_job(self, files: Mapping[str, bytes], main: str, deadline: float, *, cpu_s: float | None = None) -> Job:
         """A job of Python files."""

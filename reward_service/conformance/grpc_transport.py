@@ -19,6 +19,8 @@ SERVICE = "/rollmesh.v1.Reward/"
 _HEALTH = "/grpc.health.v1.Health/Check"
 # A HealthCheckResponse whose status is SERVING.
 _SERVING = b"\x08\x01"
+# Details of a call whose write met a stream that had just ended.
+_WRITE_FAILED = "Internal error from Core"
 _KINDS: dict[grpc.StatusCode, Kind] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "deadline",
     grpc.StatusCode.UNAVAILABLE: "unavailable",
@@ -142,9 +144,7 @@ class GrpcStream:
             await self._call.write(request)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             # The error of a write says that the stream has ended; its status says why.
-            code, details = await self._call.code(), await self._call.details()
-            kind = _KINDS.get(code, "failed")
-            raise CallError(kind, code.name, details or "the server has ended the stream") from error
+            raise _call_error(await self._call.code(), await self._call.details()) from error
 
     async def close(self) -> None:
         """See `Stream.close`."""
@@ -167,5 +167,10 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        kind = _KINDS.get(error.code(), "failed")
-        raise CallError(kind, error.code().name, error.details() or "") from error
+        raise _call_error(error.code(), error.details()) from error
+
+
+def _call_error(code: grpc.StatusCode, details: str | None) -> CallError:
+    if details == _WRITE_FAILED:
+        details = "the server ended the stream, and its reason was lost"
+    return CallError(_KINDS.get(code, "failed"), code.name, details or "")

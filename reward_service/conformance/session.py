@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,8 @@ _REMEDIES: dict[Kind, str] = {
 }
 
 
+# A model's scores are rounded otherwise in another batch.
+_ROUNDING = 1e-4
 # Seconds for which items are asked again that could not be begun, and between two tries.
 _BEGIN_S, _PAUSE_S = 120.0, 0.2
 
@@ -199,3 +202,12 @@ def _not_begun(results: Sequence[reward_pb2.ScoreResult]) -> set[str]:
 def _messages(asked: reward_pb2.ScoreItem) -> str:
     turns = [("user", asked.prompt), ("assistant", asked.response)]
     return json.dumps([{"role": role, "content": text} for role, text in turns])
+
+
+def changed_totals(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
+    """Ids of the items in both whose totals differ by more than rounding."""
+    return [
+        key
+        for key in before.keys() & after.keys()
+        if not math.isclose(before[key], after[key], rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+    ]

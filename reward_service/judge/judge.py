@@ -83,6 +83,7 @@ class Judge:
 
     def __init__(self, section: JudgeSection, *, call_timeout_s: float) -> None:
         self._section = section
+        self.needs_group = section.mode == "pairs"
         self._begin_s = _SHARE * call_timeout_s - section.timeout_s
         self._template = Template(section.template, section.mode, section.scale)
         self._question = score_on(section.scale) if section.mode == "score" else winner()

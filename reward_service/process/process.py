@@ -30,7 +30,8 @@ class ProcessRewards:
 
     Attributes:
         rollmesh_service: its process, which the scoring engine starts and ends.
-        wants, deterministic, cache_version: see `reward_service.functions` and `reward_service.cache.identity`.
+        wants, deterministic, needs_group: see `reward_service.functions`.
+        cache_version: see `reward_service.cache.identity`.
 
     Raises:
         RewardError: the folder holds no model that judges steps.
@@ -39,6 +40,7 @@ class ProcessRewards:
     __name__ = NAME
 
     deterministic = True
+    needs_group = False
 
     def __init__(self, section: ProcessSection, *, call_timeout_s: float) -> None:
         options = model_options(section, "steps", call_timeout_s)
@@ -55,26 +57,20 @@ class ProcessRewards:
         """The reason why items wait; empty while the model answers."""
         return self._model.present_wait()
 
-    async def __call__(self, items: Sequence[RewardItem]) -> list[Outcome]:
-        """Outcomes of items, with the values of their steps; unscorable where there is no step."""
-        steps = [split(item.response, self._section.steps, item.spans) for item in items]
-        texts = [self._texts(item, places) for item, places in zip(items, steps, strict=True)]
-        answers = iter(await self._model.ask([text for group in texts for text in group]))
-        return [
-            self._outcome(places, [next(answers) for _ in group]) for places, group in zip(steps, texts, strict=True)
-        ]
+    async def __call__(self, item: RewardItem) -> Outcome:
+        """The outcome of an item, with the values of its steps; unscorable where there is no step."""
+        places = split(item.response, self._section.steps, item.spans)
+        if not places:
+            return Unscorable("the response has no step")
+        return self._outcome(places, await self._model.ask(self._texts(item, places)))
 
     def _texts(self, item: RewardItem, places: Sequence[Place]) -> list[Text]:
         messages = prompt_messages(item)
         if self._by_prefix:
             return [(item.prompt, item.response[:end], messages) for _, end in places]
-        if not places:
-            return []
         return [(item.prompt, [item.response[begin:end] for begin, end in places], messages)]
 
     def _outcome(self, places: Sequence[Place], answers: Sequence[Answer]) -> Outcome:
-        if not places:
-            return Unscorable("the response has no step")
         values: list[float] = []
         for answer in answers:
             if isinstance(answer, Failed):

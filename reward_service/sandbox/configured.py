@@ -35,6 +35,17 @@ async def open_executor(isolation: IsolationSection, *, preload: Sequence[str] =
     return executor
 
 
+async def in_force(isolation: IsolationSection) -> Executor:
+    """The executor of a configuration for what it says of itself: it is opened, and closed again.
+
+    Raises:
+        UnavailableError, ConfigError: as `open_executor`.
+    """
+    executor = await open_executor(isolation)
+    await executor.close()
+    return executor
+
+
 async def _opened(isolation: IsolationSection, preload: Sequence[str]) -> Executor:
     size, url = isolation.concurrency or 0, isolation.url or ""
     paths = readable(isolation.toolchains)

@@ -156,6 +156,7 @@ def _leave_successor(orders: socket.socket, folder: str, failure: int) -> int:
             os._exit(0)
         # Each gets the lowest number that is free: the streams their own.
         failure = _FOUR.unpack(descriptors[0][2])[3]
+        os.set_inheritable(failure, False)  # a program that is executed has none of it
         os.chdir(folder)  # which may be another since the last run
         if order == LAST:
             break

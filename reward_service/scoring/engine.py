@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from rollmesh.mesh.config.scorers.late import LateSection
-from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.cache.cache import ScoreCache
@@ -30,50 +28,24 @@ from rollmesh.reward_service.call_times import CallTimes
 from rollmesh.reward_service.composition.part import Entry
 from rollmesh.reward_service.composition.plan import Composition, Interval
 from rollmesh.reward_service.composition.running import run_parts
-from rollmesh.reward_service.function_kind import FunctionKind, Needs
+from rollmesh.reward_service.function_kind import Needs
 from rollmesh.reward_service.function_spec import FunctionSpec, label_of
-from rollmesh.reward_service.functions import RewardFunction
 from rollmesh.reward_service.judge.accounts import Accounts
 from rollmesh.reward_service.late.rewards import LateRewards
 from rollmesh.reward_service.loading import is_path, load_function
 from rollmesh.reward_service.outcomes import (
-    Failed,
-    OnAnswer,
-    Outcome,
-    RewardItem,
-    not_begun,
     to_proto,
 )
 from rollmesh.reward_service.scorers import is_linear, reads_mathematics
 from rollmesh.reward_service.scorers.graders import check_versions
 from rollmesh.reward_service.scorers.versions import versions_of
-from rollmesh.reward_service.scoring.coroutines import CoroutinePool
+from rollmesh.reward_service.scoring.calls import FunctionCalls, OnOutcome, PlacedFunction
 from rollmesh.reward_service.scoring.request import Request
-from rollmesh.reward_service.scoring.threads import ThreadPool
-from rollmesh.reward_service.workers.pool import PoolStats, ProcessPool
+from rollmesh.reward_service.workers.pool import PoolStats
 
 log = logging.getLogger(__name__)
 OnResult = Callable[[int, reward_pb2.ScoreResult], None]
 """Receives an item's place in its call, and its result."""
-_OnOutcome = Callable[[int, Outcome], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Function:
-    """A reward function, and where its calls run.
-
-    Attributes:
-        local: the function, where this process may call it.
-        worker_index: its index among the functions of the worker processes, where they may.
-        is_local: True if this process calls it for items of a data_source.
-        identity: with which its scores are kept; none: they are not.
-    """
-
-    name: str
-    local: RewardFunction | None
-    worker_index: int | None
-    is_local: Callable[[str], bool]
-    identity: Identity | None
 
 
 class Service(Protocol):
@@ -97,7 +69,7 @@ class _Plan:
     """The functions of a source, in the order of the composition's parts."""
 
     composition: Composition
-    functions: tuple[_Function, ...]
+    functions: tuple[PlacedFunction, ...]
 
 
 class ScoringEngine:
@@ -157,30 +129,34 @@ class ScoringEngine:
         plans = (self._default, *self._by_data_source.values())
         parts = [part for plan in plans for part in plan.composition.parts]
         self.scorers |= versions_of(part.use for part in parts if isinstance(part.use, str))
-        self._processes = ProcessPool(self._remote, workers=workers, most=most, call_timeout_s=call_timeout_s)
         # One thread is all that linear scorers can use.
         objects = any(function.worker_index is None for function in self._functions())
-        self._threads = ThreadPool(most if objects else 1)
-        self._coroutines = CoroutinePool()
+        self._calls = FunctionCalls(
+            self._remote,
+            threads=most if objects else 1,
+            workers=workers,
+            most=most,
+            call_timeout_s=call_timeout_s,
+        )
 
     @property
     def hanging_threads(self) -> int:
         """Threads given up because their call hangs."""
-        return self._threads.lost
+        return self._calls.hanging_threads
 
     @property
     def workers(self) -> PoolStats:
         """Statistics of the worker processes."""
-        return self._processes.stats
+        return self._calls.workers
 
     @property
     def needs(self) -> Needs:
         """The needs of all its functions; of those that only workers know, once these have loaded them."""
-        return Needs.of(map(self._kind, self._functions()))
+        return Needs.of(map(self._calls.kind, self._functions()))
 
     def present_wait(self) -> Wait:
         """The reason why items wait; empty while they are scored as they come."""
-        waits = (self._threads.present_wait, self._processes.present_wait, *self._waits)
+        waits = (self._calls.present_wait, *self._waits)
         return next((wait for present_wait in waits if (wait := present_wait())), NO_WAIT)
 
     async def start(self) -> None:
@@ -194,7 +170,7 @@ class ScoringEngine:
         await asyncio.gather(*(service.start() for service in self._services))
         # `auto` needs a worker for few sources, so it gets one when the first item of these comes.
         if any(spec != "auto" for spec, _ in self._remote):
-            await self._processes.start()
+            await self._calls.start()
 
     async def score(self, items: Sequence[reward_pb2.ScoreItem], timeout_s: float) -> list[reward_pb2.ScoreResult]:
         """Scores items: one result per item, in order, within `timeout_s` seconds."""
@@ -218,10 +194,7 @@ class ScoringEngine:
 
     async def close(self) -> None:
         """Ends threads and processes, and what the cache still writes."""
-        self._threads.close()
-        self._coroutines.close()
-        await asyncio.gather(*(service.close() for service in self._services))
-        await self._processes.close()
+        await asyncio.gather(self._calls.close(), *(service.close() for service in self._services))
         if self.cache is not None:
             await self.cache.close()
         self._late.close()
@@ -233,16 +206,16 @@ class ScoringEngine:
         placed = zip(composition.parts, composition.names, strict=True)
         return _Plan(composition, tuple(self._placed(part.use, name) for part, name in placed))
 
-    def _placed(self, spec: FunctionSpec, name: str) -> _Function:
+    def _placed(self, spec: FunctionSpec, name: str) -> PlacedFunction:
         """Decides where a function runs."""
         local = None if is_path(spec) else load_function(spec, name=name)
         if not isinstance(spec, str):
             self._attach(spec, name)
-            return _Function(name, local, None, lambda _source: True, self._identity(spec))
+            return PlacedFunction(name, local, None, lambda _source: True, self._identity(spec))
         if (spec, name) not in self._remote:
             self._remote.append((spec, name))
         place = self._remote.index((spec, name))
-        return _Function(name, local, place, lambda source: is_linear(spec, source), self._identity(spec))
+        return PlacedFunction(name, local, place, lambda source: is_linear(spec, source), self._identity(spec))
 
     def _identity(self, spec: FunctionSpec) -> Identity | None:
         if self.cache is None:
@@ -265,14 +238,8 @@ class ScoringEngine:
         if isinstance(accounts := getattr(function, "accounts", None), Accounts):
             self.judge = accounts
 
-    def _functions(self) -> list[_Function]:
+    def _functions(self) -> list[PlacedFunction]:
         return [function for plan in (self._default, *self._by_data_source.values()) for function in plan.functions]
-
-    def _kind(self, function: _Function) -> FunctionKind | None:
-        """A function's description; None until a worker has loaded it."""
-        if function.local is not None:
-            return function.local.kind
-        return self._processes.kind(cast("int", function.worker_index))
 
     async def _route(
         self, plan: _Plan, request: Request, indices: Sequence[int], timeout_s: float, on_result: OnResult
@@ -295,16 +262,16 @@ class ScoringEngine:
         place: int,
         indices: Sequence[int],
         times: CallTimes,
-        on_outcome: _OnOutcome,
+        on_outcome: OnOutcome,
     ) -> None:
         """Finds the outcomes of one function in the cache, or calls it."""
         function = plan.functions[place]
         indices = self._late.without_known(function.name, request.items, indices, on_outcome)
         on_outcome = self._late.receiver(function.name, request.items, on_outcome)
 
-        async def compute(missing: Sequence[int], on_outcome: _OnOutcome) -> None:
+        async def compute(missing: Sequence[int], on_outcome: OnOutcome) -> None:
             if missing:
-                await self._apply(function, request, missing, times, on_outcome)
+                await self._calls.apply(function, request, missing, times, on_outcome)
 
         keys = self._keys(function, request, indices)
         if self.cache is None or not keys:
@@ -313,141 +280,12 @@ class ScoringEngine:
         rest = [index for index in indices if index not in keys]
         await asyncio.gather(self.cache.answer(keys, compute, times, on_outcome), compute(rest, on_outcome))
 
-    def _keys(self, function: _Function, request: Request, indices: Sequence[int]) -> dict[int, bytes]:
+    def _keys(self, function: PlacedFunction, request: Request, indices: Sequence[int]) -> dict[int, bytes]:
         """Keys of the items whose scores by a function are kept."""
-        identity, kind = function.identity, self._kind(function)
+        identity, kind = function.identity, self._calls.kind(function)
         if self.cache is None or identity is None or kind is None or not identity.covers(kind, self.cache.functions):
             return {}
         # A linear scorer costs less than a look into the cache.
         everything = function.worker_index is None or is_named(identity, self.cache.functions)
         kept = [i for i in indices if everything or not function.is_local(request.items[i].data_source)]
         return {index: identity.key(request.items[index], request.content(index), kind.wants) for index in kept}
-
-    async def _apply(
-        self,
-        function: _Function,
-        request: Request,
-        indices: Sequence[int],
-        times: CallTimes,
-        on_outcome: _OnOutcome,
-    ) -> None:
-        """Applies a function, here or in workers."""
-        sources = {request.items[index].data_source for index in indices}
-        local_sources = {source for source in sources if function.is_local(source)}
-        if len(local_sources) == len(sources):
-            await self._score_here(cast("RewardFunction", function.local), request, indices, times, on_outcome)
-        elif not local_sources:
-            await self._score_in_workers(function, request, indices, times, on_outcome)
-        else:
-            near = [index for index in indices if request.items[index].data_source in local_sources]
-            far = [index for index in indices if request.items[index].data_source not in local_sources]
-            await asyncio.gather(*(self._apply(function, request, part, times, on_outcome) for part in (near, far)))
-
-    # ------------------------------------------------------------------------------------------ this process
-
-    async def _score_here(
-        self,
-        function: RewardFunction,
-        request: Request,
-        indices: Sequence[int],
-        times: CallTimes,
-        on_outcome: _OnOutcome,
-    ) -> None:
-        items: dict[int, RewardItem] = {}
-        for index in indices:
-            parsed = request.parsed(index)
-            if isinstance(parsed, Failed):
-                on_outcome(index, parsed)
-            else:
-                items[index] = parsed
-        units = _units(request, items, whole_group=function.whole_group)
-        batches = [[items[index] for index in unit] for unit in units]
-        on_answer = _unit_receiver(function.name, units, on_outcome)
-        if function.asynchronous:
-            await self._run_coroutines(function, batches, times, on_answer)
-        else:
-            await self._run_threads(function, batches, times, on_answer)
-
-    async def _run_threads(
-        self,
-        function: RewardFunction,
-        batches: Sequence[Sequence[RewardItem]],
-        times: CallTimes,
-        on_answer: OnAnswer,
-    ) -> None:
-        works = [lambda batch=batch: function.score(batch) for batch in batches]
-        share = max(1, -(-len(works) // self._threads.size))
-        await asyncio.gather(
-            *(
-                self._threads.run(
-                    works[start : start + share],
-                    call_timeout_s=self.call_timeout_s,
-                    times=times,
-                    on_answer=lambda place, answer, start=start: on_answer(start + place, answer),  # type: ignore[misc]  # the default argument binds it
-                )
-                for start in range(0, len(works), share)
-            )
-        )
-
-    async def _run_coroutines(
-        self,
-        function: RewardFunction,
-        batches: Sequence[Sequence[RewardItem]],
-        times: CallTimes,
-        on_answer: OnAnswer,
-    ) -> None:
-        await self._coroutines.run(
-            [lambda batch=batch: function.score_async(batch) for batch in batches],  # type: ignore[misc]  # the default argument binds it
-            call_timeout_s=self.call_timeout_s,
-            times=times,
-            on_answer=on_answer,
-        )
-
-    # ------------------------------------------------------------------------------------------ worker processes
-
-    async def _score_in_workers(
-        self,
-        function: _Function,
-        request: Request,
-        indices: Sequence[int],
-        times: CallTimes,
-        on_outcome: _OnOutcome,
-    ) -> None:
-        worker_index = cast("int", function.worker_index)
-        refused: Failed | None = None
-        try:
-            async with asyncio.timeout(times.deadline - time.monotonic()):
-                await self._processes.start()
-        except TimeoutError:
-            refused = not_begun(f"{function.name}: its worker still starts")
-        except RewardError as error:
-            refused = Failed("no_worker", str(error), retryable=True)
-        if refused is not None:
-            for index in indices:
-                on_outcome(index, refused)
-            return
-        units = _units(request, indices, whole_group=self._processes.kinds[worker_index].whole_group)
-        batches = [[request.items[index].SerializeToString() for index in unit] for unit in units]
-        on_answer = _unit_receiver(function.name, units, on_outcome)
-        await self._processes.run(worker_index, batches, times=times, on_answer=on_answer)
-
-
-def _units(request: Request, indices: Iterable[int], *, whole_group: bool) -> list[list[int]]:
-    """Indices of the items that go into one call: each alone, or a group's together."""
-    if not whole_group:
-        return [[index] for index in indices]
-    return request.groups(indices)
-
-
-def _unit_receiver(function: str, units: Sequence[Sequence[int]], on_outcome: _OnOutcome) -> OnAnswer:
-    """Receives the answers of units, and passes the outcomes of their items on."""
-
-    def receive(place: int, answer: list[Outcome] | Failed) -> None:
-        for position, index in enumerate(units[place]):
-            on_outcome(index, _with_name(answer, function) if isinstance(answer, Failed) else answer[position])
-
-    return receive
-
-
-def _with_name(failed: Failed, function: str) -> Failed:
-    return replace(failed, message=f"{function}: {failed.message}")

@@ -3,7 +3,7 @@
 To the process: first its options (`ModelOptions` as a dict) and log settings, then
 `[ASK, [[job, text, alone], ...]]` and `[DROP, [job, ...]]`. A text is what the model's reader takes, see `texts`.
 
-Each of these is answered by `[HEARD]` as soon as it is read.
+`[HEARD, job]` says which text is read just now, 0 that all are read that have come.
 
 From the process: `[READY]` or `[REFUSED, message, hint]`. Later `[BEGUN, [job, ...]]` before each pass,
 `[DONE, [[job, values], ...]]` and `[FAILED, [[job, code, message], ...]]`, and `[AWAY, reason, [job, ...]]` where the

@@ -72,6 +72,8 @@ class ServedModel:
         # Since when the process owes a sign that it has heard, and the values of what it has begun.
         self._unheard_since: float | None = None
         self._computing_since: float | None = None
+        # Digest of the text that it reads just now.
+        self._reading = b""
         self.restarts = 0
 
     def present_wait(self) -> Wait:
@@ -165,7 +167,9 @@ class ServedModel:
     def _on_message(self, message: list[Any]) -> None:
         kind, *arguments = message
         if kind == HEARD:
-            self._unheard_since = None
+            job = self._jobs.get(arguments[0])
+            self._reading = b"" if job is None else job.digest
+            self._unheard_since = time.monotonic() if arguments[0] else None
             return
         if kind == AWAY:
             self._trouble = str(arguments[0])
@@ -218,24 +222,27 @@ class ServedModel:
                     await connection.lost.wait()
                 return "it ended"
             except TimeoutError:
-                owed = [since for since in (self._unheard_since, self._computing_since) if since is not None]
-                if owed and time.monotonic() - min(owed) > longest_s:
+                if self._is_overdue(self._unheard_since) or self._is_overdue(self._computing_since):
                     return f"no answer for {longest_s:.1f} s (see reward.scorer_timeout_s, max_tokens_per_batch)"
 
     def _after_end(self, why: str) -> None:
-        """Texts that were being computed are suspected; one that was suspected before has failed."""
+        """The texts that may have been the cause are suspected; one that was suspected before has failed."""
         begun, self._begun = self._begun, {}
-        self._unheard_since = self._computing_since = None
+        is_reading = self._is_overdue(self._unheard_since) or not begun
+        causes = {self._reading} if is_reading else set(begun.values())
+        causes.discard(b"")
+        self._reading, self._unheard_since, self._computing_since = b"", None, None
         for key, job in self._jobs.items():
-            if key not in begun:
-                continue
-            if job.digest in self._suspects:
+            if job.digest in causes & self._suspects.keys():
                 _resolve(job, Failed("crashed", f"{self._name}: {why}, with this text alone", retryable=True))
-            else:
+            elif job.digest in causes or key in begun:
                 _resolve(job, not_begun(f"{self._name}: {self._trouble}"))
-        self._suspects |= dict.fromkeys(filter(None, begun.values()))
+        self._suspects |= dict.fromkeys(causes)
         while len(self._suspects) > _MOST_SUSPECTS:
             self._suspects.popitem(last=False)
+
+    def _is_overdue(self, since: float | None) -> bool:
+        return since is not None and time.monotonic() - since > _SILENCE_SHARE * self._call_timeout_s
 
 
 def _answer(name: str, kind: str, values: Sequence[Any]) -> Answer:

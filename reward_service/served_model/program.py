@@ -39,6 +39,8 @@ from rollmesh.reward_service.served_model.texts import Reader, Sequence
 
 log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 18
+# No text has as many characters in each of its tokens. Beyond that it is not even read, which would take seconds.
+_MOST_CHARACTERS = 32
 # Seconds before an engine that is away is asked again.
 _AWAY_S = 0.5
 
@@ -134,8 +136,9 @@ def _serve(owner: _Owner) -> None:
             queue.drop(jobs)
         elif kind == ASK:
             for job, text, alone in jobs:
+                owner.send(HEARD, job)
                 _read(owner, reader, engine.longest, queue, job, text, alone=alone)
-        owner.send(HEARD)
+        owner.send(HEARD, 0)
 
 
 def load(options: ModelOptions) -> tuple[Reader, Engine]:
@@ -163,6 +166,11 @@ def load(options: ModelOptions) -> tuple[Reader, Engine]:
 def _read(
     owner: _Owner, reader: Reader, longest: int | None, queue: _Queue, job: int, text: Any, *, alone: bool
 ) -> None:
+    characters = len(text[0]) + (len(text[1]) if isinstance(text[1], str) else sum(map(len, text[1])))
+    if longest is not None and characters > _MOST_CHARACTERS * longest:
+        message = f"{characters} characters, and the reward model knows {longest} tokens"
+        owner.send(FAILED, [[job, "too_long", message]])
+        return
     try:
         sequence = reader.read(text)
     except Exception as error:  # noqa: BLE001  # a template is code that comes with the model

@@ -130,7 +130,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
             version=_version(),
             scorers=self._engine.scorers,
             max_bytes=self._max_bytes,
-            needs_group=needs.whole_group,
+            needs_group=needs.needs_group,
             deterministic=needs.deterministic,
             wants_ids="ids" in needs.wants,
             wants_messages="messages" in needs.wants,

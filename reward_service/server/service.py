@@ -25,6 +25,7 @@ from rollmesh.mesh.runtime.service import Shutdown, advertised_address, run_serv
 from rollmesh.mesh.telemetry.tracing import open_tracer
 from rollmesh.protos import membership_pb2
 from rollmesh.reward_service.judge.member import shared_judge
+from rollmesh.reward_service.sandbox.configured import in_force
 from rollmesh.reward_service.scoring.configured import configured_engine
 from rollmesh.reward_service.server.http import http_server
 from rollmesh.reward_service.server.server import RewardServer
@@ -63,6 +64,8 @@ async def serve(
     """
     check_security(config.security, Identity(Role.REWARD), endpoint=False)
     reward = config.reward
+    if reward.runs_programs:
+        await in_force(reward.isolation)
     engine = configured_engine(reward)
     identity = identity_of(config.security, Role.REWARD)
     server = RewardServer(

@@ -71,7 +71,7 @@ class ScoreStream:
         self._budget = budget
         self._on_result = on_result
         self._on_open = on_open
-        self._whole_groups = engine.needs.whole_group
+        self._whole_groups = engine.needs.needs_group
         self._open: dict[str, _Batch] = {}
         self._gathering: _Batch | None = None
         self._timer: asyncio.TimerHandle | None = None

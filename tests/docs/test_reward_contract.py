@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.function_kind import WANTS
+from rollmesh.reward_service.function_kind import WANTS, FunctionKind
 from rollmesh.reward_service.loading import load_function
 from rollmesh.reward_service.outcomes import RewardItem, Scored
 from rollmesh.reward_service.server.stream import MOST_OPEN
@@ -59,7 +59,7 @@ def test_the_example_is_a_function_as_the_page_says() -> None:
     names: dict[str, object] = {}
     exec(code, names)  # the page's own example
     function = load_function(names["steps"])  # type: ignore[arg-type]
-    assert (function.whole_group, function.wants, function.deterministic) == (True, frozenset(), True)
+    assert function.kind == FunctionKind(True, False, (), deterministic=True, needs_group=False)
     item = RewardItem("i", "g", "", "", "One.\nand\nTwo.")
     assert function.score([item]) == [Scored(0.0, spans=[(0, 5, 0.1), (9, 13, 0.1)], evidence="2 lines")]
     assert all(f'"{want}"' in code for want in WANTS)

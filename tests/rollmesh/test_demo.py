@@ -19,7 +19,7 @@ from tests.repository import REPOSITORY
 DEMO = REPOSITORY / "examples" / "demo" / "demo.yaml"
 
 
-@pytest.mark.parametrize("task", ["arithmetic", "strings", "both"])
+@pytest.mark.parametrize("task", ["arithmetic", "strings", "both", "code"])
 def test_held_out_problems_are_not_trained(task: str) -> None:
     train, held_out = split_problems(task, largest_digit=4, held_out=100, seed=3)
     assert len(held_out) == 100

@@ -30,6 +30,9 @@ def rollmesh_call(names, channel):  # type: ignore[no-untyped-def]  # names of `
     owner = names["Solution"]() if "Solution" in names else None
     function = getattr(owner, request["function"], None) or names[request["function"]]
     data = json.dumps(plain(function(*map(argument, request["arguments"])))).encode()
+    if callable(channel):  # that of `batch.py`
+        channel(data)
+        return
     while data:
         data = data[os.write(channel, data) :]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.conformance.findings import Severity
-from rollmesh.reward_service.conformance.session import Session
+from rollmesh.reward_service.conformance.session import Session, changed_totals
 from rollmesh.reward_service.conformance.transport import CallError
 
 SAMPLES, ODD, TRUTH, FIELDS, IDS, BATCH = (
@@ -121,7 +121,7 @@ async def wants_ids(session: Session) -> None:
     except CallError:
         return  # The probes of the same items without ids tell more.
     ids = {result.item_id: result.scored.total for result in response.results if result.HasField("scored")}
-    changed = [key for key in without.keys() & ids.keys() if without[key] != ids[key]]
+    changed = changed_totals(without, ids)
     if (changed or without.keys() != ids.keys()) and session.is_repeatable:
         message = f"Info says wants_ids: false, and {len(changed) or 'some'} outcomes are others with response_ids"
         session.find("error", IDS, message, "say wants_ids: true, or do not read them")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from rollmesh.reward_service.conformance.findings import Severity
-from rollmesh.reward_service.conformance.session import Session
+from rollmesh.reward_service.conformance.session import Session, changed_totals
 
 REPEAT, RANDOM, SAME_ID, EQUAL, ALONE, MEAN = (
     "identity.repeat",
@@ -27,7 +27,7 @@ async def repeat(session: Session) -> None:
     items = session.samples[: session.most(len(session.samples))]
     before = (await session.call(items, probe=REPEAT)).totals
     after = (await session.call(list(reversed(items)), probe=REPEAT)).totals
-    changed = [key for key in before.keys() & after.keys() if before[key] != after[key]]
+    changed = changed_totals(before, after)
     session.is_repeatable = not changed
     if changed:
         key = min(changed)
@@ -120,7 +120,7 @@ async def alone(session: Session) -> None:
 
 
 def _compare(session: Session, before: dict[str, float], after: dict[str, float], words: str, remedy: str) -> None:
-    changed = [key for key in before.keys() & after.keys() if before[key] != after[key]]
+    changed = changed_totals(before, after)
     if changed:
         key = min(changed)
         message = f"an item got {before[key]:g} in its group and {after[key]:g} {words}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.conformance.judgement import faults_of_answer
-from rollmesh.reward_service.conformance.session import Session
+from rollmesh.reward_service.conformance.session import Session, changed_totals
 from rollmesh.reward_service.conformance.transport import CallError, Stream
 
 ANSWERS, EARLY, SLOW, CANCEL, TIMEOUT, VANISH = (
@@ -75,7 +75,7 @@ async def answers(session: Session) -> None:
     _judge(session, ANSWERS, items, found)
     unary = (await session.call(items)).totals
     streamed = {result.item_id: result.scored.total for result in found if result.HasField("scored")}
-    changed = [key for key in unary.keys() & streamed.keys() if unary[key] != streamed[key]]
+    changed = changed_totals(unary, streamed)
     if changed and session.is_repeatable and not session.info.needs_group:
         key = min(changed)
         message = f"{key!r} got {unary[key]:g} by Score and {streamed[key]:g} by ScoreStream"

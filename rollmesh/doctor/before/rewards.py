@@ -17,7 +17,6 @@ from rollmesh.learner.data.locations import is_hub_id
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
-from rollmesh.mesh.config.scorers.isolation import IsolationSection
 from rollmesh.mesh.config.scorers.parts import uses
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import reward_pb2
@@ -25,7 +24,7 @@ from rollmesh.reward_service.client.endpoint import connector
 from rollmesh.reward_service.client.transports.interface import CallError
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.samples import item
-from rollmesh.reward_service.sandbox.configured import open_executor
+from rollmesh.reward_service.sandbox.configured import in_force
 from rollmesh.reward_service.sandbox.zygote_process import UnavailableError
 from rollmesh.reward_service.scoring.configured import configured_engine
 
@@ -37,8 +36,6 @@ _CONNECT_S = 5.0
 _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 # Share of a scorer's limit from which a busy machine would end it.
 _SLOW_SHARE = 0.5
-# Scorers that run programs.
-_RUN_PROGRAMS = {"code", "code_fraction"}
 _WRONG = "certainly not this"
 
 
@@ -199,28 +196,18 @@ def check_endpoints(config: Config) -> Iterator[Finding]:
 
 def check_isolation(config: Config) -> Iterator[Finding]:
     """The rung on which programs of models will run, where a scorer runs some."""
-    reward = config.reward
-    if reward.endpoints or _RUN_PROGRAMS.isdisjoint(reward.uses):
+    if config.reward.endpoints or not config.reward.runs_programs:
         return
     try:
-        rung, what, missing = asyncio.run(_isolation(reward.isolation))
+        executor = asyncio.run(in_force(config.reward.isolation))
     except UnavailableError as error:
         yield problem(CHECK, error.message, error.hint or "docs/isolation.md says what each rung needs")
         return
-    if missing:
-        yield warning(
-            CHECK, f"programs of the model run on {what}", "docs/isolation.md says what each rung needs", rung=rung
-        )
+    what = f"programs of the model run on {executor.describe()}"
+    if executor.missing:
+        yield warning(CHECK, what, "docs/isolation.md says what each rung needs", rung=executor.rung)
     else:
-        yield ok(CHECK, f"programs of the model run on {what}", rung=rung)
-
-
-async def _isolation(section: IsolationSection) -> tuple[int, str, str]:
-    executor = await open_executor(section)
-    try:
-        return executor.rung, executor.describe(), executor.missing
-    finally:
-        await executor.close()
+        yield ok(CHECK, what, rung=executor.rung)
 
 
 async def reach_all(config: Config) -> dict[str, str]:

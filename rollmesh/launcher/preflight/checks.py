@@ -95,8 +95,7 @@ def check_code(config: Config, *, fresh: bool = False) -> Iterator[Preparation]:
     with _learner_trial(config, devices, fresh=fresh) as learner:
         with _reward_trial(config) as reward:
             notices = learner.result() if learner is not None else try_learner(config, fresh=fresh)
-            if reward is not None:
-                reward.result()
+            of_reward = reward.result() if reward is not None else []
         if learner is not None and config.learner.ranks > 1:
             # Ranks are started by a process that loads nothing, each in an environment of its own.
             learner.close()
@@ -104,6 +103,7 @@ def check_code(config: Config, *, fresh: bool = False) -> Iterator[Preparation]:
             devices,
             [
                 *notices,
+                *of_reward,
                 *placement_notices(config, devices),
                 *rest_notices(config, devices),
                 *core_notices(config, devices, available_cores()),
@@ -124,9 +124,8 @@ def check_rewards(config: Config) -> Preparation:
     """
     devices = device_plan(config)
     with _reward_trial(config) as reward:
-        if reward is not None:
-            reward.result()
-    return Preparation(devices)
+        of_reward = reward.result() if reward is not None else []
+    return Preparation(devices, of_reward)
 
 
 def _learner_trial(config: Config, devices: DevicePlan, *, fresh: bool) -> AbstractContextManager[StartTrial | None]:

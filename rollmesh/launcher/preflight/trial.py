@@ -10,6 +10,7 @@ The trial answers in between, with the error or the notices. Users' code may pri
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -228,7 +229,11 @@ def _try_reward(config: Config) -> list[str]:
     for part in map(Part.of, (*functions, *chain.from_iterable(by_source.values()))):
         if isinstance(part.use, str):
             load_function(part.use)
-    return []
+    if not config.reward.runs_programs:
+        return []
+    from rollmesh.reward_service.sandbox.configured import in_force
+
+    return [f"programs of the model run on {asyncio.run(in_force(config.reward.isolation)).describe()}"]
 
 
 if __name__ == "__main__":

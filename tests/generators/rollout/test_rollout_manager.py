@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,7 +58,7 @@ class Engine:
 class Book:
     """A rollout loop whose surroundings are lists."""
 
-    def __init__(self, *, episodes: bool = False) -> None:
+    def __init__(self, *, episodes: bool = False, whole_groups: Callable[[], bool] = lambda: False) -> None:
         self.engine = Engine()
         self.batches: list[Batch] = []
         self.failed: list[tuple[ActiveGroup, list[int], str]] = []
@@ -77,6 +77,7 @@ class Book:
                 on_failed=lambda group, members, reason: self.failed.append((group, members, reason)),
                 on_release=self.released.extend,
                 on_load=self._loaded,
+                whole_groups=whole_groups,
             )
         )
 
@@ -165,6 +166,25 @@ async def test_finished_members_do_not_wait_for_stragglers_forever(monkeypatch: 
     assert members_of(book.batches[0]) == [("g1", [0, 1])]
     book.finish(2)
     assert members_of(book.batches[1]) == [("g1", [2, 3])]
+    book.settle()
+    assert book.rollout.idle.is_set()
+
+
+async def test_where_rewards_need_groups_finished_members_wait_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_module, "PARTIAL_AFTER_S", 0.0)
+    asked = asyncio.Event()
+
+    def whole_groups() -> bool:
+        asked.set()
+        return True
+
+    book = Book(whole_groups=whole_groups)
+    await book.grant("g1")
+    book.finish(2)
+    await asyncio.wait_for(asked.wait(), 180)
+    assert not book.batches
+    book.finish(2)
+    assert members_of(book.batches[0]) == [("g1", [0, 1, 2, 3])]
     book.settle()
     assert book.rollout.idle.is_set()
 

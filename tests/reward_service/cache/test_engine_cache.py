@@ -41,6 +41,7 @@ class Judge:
 
     __name__ = "judge"
     cache_version = "1"
+    needs_group = False
 
     def __init__(self) -> None:
         self.deterministic = False

@@ -44,8 +44,9 @@ async def scorer(folder: Path) -> AsyncIterator[Classifier]:
     await built.rollmesh_service.close()
 
 
-def item(response: str, prompt: str = "1+1=") -> RewardItem:
-    return RewardItem(response, "g", "s", prompt, response)
+async def ask(scorer: Classifier, *responses: str) -> list[Outcome]:
+    items = [RewardItem(response, "g", "s", "1+1=", response) for response in responses]
+    return list(await asyncio.gather(*map(scorer, items)))
 
 
 def expected(folder: Path, text: str) -> float:
@@ -62,10 +63,8 @@ def totals(outcomes: list[Outcome]) -> list[float]:
 async def test_groups_of_many_callers_are_scored_as_each_text_alone(scorer: Classifier, folder: Path) -> None:
     responses = ["2", "222", "22", "2" * 12, "7"]
     async with asyncio.timeout(LONG_S):
-        groups = await asyncio.gather(
-            scorer([item(text) for text in responses]), scorer([item(text) for text in reversed(responses)])
-        )
-        alone = [await scorer([item(text)]) for text in responses]
+        groups = await asyncio.gather(ask(scorer, *responses), ask(scorer, *reversed(responses)))
+        alone = [await ask(scorer, text) for text in responses]
     scores = [expected(folder, f"1+1={text}<end>") for text in responses]
     assert len(set(scores)) == len(scores)
     for found in (totals(groups[0]), totals(groups[1])[::-1], [totals(each)[0] for each in alone]):
@@ -75,7 +74,7 @@ async def test_groups_of_many_callers_are_scored_as_each_text_alone(scorer: Clas
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_text_that_is_too_long_fails_alone(scorer: Classifier) -> None:
     async with asyncio.timeout(LONG_S):
-        short, long = await scorer([item("2"), item("2" * CONTEXT)])
+        short, long = await ask(scorer, "2", "2" * CONTEXT)
     assert isinstance(short, Scored)
     assert isinstance(long, Failed)
     assert (long.code, long.retryable) == ("too_long", False)

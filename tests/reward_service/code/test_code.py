@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
+from examples.demo.problems import programs
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.sandbox.interface import Job, Ran
@@ -49,17 +51,42 @@ async def test_what_a_program_did_is_scored(score: Score, response: str, why: st
     assert result.scored.components["compiled"] == float("compiled" not in why)
 
 
-async def test_time_is_for_all_cases_together() -> None:
-    engine = make_engine(time_s=1.0, case_s=1.0)
+async def test_cpu_time_is_for_all_cases_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollmesh.reward_service.code.workplace._WAITS", 1000)
+    engine = make_engine(time_s=1.5, case_s=1.0)
     try:
-        score = scoring(engine)
-        result = await score("while True: pass", SUMS)
+        result = await scoring(engine)("x = input()\nwhile x == '3 4': pass\nprint(3)", SUMS | {"outputs": ["3"] * 3})
         assert "its CPU time is over" in result.scored.evidence
-        result = await score("print(3) if input() == '1 2' else __import__('time').sleep(1000)", SUMS)
+        assert result.scored.components["passed"] == pytest.approx(1 / 3), "no time is left for the last"
+    finally:
+        await engine.close()
+
+
+async def test_a_program_that_waits_has_used_up_its_time() -> None:
+    engine = make_engine(time_s=0.5, case_s=0.5)
+    try:
+        result = await scoring(engine)("print(3) if input() == '1 2' else __import__('time').sleep(1000)", SUMS)
         assert result.scored.total == pytest.approx(1 / 3)
         assert "it waited until its time was over" in result.scored.evidence
     finally:
         await engine.close()
+
+
+async def test_a_case_that_fails_among_others_is_run_alone(score: Score) -> None:
+    """State that is left behind, descriptors of streams, an early end: all as if each case were the only one."""
+    many = {"inputs": [str(n) for n in range(8)], "outputs": [str(n) for n in range(8)]}
+    for program in (
+        "import sys\nsys.seen = getattr(sys, 'seen', 0) + 1\nprint(input() if sys.seen == 1 else 'no')",
+        "print(open(0).read())",
+        "import os; os.write(1, os.read(0, 100))",
+        "import os; print(input(), flush=True); os._exit(0)",
+        "import atexit; atexit.register(print, input())",
+        "import sys; print(input()); sys.exit()",
+        "if __name__ == '__main__': print(input())",
+        "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())",
+    ):
+        assert await reward(score, program, many) == 1.0, program
+        assert await reward(score, program, many, source="all") == 1.0, program
 
 
 async def test_functions_are_called(score: Score) -> None:
@@ -247,3 +274,10 @@ async def test_programs_in_other_languages(score: Score) -> None:
     failed = (await score(program.replace("int main", "int"), SUMS)).scored
     assert "error:" in failed.evidence
     assert failed.components["compiled"] == 0
+
+
+async def test_the_demonstrations_answers_are_right(score: Score) -> None:
+    for problem in itertools.islice(programs(), 40, 43):
+        truth = problem.row(0, "train")["reward_model"]["ground_truth"]
+        assert await reward(score, problem.answer, truth, source="all") == 1.0
+        assert await reward(score, "print(1)", truth, source="all") == 0.0

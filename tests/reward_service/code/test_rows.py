@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from rollmesh.learner.evaluation.measurement_identity import reward_measurement
+from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.reward_service.code import rows
 from rollmesh.reward_service.code.comparing import same_text, same_value
 from rollmesh.reward_service.code.imports import with_imports
@@ -165,6 +167,16 @@ def test_only_what_a_program_names_is_imported() -> None:
     )
     future = "'''text'''\nfrom __future__ import annotations\nx = inf"
     assert with_imports(future) == "'''text'''\nfrom __future__ import annotations; from math import inf\nx = inf"
+
+
+def test_limits_of_programs_count_where_programs_are_run() -> None:
+    assert not [key for key in reward_measurement(RewardSection(), ["auto"]) if "code" in key]
+    some, other = (RewardSection(code={"cases": cases}) for cases in (1, 2))  # type: ignore[arg-type]  # as of a file
+    assert reward_measurement(some, ["code"]) != reward_measurement(other, ["code"])
+    with pytest.raises(ValueError, match="deadlines must nest"):
+        RewardSection(functions=["code"], scorer_timeout_s=4.0)
+    with pytest.raises(ValueError, match="more than time_s"):
+        RewardSection(code={"case_s": 5.0})  # type: ignore[arg-type]
 
 
 def test_who_is_to_blame_for_an_end() -> None:

@@ -338,7 +338,7 @@ class ForgetsTheLate(Server):
         (WaitsForTheEnd, "stream.early", "not when the caller closes"),
         (OtherScores, "stream.answers", "by Score and"),
         (NeverEnds, "stream.answers", "after the last result"),
-        (DiesOfCancels, "stream.cancel", "UNKNOWN"),
+        (DiesOfCancels, "stream.cancel", "the stream ended"),
         (ForgetsTheLate, "stream.timeout", "missing_result: 8 of 8"),
     ],
 )

@@ -47,7 +47,7 @@ def test_values_of_steps_are_the_reward_and_spans_where_wanted(tmp_path: Path) -
     folder = write_model(tmp_path / "model", AutoModelForTokenClassification, labels=2)
     scorer = built(folder, per_step=True)
     asked = Asked(scorer)
-    two, none, one = asyncio.run(scorer([item("first\n\n then"), item(" \n"), item("all")]))
+    two, none, one = (asyncio.run(scorer(item(text))) for text in ("first\n\n then", " \n", "all"))
     assert [text[1] for text in asked.texts] == [["first", "then"], ["all"]]
     assert isinstance(two, Scored)
     assert (two.total, two.spans) == (0.5, [(0, 5, 0.5), (8, 12, 0.75)])
@@ -58,7 +58,7 @@ def test_values_of_steps_are_the_reward_and_spans_where_wanted(tmp_path: Path) -
     assert isinstance(one, Scored)
     plain = built(folder, total="mean")
     Asked(plain)
-    (outcome,) = asyncio.run(plain([item("first\n\n then")]))
+    outcome = asyncio.run(plain(item("first\n\n then")))
     assert isinstance(outcome, Scored)
     assert (outcome.total, outcome.spans) == (0.625, [])
 
@@ -66,7 +66,7 @@ def test_values_of_steps_are_the_reward_and_spans_where_wanted(tmp_path: Path) -
 def test_a_sequence_classifier_judges_the_response_up_to_each_step(tmp_path: Path) -> None:
     scorer = built(write_model(tmp_path / "model", AutoModelForSequenceClassification), activation="sigmoid")
     asked = Asked(scorer)
-    (outcome,) = asyncio.run(scorer([item("first\n\n then")]))
+    outcome = asyncio.run(scorer(item("first\n\n then")))
     assert [text[1] for text in asked.texts] == ["first", "first\n\n then"]
     assert isinstance(outcome, Scored)
     assert outcome.components["steps"] == 2.0

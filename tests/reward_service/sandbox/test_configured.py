@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from rollmesh.cli.app import app
 from rollmesh.doctor.before.rewards import check_isolation
 from rollmesh.doctor.findings import Severity
+from rollmesh.launcher.preflight import trial
 from rollmesh.mesh.config import load_as
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
@@ -58,10 +59,25 @@ async def test_the_rung_in_force_is_told(monkeypatch: pytest.MonkeyPatch, caplog
         await open_executor(IsolationSection(plugin="bubblewrap"))
 
 
+def _config(*names: str) -> Config:
+    return load_as(Config, {"model": {"path": "m"}, "data": {"train": "t"}, "reward": {"functions": list(names)}})
+
+
+def test_it_is_told_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trial._try_reward(_config("math")) == []
+    try:
+        (notice,) = trial._try_reward(_config("code"))
+        assert notice.startswith("programs of the model run on rung ")
+    except UnavailableError:
+        pass  # this host has none, and says so
+    monkeypatch.setattr(executor, "MACHINE", "riscv64")
+    with pytest.raises(UnavailableError, match="programs cannot be confined on rung 2 or above"):
+        trial._try_reward(_config("code"))
+
+
 def test_the_doctor_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(*names: str) -> list[tuple[Severity, str]]:
-        given = {"model": {"path": "m"}, "data": {"train": "t"}, "reward": {"functions": list(names)}}
-        return [(each.severity, each.what) for each in check_isolation(load_as(Config, given))]
+        return [(each.severity, each.what) for each in check_isolation(_config(*names))]
 
     assert not found("math")
     ((severity, what),) = found("code")

@@ -140,6 +140,14 @@ except OSError:
     assert others == [first, first]
 
 
+async def test_no_run_has_a_descriptor_of_its_keeper(sandbox: Sandbox) -> None:
+    source = b'for n in 3 4 5 6 7 8 9; do eval "echo forged >&$n"; done 2>/dev/null; echo done'
+    limits = Limits(cpu_s=60.0, wall_s=120.0)
+    job = Job("native", {"main.sh": source}, ["/bin/bash", "main.sh"], limits=limits)
+    ran = await sandbox.run_all(job, [b"", b"", b""])
+    assert [(each.end, each.stdout, each.reason) for each in ran] == [("exit", b"done\n", "")] * 3
+
+
 async def test_each_run_ends_for_itself(sandbox: Sandbox) -> None:
     source = b"""
 import os, sys, time

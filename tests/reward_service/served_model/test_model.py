@@ -72,11 +72,12 @@ async def test_callers_share_batches_and_get_their_own_values(start: Start) -> N
 @pytest.mark.asyncio
 async def test_what_the_engine_refuses_fails_alone(start: Start) -> None:
     model = await start()
-    answers = await ask(model, "bb", "rr", "bbb", "b" * 101)
+    answers = await ask(model, "bb", "rr", "bbb", "b" * 101, "x" * 10_000)
     assert [answer if isinstance(answer, list) else answer.code for answer in answers] == [
         answers[0],
         "model_refused",
         answers[2],
+        "too_long",
         "too_long",
     ]
     assert isinstance(answers[0], list)
@@ -94,7 +95,7 @@ async def test_a_text_that_breaks_the_process_fails_alone_and_others_lose_nothin
 
 
 @pytest.mark.asyncio
-async def test_a_frozen_process_is_replaced_and_so_is_one_that_computes_without_end(start: Start) -> None:
+async def test_a_frozen_process_is_replaced_and_so_is_one_that_reads_or_computes_without_end(start: Start) -> None:
     model = await start(call_timeout_s=4.0)
     assert model.pid is not None
     os.kill(model.pid, signal.SIGSTOP)
@@ -108,6 +109,10 @@ async def test_a_frozen_process_is_replaced_and_so_is_one_that_computes_without_
     assert isinstance(hanging, Failed)
     assert hanging.code == "crashed"
     assert "no answer for" in hanging.message
+    unreadable, other = await until_answered(model, "xx", "bb")
+    assert isinstance(unreadable, Failed)
+    assert unreadable.code == "crashed"
+    assert isinstance(other, list)
 
 
 @pytest.mark.asyncio

@@ -202,6 +202,13 @@ def wanting(*wants: str) -> Any:
     return score
 
 
+def alone(items: Sequence[RewardItem]) -> list[float]:
+    return [1.0] * len(items)
+
+
+alone.needs_group = False  # type: ignore[attr-defined]
+
+
 def trl(prompts: list[str], completions: list[str], completion_ids: list[list[int]]) -> list[float]:
     return [float(len(ids)) for ids in completion_ids]
 
@@ -218,6 +225,7 @@ async def async_verl(solution_str: str, ground_truth: str) -> float:
         ([Held()], {"deterministic"}),
         ([trl], {"needs_group", "wants_ids"}),
         (["exact_match", wanting("messages", "offsets")], {"needs_group", "wants_messages", "wants_offsets"}),
+        ([alone], {"wants_ids"}),
     ],
 )
 async def test_info_says_what_the_functions_need(functions: list[Any], said: set[str]) -> None:
