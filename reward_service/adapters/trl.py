@@ -1,6 +1,6 @@
 """TRL's reward functions: `reward(prompts, completions, completion_ids, **columns)` -> a list of numbers and None.
 
-What a function logs is kept: numbers become components, other values evidence of their item.
+Values that a function logs are kept: numbers become components, others evidence of their item.
 Source: TRL 1.16.0, `GRPOTrainer._calculate_rewards`.
 """
 
@@ -23,7 +23,7 @@ IDS = "completion_ids"
 
 
 class _Log:
-    """What a function logs during one call: by name one value per item (`log_extra`) or for all (`log_metric`)."""
+    """Values that a function logs in one call, by name: one per item (`log_extra`), or one for all (`log_metric`)."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -1,7 +1,7 @@
 """Rewards of the package `verifiers`: an installed environment, or an object of a module or file.
 
 The rewards of an environment come from its rubric (versions 0.1.x), or from the methods of its tasks (`verifiers.v1`,
-the only API since 0.2). What is loaded decides which of the two. The package is imported for this alone.
+the only API since 0.2). The loaded object decides which of the two. The package is imported for this alone.
 """
 
 from __future__ import annotations

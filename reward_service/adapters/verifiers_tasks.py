@@ -1,7 +1,7 @@
 """Tasks of the API `verifiers.v1`: methods marked as rewards and metrics, over a trace of one conversation.
 
-A row's extra_info has the fields of the task's data; `answer` is the ground truth where the data have such a field and
-the row does not. A trace holds the prompt and the response. What needs the runtime of a rollout cannot be scored here.
+A row's extra_info has the fields of the task's data. A field `answer` that the row lacks is the ground truth. A trace
+holds the prompt and the response. Rewards that need the runtime of a rollout cannot be computed here.
 Source: verifiers 0.4.0, `verifiers/v1/task.py`.
 """
 

@@ -1,1 +1,1 @@
-"""How a call reaches a reward server: one interface, and one module per protocol."""
+"""Ways of a call to a reward server: one interface, and one module per protocol."""
