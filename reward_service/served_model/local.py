@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 KINDS = {"response": (CLASSIFIER,), "steps": (TOKEN_CLASSIFIER, STEP_HEAD, CAUSAL)}
-_OPEN = {"local_files_only": True, "trust_remote_code": False}
 
 
 class LocalModel:
@@ -93,23 +91,24 @@ def _load(kind: str, options: ModelOptions) -> tuple[Any, dict[int, str]]:
     """A model, and the names of its labels."""
     import transformers
 
-    opened = {**_OPEN, "use_safetensors": True, "dtype": options.dtype}
+    opened = {"local_files_only": True, "use_safetensors": True, "dtype": options.dtype}
     if kind == CAUSAL:
         if not (options.good and options.bad):
             raise RewardError(
                 f"{options.folder} is a causal language model", hint="set reward.process.good and reward.process.bad"
             )
-        model = transformers.AutoModelForCausalLM.from_pretrained(options.folder, **opened)
+        model = transformers.AutoModelForCausalLM.from_pretrained(options.folder, trust_remote_code=False, **opened)
         return model.eval(), {0: options.bad, 1: options.good}
     if kind == STEP_HEAD:
         from rollmesh.reward_service.served_model.step_head import load_step_head
 
         return load_step_head(Path(options.folder), opened), {0: "bad", 1: "good"}
-    classes: dict[str, Callable[..., Any]] = {
-        CLASSIFIER: transformers.AutoModelForSequenceClassification.from_pretrained,
-        TOKEN_CLASSIFIER: transformers.AutoModelForTokenClassification.from_pretrained,
+    classes: dict[str, Any] = {
+        CLASSIFIER: transformers.AutoModelForSequenceClassification,
+        TOKEN_CLASSIFIER: transformers.AutoModelForTokenClassification,
     }
-    model = classes[kind](options.folder, **opened).eval()
+    auto = classes[kind]
+    model = auto.from_pretrained(options.folder, trust_remote_code=False, **opened).eval()
     return model, {int(index): str(name) for index, name in model.config.id2label.items()}
 
 

@@ -59,7 +59,7 @@ def load_step_head(folder: Path, opened: dict[str, Any]) -> StepHeadModel:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config.pop("auto_map", None)
     known = AutoConfig.for_model(config.pop("model_type"), **config)
-    decoder = AutoModel.from_pretrained(folder, config=known, **opened).eval()
+    decoder = AutoModel.from_pretrained(folder, config=known, trust_remote_code=False, **opened).eval()
     head: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:

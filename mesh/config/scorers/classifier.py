@@ -21,7 +21,7 @@ class ModelSection(Section):
         None, description="Folder of the model and its tokenizer. See docs/reward-models.md."
     )
     engine: Literal["transformers", "vllm", "sglang"] = Field(
-        "transformers", description="What computes: transformers in a process of ours, or a server at `url`."
+        "transformers", description="The engine: transformers in a process of ours, or a server at `url`."
     )
     url: str | None = Field(None, description="`http://HOST:PORT` of a server of vLLM or SGLang that has the model.")
     device: str | None = Field(None, description="Device of transformers (`cuda:1`); none: CUDA if there is one.")
