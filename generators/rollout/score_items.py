@@ -17,7 +17,7 @@ from rollmesh.generators.rollout.response_source import EpisodeResult
 from rollmesh.mesh.trajectory.image_files import IMAGES_NAME
 from rollmesh.mesh.trajectory.token_ends import placed_ends
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.content_key import content_key
+from rollmesh.reward_service.client.outgoing import add_content_key
 
 TURN = "turn"
 """Kind of the span of an episode's last turn."""
@@ -118,7 +118,7 @@ class ScoredMember:
         )
         if isinstance(result, EpisodeResult) and self._is_last_turn and self._response:
             item.spans.add(begin=0, end=len(self._response), kind=TURN)
-        item.content_key = content_key(item)
+        add_content_key(item)
         return item
 
 

@@ -40,7 +40,7 @@ from rollmesh.mesh.trajectory.reward_record import RewardRecord
 from rollmesh.mesh.trajectory.routing import PROMPT_EXPERTS, ROUTED_EXPERTS, split_prompt
 from rollmesh.protos import buffer_pb2, reward_pb2, trajectory_pb2
 from rollmesh.reward_service.client.client import RewardScorer, is_pending
-from rollmesh.reward_service.token_rewards import token_rewards
+from rollmesh.reward_service.client.token_rewards import token_rewards
 
 log = logging.getLogger(__name__)
 # Seconds before a server that promises a reward is asked again, at least.

@@ -1,6 +1,6 @@
 """The form in which an item is sent to a server: what the server does not want is left out.
 
-Pure. An item that is sent as it is, is not copied.
+An item that is sent as it is, is not copied.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.content_key import content_key
 
 # Most bytes of a token's entry in `token_ends`.
 _END_BYTES = 5
@@ -40,6 +41,11 @@ class Wants:
         """As a server's Info says."""
         ids = info.wants_ids if info.HasField("wants_ids") else True
         return cls(ids, info.wants_messages, info.wants_offsets)
+
+
+def add_content_key(item: reward_pb2.ScoreItem) -> None:
+    """Fills in an item's key; its other fields are complete."""
+    item.content_key = content_key(item)
 
 
 def outgoing(item: reward_pb2.ScoreItem, details: ItemDetails | None, wants: Wants) -> reward_pb2.ScoreItem:

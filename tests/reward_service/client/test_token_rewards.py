@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.token_rewards import token_rewards
+from rollmesh.reward_service.client.token_rewards import token_rewards
 
 ENDS = [1, 1, 4, 6]
 
