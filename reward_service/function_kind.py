@@ -39,7 +39,7 @@ class Needs:
 
     @classmethod
     def of(cls, kinds: Iterable[FunctionKind | None]) -> Self:
-        """Of functions by their kinds; None: one that is not known yet, and may read tokens."""
+        """Needs of functions by their kinds; None: one that is not known yet, and may read tokens."""
         listed = list(kinds)
         known = [kind for kind in listed if kind is not None]
         wants = frozenset(want for kind in known for want in kind.wants)

@@ -15,7 +15,7 @@ NAME = "reward"
 
 @dataclass(frozen=True, slots=True)
 class RewardRecord:
-    """What a score says besides its numbers.
+    """Contents of a score besides its numbers.
 
     Attributes:
         evidence: grounds.

@@ -39,7 +39,7 @@ def placed_ends(ends: Sequence[int], text: str, *, tokens: int, begin: int, whol
         ends: by the tokens of the part, as `token_ends` finds them.
         tokens: of the whole response.
         begin: first token of the part.
-        whole: the part decodes to this very text; otherwise nobody knows its tokens, and the last one has it all.
+        whole: the part decodes to this very text; otherwise its tokens are not known, and the last one has it all.
     """
     if not tokens:
         return []

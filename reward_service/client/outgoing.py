@@ -1,6 +1,6 @@
 """The form in which an item is sent to a server: what the server does not want is left out.
 
-Pure. An item that is sent as it is, is not copied.
+An item that is sent as it is, is not copied.
 """
 
 from __future__ import annotations

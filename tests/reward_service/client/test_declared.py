@@ -1,4 +1,4 @@
-"""What a server says of itself is obeyed: what it reads, what it takes, and when it is to be asked again."""
+"""A server's own description is obeyed: parts of items, sizes, and the time of the next try."""
 
 from __future__ import annotations
 
