@@ -37,14 +37,14 @@ class EndpointTls(Section):
 class RewardSection(Section):
     functions: list[Entry] = Field(
         default_factory=lambda: list[Entry](["auto"]),
-        description="Scorers, summed: registered names (auto, arithmetic, choice, classifier, code, code_fraction, "
-        "environment, exact_match, gsm8k, gsm8k_strict, gsm8k_flexible, ifeval, ifeval_fraction, json_schema, "
-        "json_schema_fraction, judge, math, math_string, math_dapo, none, process, qa, regex, strings). Two take an "
-        "option: `regex:PATTERN` and `json_schema:FILE`. Functions with verl's or TRL's signature are "
-        "`module:function` or `file.py:function`. `model:FOLDER` is a reward model of `rollmesh rm`; `classifier`, "
-        "`process` and `judge` are the models of their sections. `auto` takes the reward of the episode if it has one, "
-        "else picks by the exact name of the data_source. A part with options is `{use: NAME, weight: 0.1}`, see "
-        "docs/reward-composition.md.",
+        description="Scorers, summed. Registered names are auto, arithmetic, choice, environment, exact_match, gsm8k, "
+        "gsm8k_strict, gsm8k_flexible, ifeval, ifeval_fraction, json_schema, json_schema_fraction, math, "
+        "math_string, math_dapo, none, qa, regex, strings. Two take an option: `regex:PATTERN` and "
+        "`json_schema:FILE`. `classifier`, `process` and `judge` are the models of their sections, and "
+        "`model:FOLDER` is a reward model of `rollmesh rm`. `code` and `code_fraction` run programs "
+        "(docs/code-rewards.md). Functions with verl's or TRL's signature are `module:function` or "
+        "`file.py:function`. `auto` takes the reward of the episode if it has one, else picks by the exact name of "
+        "the data_source. A part with options is `{use: NAME, weight: 0.1}`, see docs/reward-composition.md.",
     )
     by_data_source: dict[str, list[Entry]] = Field(
         default_factory=dict,

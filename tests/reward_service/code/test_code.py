@@ -56,7 +56,8 @@ async def test_cpu_time_is_for_all_cases_together(monkeypatch: pytest.MonkeyPatc
     engine = make_engine(time_s=1.5, case_s=1.0)
     try:
         result = await scoring(engine)("x = input()\nwhile x == '3 4': pass\nprint(3)", SUMS | {"outputs": ["3"] * 3})
-        assert "its CPU time is over" in result.scored.evidence
+        ended = ("its CPU time is over", "ended by signal 9")
+        assert any(why in result.scored.evidence for why in ended), result
         assert result.scored.components["passed"] == pytest.approx(1 / 3), "no time is left for the last"
     finally:
         await engine.close()
