@@ -58,7 +58,7 @@ async def _opened(isolation: IsolationSection, preload: Sequence[str]) -> Execut
             await bubblewrap.try_out()
             return bubblewrap
         case "sandbox_fusion":
-            return SandboxFusion(url, isolation.key_file, size)
+            return SandboxFusion(url, isolation.key_file, size, ca_file=isolation.ca_file)
         case "remote":
-            return RemoteSandbox(url, isolation.key_file, size)
+            return RemoteSandbox(url, isolation.key_file, size, ca_file=isolation.ca_file)
     return await Sandbox.open(require=isolation.require, size=size, runtime=Runtime(readable=paths, preload=preload))

@@ -30,6 +30,9 @@ class IsolationSection(Section):
     key_file: Path | None = Field(
         None, description="A file with the key that is sent to `url` as a bearer token; needed by `remote`."
     )
+    ca_file: Path | None = Field(
+        None, description="Authority of the certificate of `url`, PEM; none: those that the host trusts."
+    )
     toolchains: list[Path] = Field(
         default_factory=list,
         description="Folders with compilers and interpreters in `bin`, besides the system's. Every account has to be "
@@ -55,8 +58,8 @@ class IsolationSection(Section):
             raise ValueError("rung 4 needs reward.isolation.plugin")
         if (self.url is not None) != (self.plugin in _OVER_HTTP):
             raise ValueError(f"a url belongs to {' and '.join(_OVER_HTTP)}, and they need one")
-        if self.key_file is not None and self.url is None:
-            raise ValueError("a key is sent to a url, and there is none")
+        if self.url is None and (self.key_file is not None or self.ca_file is not None):
+            raise ValueError("a key and an authority belong to a url, and there is none")
         if self.plugin == "remote" and self.key_file is None:
             raise ValueError("the plugin `remote` needs reward.isolation.key_file")
         if self.program is not None and self.plugin != "bubblewrap":

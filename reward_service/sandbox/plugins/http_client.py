@@ -6,6 +6,7 @@ Invariant: the key goes to the configured address alone; redirects and proxies a
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -32,12 +33,13 @@ class HttpClient:
     Args:
         url: of the server, without a path.
         key_file: file with the key; None: none is sent.
+        ca_file: authority of its certificate; None: those that the host trusts.
 
     Raises:
-        ConfigError: the key cannot be read, or would be sent in clear.
+        ConfigError: the key or the authority cannot be read, or the key would be sent in clear.
     """
 
-    def __init__(self, url: str, key_file: Path | None) -> None:
+    def __init__(self, url: str, key_file: Path | None, ca_file: Path | None = None) -> None:
         self.url = url
         key = "" if key_file is None else read_secret(key_file, _KEY)
         parts = urlsplit(url)
@@ -46,6 +48,12 @@ class HttpClient:
                 f"reward.isolation.url {url} has no TLS, and {_KEY} would be sent in clear",
                 hint="use https://, or a sandbox of this host",
             )
+        self._tls: ssl.SSLContext | bool = True
+        if ca_file is not None:
+            try:
+                self._tls = ssl.create_default_context(cafile=ca_file)
+            except (OSError, ssl.SSLError) as error:
+                raise ConfigError(f"reward.isolation.ca_file {ca_file}: {error}", hint="give a PEM file") from error
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -96,7 +104,9 @@ class HttpClient:
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), auto_decompress=False, headers={"Accept-Encoding": "identity"}
+                connector=aiohttp.TCPConnector(limit=0, ssl=self._tls),
+                auto_decompress=False,
+                headers={"Accept-Encoding": "identity"},
             )
         return self._session
 

@@ -35,16 +35,16 @@ class SandboxFusion(PluginExecutor):
 
     Args:
         url: of the server.
-        key_file: see `HttpClient`.
+        key_file, ca_file: see `HttpClient`.
         size: jobs at once; 0 for as many as this process has CPUs.
 
     Raises:
         ConfigError: as `HttpClient`.
     """
 
-    def __init__(self, url: str, key_file: Path | None, size: int) -> None:
+    def __init__(self, url: str, key_file: Path | None, size: int, *, ca_file: Path | None = None) -> None:
         super().__init__(frozenset(_NAMES), size)
-        self._client = HttpClient(url, key_file)
+        self._client = HttpClient(url, key_file, ca_file)
 
     def describe(self) -> str:
         """See `Executor.describe`."""

@@ -17,10 +17,11 @@ from aiohttp import web
 
 from rollmesh.mesh.access.tls import server_context
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.errors import PortInUseError
+from rollmesh.mesh.errors import ConfigError, PortInUseError
 from rollmesh.mesh.http.connections import Connections
 from rollmesh.mesh.http.server import is_bearer, serving
 from rollmesh.mesh.private_files import read_secret
+from rollmesh.mesh.runtime.hosts import is_loopback
 from rollmesh.mesh.text import bounded
 from rollmesh.reward_service.sandbox.interface import Executor, Ran
 from rollmesh.reward_service.sandbox.plugins.json_jobs import PATH, job_from_json, ran_to_json
@@ -46,16 +47,20 @@ async def sandbox_server(
         security: its certificate.
 
     Raises:
-        ConfigError: an unreadable key or certificate.
+        ConfigError: an unreadable key or certificate; no certificate, off loopback.
         PortInUseError: the address cannot be bound.
     """
     key = read_secret(key_file, "--key-file", how=f"rollmesh token new --out {key_file} makes one")
+    tls = server_context(security)
+    if tls is None and not is_loopback(host):
+        raise ConfigError(
+            f"refusing to run programs for others at {host} without TLS: their key would travel in clear",
+            hint="give --tls-cert and --tls-key, or listen on 127.0.0.1",
+        )
     connections = Connections(_MOST_CONNECTIONS)
     answers = _Answers(executor, key, connections)
     try:
-        async with serving(
-            answers.answer, connections, host, port, server_context(security), request_s=_REQUEST_S
-        ) as url:
+        async with serving(answers.answer, connections, host, port, tls, request_s=_REQUEST_S) as url:
             yield url
     except OSError as error:
         raise PortInUseError(f"cannot bind {host}, port {port}: {error.strerror}") from error

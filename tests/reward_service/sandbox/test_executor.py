@@ -167,7 +167,7 @@ match sys.stdin.read():
         os.kill(os.getpid(), 19)
 print("fine")
 """
-    limits = Limits(cpu_s=1.0, wall_s=2.0, memory=256 << 20, output=5000)
+    limits = Limits(cpu_s=1.0, wall_s=3.0, memory=256 << 20, output=5000)
     inputs = [b"spin", b"", b"sleep", b"", b"flood", b"memory", b"attack", b"stop", b""]
     ran = await sandbox.run_all(Job("python", {"main.py": source}, ["main.py"], limits=limits), inputs)
     slow = {"wall", "exit"}  # on a machine with much else to do

@@ -54,6 +54,8 @@ async def test_a_job_runs_on_another_machine(key_file: Path) -> None:
             # The other machine has ended that job: its one sandbox takes the next.
             assert (await remote.run_all(ADDS, [b"5"]))[0].stdout == b"6\n"
             await remote.close()
+            with pytest.raises(ConfigError, match=r"refusing to run programs for others at 0.0.0.0 without TLS"):
+                await sandbox_server(sandbox, "0.0.0.0", 0, key_file, SecuritySection()).__aenter__()
             async with aiohttp.ClientSession() as stranger:
                 for headers, body, status in (
                     ({}, b"{}", 401),
