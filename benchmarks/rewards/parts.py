@@ -1,8 +1,8 @@
 """Items per second of processor time: parts against one function, and the cache against none, in turns.
 
 `one` is one scorer in the service's own process, `parts` the same one in three parts with weights, a gate and a scale.
-`math` grades in worker processes without a cache, and `cached` with one that has seen nothing yet, where a share of a
-group's answers are equal. In `again`, all items have been scored before. Redis takes part with --redis.
+`math` grades in worker processes without a cache, and `cached` with one that has seen nothing yet. A share of a group's
+answers are equal there. In `again`, all items have been scored before. Redis takes part with --redis.
 
     python -m benchmarks.rewards.parts --json out.json
 """

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rollmesh.generators.engines.types import GenerationResult
 from rollmesh.generators.rollout.active_group import ActiveGroup, FinishedMember
 from rollmesh.generators.rollout.response_source import EpisodeResult
-from rollmesh.mesh.content_key import content_key
+from rollmesh.mesh.trajectory.content_key import content_key
 from rollmesh.mesh.trajectory.image_files import IMAGES_NAME
 from rollmesh.mesh.trajectory.token_ends import placed_ends
 from rollmesh.protos import reward_pb2

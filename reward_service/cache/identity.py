@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollmesh.mesh.content_key import digest
+from rollmesh.mesh.trajectory.content_key import digest
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.function_kind import FunctionKind
 from rollmesh.reward_service.function_spec import FunctionSpec, label_of

@@ -52,8 +52,8 @@ _BY_FORM: Mapping[str, Callable[[Site], Transport]] = {
 }
 # Bytes of a request that servers take unless they say otherwise.
 _MAX_BYTES = 1 << 20
-# A call of this many seconds, and as many more for each item, is over in a moment: a stream's messages cost about ten
-# times the processor time of one answer, and would save no one a wait.
+# A call of this many seconds, and as many more for each item, is over in a moment. A stream's messages cost about ten
+# times the processor time of one answer, and would save no wait then.
 _MOMENT_S, _ITEM_MOMENT_S = 0.2, 0.001
 # By how much fewer items are sent after silence: it costs a call's deadline each time.
 _FEWER = 8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rollmesh.mesh.content_key import content_key
 from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.trajectory.content_key import content_key
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.outcomes import Failed, RewardItem
 

@@ -43,7 +43,7 @@ class PartSection(Section):
     )
     on_error: OnError = Field(
         "fail",
-        description="A part that fails for good: `fail` fails the item, `skip` leaves the part out, and `value` puts "
+        description="For a part that fails for good. `fail` fails the item, `skip` leaves the part out. `value` puts "
         "`value` in the place of its raw total. Errors that may pass are first tried again, `reward.attempts` times.",
     )
     value: float | None = Field(None, description="The raw total with `on_error: value`.")
@@ -112,7 +112,7 @@ def label(use: str) -> str:
     scorer, colon, _ = use.partition(":")
     if colon and scorer in WITH_OPTION:
         return scorer
-    # Of an environment `owner/name` the name alone: a slash stands between a part and its own components.
+    # The owner of an environment `owner/name` is left out: a slash stands between a part and its components.
     return WITH_ARGUMENTS.sub(r"\1", use).rpartition(":")[2].rpartition("/")[2]
 
 

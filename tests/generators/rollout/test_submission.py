@@ -19,8 +19,8 @@ from rollmesh.generators.engines.types import GenerationResult
 from rollmesh.generators.rollout.active_group import ActiveGroup, FinishedMember
 from rollmesh.generators.rollout.response_source import EpisodeResult
 from rollmesh.generators.rollout.submission import TrajectorySubmitter
-from rollmesh.mesh.content_key import content_key
 from rollmesh.mesh.errors import PayloadError, RollmeshError, UnreachableError
+from rollmesh.mesh.trajectory.content_key import content_key
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2, reward_pb2, trajectory_pb2

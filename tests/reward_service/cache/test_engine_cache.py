@@ -11,7 +11,7 @@ import pytest
 
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.config.scorers.cache import CacheSection
-from rollmesh.mesh.content_key import content_key
+from rollmesh.mesh.trajectory.content_key import content_key
 from rollmesh.reward_service.cache.cache import CacheStats, ScoreCache
 from rollmesh.reward_service.cache.identity import Identity, identity_of
 from rollmesh.reward_service.client.client import LocalScorer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.mesh.content_key import SIZE, content_key
+from rollmesh.mesh.trajectory.content_key import SIZE, content_key
 from rollmesh.protos import reward_pb2
 
 _TEXTS = ("data_source", "prompt", "response", "ground_truth_json", "extra_info_json", "messages_json")
