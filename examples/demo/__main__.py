@@ -26,9 +26,9 @@ def main() -> None:
         f"--data.eval={options.out / 'eval.parquet'}",
         f"--run.seed={options.seed}",
     ]
-    # A program has more tokens than a number.
-    longer = ["--rollout.max_response_tokens=14"] if options.task == "code" else []
-    command = [sys.executable, "-m", "rollmesh.cli", "run", str(CONFIG), *places, *longer, *overrides]
+    # A program has more tokens than a number, and its cases are run.
+    programs = ["--rollout.max_response_tokens=14", "--reward.functions=[code]"] if options.task == "code" else []
+    command = [sys.executable, "-m", "rollmesh.cli", "run", str(CONFIG), *places, *programs, *overrides]
     os.execv(command[0], command)
 
 
