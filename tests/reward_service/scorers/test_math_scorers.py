@@ -171,3 +171,26 @@ def test_the_grader_is_the_one_that_was_tested(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(math_value, "grade", lambda response, truth: no_percent)
     with pytest.raises(RewardError, match=r"for different, .*math-verify 0\.8\.0, .*antlr4-python3-runtime 4\.9\.3"):
         prepare("math")
+
+
+def test_a_formula_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from math_verify import parser
+
+    read: list[str] = []
+    latex2sympy = parser.latex2sympy
+
+    def counted(latex: str, **options: Any) -> Any:
+        read.append(latex)
+        return latex2sympy(latex, **options)
+
+    monkeypatch.setattr(parser, "latex2sympy", counted)
+    for attempt in range(2):
+        for number in range(1000, 1050):
+            assert math_value.grade(
+                rf"Attempt {attempt}: \boxed{{\frac{{{number}}}{{7}}}}", rf"\frac{{{number}}}{{7}}"
+            ).correct
+    assert len(read) == len(set(read)) == 50
+    long = "+".join(["1"] * 200)
+    for _ in range(2):
+        assert math_value.grade(rf"\boxed{{{long}}}", "200").correct
+    assert sum(len(latex) > 256 for latex in read) == 2
