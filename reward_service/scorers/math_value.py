@@ -85,7 +85,7 @@ def _keep_more_formulas() -> None:
 
     read = parser.parse_latex_cached.__wrapped__
     read_once = lru_cache(maxsize=_KEPT_FORMULAS)(read)
-    parser.parse_latex_cached = lambda latex: (read_once if len(latex) <= _KEPT_LENGTH else read)(latex)
+    vars(parser)[read.__name__] = lambda latex: (read_once if len(latex) <= _KEPT_LENGTH else read)(latex)
 
 
 def _parse(text: str, reading: Reading) -> list[Any]:
