@@ -44,12 +44,11 @@ class Memory:
 
 
 @pytest.fixture(params=["memory", "redis"])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[Memory | RedisStore]:
+async def store(request: pytest.FixtureRequest, redis_section: CacheSection) -> AsyncIterator[Memory | RedisStore]:
     made: Memory | RedisStore = Memory()
     if request.param == "redis":
-        section: CacheSection = request.getfixturevalue("redis_section")
-        assert section.address is not None
-        made = RedisStore(section.address, timeout_s=PATIENT_S, ttl_s=3600)
+        assert redis_section.address is not None
+        made = RedisStore(redis_section.address, timeout_s=PATIENT_S, ttl_s=3600)
     yield made
     await made.close()
 
