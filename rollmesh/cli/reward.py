@@ -27,6 +27,7 @@ from rollmesh.cli.options import (
     security_of,
 )
 from rollmesh.mesh.config.scorers.isolation import IsolationSection
+from rollmesh.mesh.config.variables import key_variable
 
 if TYPE_CHECKING:
     from rollmesh.reward_service.conformance.findings import Report
@@ -67,7 +68,11 @@ def _serve(
     http_port: Annotated[
         int | None,
         typer.Option(
-            "--http-port", min=0, max=65535, help="Port for callers over HTTP (reward.http.port); 0: a free one."
+            "--http-port",
+            min=0,
+            max=65535,
+            envvar=key_variable("reward.http.port"),
+            help="Port for callers over HTTP (reward.http.port); 0: a free one.",
         ),
     ] = None,
     ready_file: ReadyFile = None,

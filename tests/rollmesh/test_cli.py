@@ -326,7 +326,7 @@ def test_run_folder_in_use(rollmesh: Command, config_file: Path, tmp_path: Path)
 
 def test_unreachable_reward_service(rollmesh: Command) -> None:
     result = rollmesh("reward", "check", "grpc://127.0.0.1:9", "--timeout", "2")
-    assert result.returncode == 1
+    assert result.returncode == UnreachableError.exit_code
     assert "not usable" in result.stdout
     assert "Traceback" not in result.stderr
 
