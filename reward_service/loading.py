@@ -57,7 +57,10 @@ def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunct
 
 def _with_arguments(path: str, function: Callable[..., Any], arguments: dict[str, Any]) -> Callable[..., Any]:
     """The function with some of its arguments fixed."""
-    parameters = inspect.signature(function).parameters
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # `adapt` says what is wrong with it.
+        return partial(function, **arguments)
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         for unknown in (argument for argument in arguments if argument not in parameters):
             near = difflib.get_close_matches(unknown, parameters, n=1)
