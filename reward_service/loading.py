@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -51,7 +52,21 @@ def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunct
     if path.startswith(VERIFIERS):
         return adapt(name or label_of(spec), load_verifiers(path.removeprefix(VERIFIERS), arguments))
     function = load_callable(path, "reward function", RewardError)
-    return adapt(name or label_of(spec), partial(function, **arguments) if arguments else function)
+    return adapt(name or label_of(spec), _with_arguments(path, function, arguments) if arguments else function)
+
+
+def _with_arguments(path: str, function: Callable[..., Any], arguments: dict[str, Any]) -> Callable[..., Any]:
+    """The function with some of its arguments fixed."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # `adapt` says what is wrong with it.
+        return partial(function, **arguments)
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        for unknown in (argument for argument in arguments if argument not in parameters):
+            near = difflib.get_close_matches(unknown, parameters, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(parameters)}"
+            raise RewardError(f"reward function {path} has no argument {unknown!r}", hint=hint)
+    return partial(function, **arguments)
 
 
 def split_arguments(spec: str) -> tuple[str, dict[str, Any]]:

@@ -24,7 +24,7 @@ def status_error(status: int, retry_after: str | None, text: str, now: datetime)
         text: the body.
         now: the time, for a header with a date.
     """
-    message = f"the endpoint answers {status}: {text[:_SHOWN].strip()}"
+    message = f"the endpoint answers {status}: {text[:_SHOWN].strip()}".removesuffix(": ")
     wait_s = None if retry_after is None else seconds_of(retry_after, now)
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         # A quota does not come back with time; OpenAI's status is the same.

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from rollmesh.mesh.config.load import load_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
@@ -34,7 +36,7 @@ def chosen_scorer(
         key_file: with the key that is sent to it.
 
     Raises:
-        ConfigError: functions and an endpoint, or a malformed endpoint.
+        ConfigError: functions and an endpoint, a malformed endpoint, or a scorer that lacks its settings.
         RewardError: a function that does not exist.
     """
     if functions and endpoint is not None:
@@ -48,5 +50,9 @@ def chosen_scorer(
         reward["key_files"] = {endpoint: key_file} if key_file is not None else {}
     given = {**base.reward.model_dump(), **reward}
     given["in_process"] = not given["endpoints"]
-    section = type(base.reward).model_validate(given)
+    try:
+        section = type(base.reward).model_validate(given)
+    except ValidationError as error:
+        problems = "; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())
+        raise ConfigError(problems, hint="set it in a configuration, and name that with --config") from error
     return build_scorer(base.model_copy(update={"reward": section}))

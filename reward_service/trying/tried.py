@@ -91,7 +91,7 @@ class Tried:
         """The response's outcome for a terminal."""
         parts = [f"{self.name}/{self.member}", self.verdict]
         # A single function's component repeats the total.
-        detail = [f"{name} {value:g}" for name, value in self.components.items()]
+        detail = [f"{name} {value:g}" for name, value in sorted(self.components.items())]
         if len(detail) > 1:
             parts.append(f"({', '.join(detail)})")
         parts.append(f"{1000 * self.seconds:.1f} ms")

@@ -242,6 +242,9 @@ def _deliver(
         raise ConfigError(f"--component: {error}", hint="write --component NAME=VALUE") from error
     if value is None and not why:
         raise ConfigError("there is no reward to deliver", hint="give a number, or --why for a response without one")
+    # A mistyped path would make a store that no service reads.
+    if not store.expanduser().is_file():
+        raise ConfigError(f"there is no store {store}", hint="name the file of reward.late.store; the service makes it")
     if not deliver(store.expanduser(), ticket, Delivery(value, components, why)):
         typer.echo(f"{ticket}: a reward was delivered before, which counts")
         raise typer.Exit(1)

@@ -203,6 +203,13 @@ def test_a_wrong_name_says_what_to_do(spec: str, words: str) -> None:
         load_function(spec)
 
 
+def test_a_wrong_argument_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def score(solution_str, ground_truth, scale=1.0): return scale\n")
+    with pytest.raises(RewardError, match=r"mine.py:score has no argument 'scal'.*did you mean 'scale'"):
+        load_function(f"{path}:score(scal=0.5)")
+
+
 def test_a_file_that_raises_says_so(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
     with pytest.raises(RewardError, match="importing it raised ModuleNotFoundError"):

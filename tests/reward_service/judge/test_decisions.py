@@ -309,3 +309,8 @@ def test_a_row_without_a_needed_field_is_refused(tmp_path: Path, field: str, mis
 def test_wrong_templates_are_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(RewardError, match=message):
         Template(written(tmp_path, text), "score", (0.0, 1.0))
+
+
+def test_an_answer_without_a_body_has_no_loose_end() -> None:
+    assert str(status_error(429, "1", "", datetime.now(UTC))).startswith("the endpoint answers 429")
+    assert "429: " not in str(status_error(429, "1", "", datetime.now(UTC)))

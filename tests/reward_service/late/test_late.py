@@ -128,6 +128,11 @@ async def test_the_client_gives_a_pending_item_back_at_once(make_item: Any, scri
 
 def test_the_command_delivers(rollmesh: Command, tmp_path: Path) -> None:
     store = tmp_path / "late.sqlite"
+    mistyped = rollmesh("reward", "deliver", str(store), "a", "-1.5")
+    assert mistyped.returncode != 0
+    assert f"there is no store {store}" in mistyped.stderr
+    assert not store.exists()
+    LateStore(store).close()
     done = rollmesh("reward", "deliver", str(store), "a", "-1.5", "--component", "clicks=2")
     assert (done.returncode, done.stdout) == (0, "a: delivered\n")
     again = rollmesh("reward", "deliver", str(store), "a", "2")

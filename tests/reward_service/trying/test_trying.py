@@ -201,3 +201,16 @@ def test_evidence_of_any_length_and_form_is_shown() -> None:
 def test_a_row_is_one_of_a_run_only_with_step_and_group() -> None:
     made = sample_row(row(response="6", step=3), "row 0")
     assert made.step is None
+
+
+def test_components_are_shown_in_order() -> None:
+    found = Tried("row 0", 0, "scored", 0.001, 1.0, {"b": 1.0, "a/x": 2.0, "a": 3.0})
+    assert "(a 3, a/x 2, b 1)" in found.line()
+
+
+@pytest.mark.parametrize(
+    ("function", "words"), [("judge", "reward.judge.base_url"), ("process", "reward.process.model")]
+)
+def test_a_scorer_that_lacks_its_settings_is_named(function: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        chosen_scorer(functions=[function])
