@@ -4,7 +4,7 @@ The service is `rollmesh reward serve` with a function that sleeps. The client i
 items at once, a group at a time. Shown is the largest resident memory of each, with their children, above that of the
 same processes before. Every item has its score in the end.
 
-    python -m benchmarks.rewards.queue --items 10000 --characters 4000 --json queue.json
+    python -m benchmarks.rewards.waiting_items --items 10000 --characters 4000 --json waiting.json
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def sleeps(solution_str: str, ground_truth: str) -> float:
 def document(folder: Path) -> Path:
     """A configuration of the service."""
     path = folder / "cfg.yaml"
-    reward = {"functions": [f"{REPOSITORY / 'benchmarks' / 'rewards' / 'queue.py'}:sleeps"]}
+    reward = {"functions": [f"{REPOSITORY / 'benchmarks' / 'rewards' / 'waiting_items.py'}:sleeps"]}
     content = {
         "run": {"name": "queue", "dir": str(folder)},
         # A configuration names both; the service reads neither.
