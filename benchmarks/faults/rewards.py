@@ -379,17 +379,22 @@ def _no_security() -> Any:
 
 @contextmanager
 def _killed_workers(runs: Path) -> Iterator[None]:
-    """Kills a worker process of the reward service each second."""
-    over = threading.Event()
+    """Kills a worker process of the reward service each second.
+
+    Raises:
+        RuntimeError: there was none to kill.
+    """
+    over, killed = threading.Event(), list[None]()
 
     def kill() -> None:
         dice = random.Random(0)
         while not over.wait(1.0):
             with suppress(OSError, ValueError, psutil.Error):
-                note = next(runs.glob("workers/services/reward.json"))
+                note = runs / "workers" / "services" / "reward.json"
                 service = psutil.Process(int(json.loads(note.read_text(encoding="utf-8"))["pid"]))
                 if workers := service.children():
                     dice.choice(workers).kill()
+                    killed.append(None)
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
@@ -398,6 +403,8 @@ def _killed_workers(runs: Path) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+    if not killed:
+        raise RuntimeError("no worker was killed: the run is too short")
 
 
 def _free_port() -> int:
