@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import select
 import signal
@@ -26,6 +27,8 @@ from rollmesh.reward_service.sandbox.program import Confinement
 _READ_BYTES = 1 << 16
 # Seconds for the pipes of killed processes to close.
 _CLOSE_S = 1.0
+# Part of a clock's id: user and system time of a process as RLIMIT_CPU counts it. Source: linux/posix-timers.h.
+_TICKS = 0
 
 
 def keep(connection: socket.socket, means: Confinement) -> None:
@@ -134,16 +137,20 @@ class _Run:
     def answer(self) -> tuple[dict[str, Any], list[bytes]]:
         """The answer to the owner, once the program and all that it has started have been killed or have ended."""
         cause = self._watch()
+        over = not cause and self._over_cpu()
         self._kill()
         _, status, usage = os.wait4(self._pid, 0)
         self._reap_orphans()
         if not self._drain() and not cause:
             cause = "output"
+        exit_code = os.waitstatus_to_exitcode(status)
+        if over and exit_code == -signal.SIGKILL:
+            cause = "cpu"
         failure = os.read(self._failure, 1000).decode(errors="replace")
         answer = {
             "failure": failure,
             "cause": cause,
-            "exit_code": os.waitstatus_to_exitcode(status),
+            "exit_code": exit_code,
             "out_of_memory": self._processes.no_memory[0] == 1,
             "cpu_s": usage.ru_utime + usage.ru_stime,
             "peak": usage.ru_maxrss << 10,
@@ -176,6 +183,14 @@ class _Run:
             if self._connection.fileno() in ready:
                 self._kill()
                 os._exit(0)
+
+    def _over_cpu(self) -> bool:
+        """Whether the program, which has ended, had used its CPU time by the count that the kernel's limit goes by.
+
+        That one is kept in ticks, and differs from the time in `usage` by a tenth and more.
+        """
+        clock = ~self._pid << 3 | _TICKS
+        return time.clock_gettime(clock) >= math.ceil(self._limits["cpu_s"])
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
