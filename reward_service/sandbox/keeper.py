@@ -35,7 +35,7 @@ def keep(connection: socket.socket, means: Confinement) -> None:
     """Runs the job that is waiting in `connection` for each input that follows, and answers there."""
     linux.die_with_parent()
     # Successors, and what a program with several processes leaves, become children of this one.
-    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    linux.take_orphans()
     received = messages.receive(connection)
     if received is None:
         return

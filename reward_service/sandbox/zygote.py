@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rollmesh.reward_service.sandbox import keeper, landlock, limits, linux, messages, namespaces
-from rollmesh.reward_service.sandbox.program import Confinement
+from rollmesh.reward_service.sandbox.program import Confinement, Kind, filters
+from rollmesh.reward_service.sandbox.python_program import open_streams
 
 # The account that Linux keeps for no one.
 ORDINARY_USER = 65534
@@ -57,7 +58,7 @@ def main() -> None:
     except _MissingError as missing:
         connection.sendall(messages.pack({"missing": str(missing)}))
         return
-    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    linux.take_orphans()
     pid = os.fork()
     if pid:
         connection.close()
@@ -181,13 +182,17 @@ def _prepare(settings: dict[str, Any]) -> Confinement:
         readable = _apart([path for path in readable if os.path.exists(path)])
         rules = [*_rules(readable, _DEVICES), (_BOX, landlock.READ | landlock.WRITE)]
         ruleset = _attempt("Landlock", landlock.ruleset, abi, rules) if abi else -1
-        return Confinement(3, abi, ruleset, _OURS, _FOLDER, Confinement.filters_of(3))
+        return Confinement(3, abi, ruleset, _OURS, _FOLDER, *_filters(3), open_streams())
     if abi < landlock.TRUNCATES:
         raise _MissingError(f"Landlock {landlock.TRUNCATES} (Linux 6.2): this kernel has {abi or 'none'}")
     rules = [*_rules(readable, _DEVICES), (settings["folder"], landlock.READ)]
     ruleset = _attempt("Landlock", landlock.ruleset, abi, rules)
     others = limits.tasks_of(os.geteuid()) + _SLACK
-    return Confinement(2, abi, ruleset, others, settings["folder"], Confinement.filters_of(2))
+    return Confinement(2, abi, ruleset, others, settings["folder"], *_filters(2), open_streams())
+
+
+def _filters(rung: int) -> list[dict[Kind, linux.Filter]]:
+    return [filters(rung, prepares=prepares) for prepares in (False, True)]
 
 
 def _imported() -> list[str]:
