@@ -28,8 +28,8 @@ class JobFolder:
         self._size = size
         self._laid_out: list[tuple[int, ...]] | None = None
 
-    def lay_out(self) -> None:
-        """Makes the folder as the job describes it, unless it is.
+    def lay_out(self, *, last: bool) -> None:
+        """Makes the folder as the job describes it, unless it is; after the last time, changes are not looked for.
 
         Raises:
             OSError: it cannot be made, for example because its size does not suffice.
@@ -46,10 +46,7 @@ class JobFolder:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "wb", opener=_executable) as file:
                 file.write(content)
-        if self._size:
-            self._laid_out = self._state()
-        else:
-            self._laid_out = []
+        self._laid_out = self._state() if self._size and not last else []
 
     def fetch(self, names: Sequence[str]) -> dict[str, bytes]:
         """Regular files below the folder, by name: without those that are not there or are reached over links."""

@@ -46,7 +46,7 @@ def keep(connection: socket.socket, means: Confinement) -> None:
     while (received := messages.receive(connection)) is not None and "wall_s" in received[0]:
         run, (stdin,) = received
         try:
-            folder.lay_out()
+            folder.lay_out(last=run["last"])
             answer, outputs = _Run(connection, run, stdin, processes).answer()
             made = folder.fetch(job["outputs"])
         except OSError as error:
