@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import stat
 from collections.abc import Sequence
 
@@ -47,6 +49,18 @@ class JobFolder:
             with open(path, "wb", opener=_executable) as file:
                 file.write(content)
         self._laid_out = self._state() if self._size and not last else []
+
+    def clear(self) -> None:
+        """Leaves the zygote's folder empty for the next job."""
+        if self._size:
+            with contextlib.suppress(OSError):  # the job had not got as far
+                linux.unmount(self._path)
+            return
+        for entry in os.scandir(self._path):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                os.unlink(entry.path)
 
     def fetch(self, names: Sequence[str]) -> dict[str, bytes]:
         """Regular files below the folder, by name: without those that are not there or are reached over links."""

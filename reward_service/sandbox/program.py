@@ -7,6 +7,7 @@ these steps are taken once per job, and no run finds anything of an earlier one.
 
 from __future__ import annotations
 
+import marshal
 import os
 import signal
 import socket
@@ -71,27 +72,21 @@ def filters(rung: int, *, prepares: bool) -> dict[Kind, linux.Filter]:
     return found
 
 
-def start(
-    job: dict[str, Any],
-    means: Confinement,
-    streams: Sequence[int],
-    failure: int,
-    no_memory: mmap,
-    orders: socket.socket | None,
-) -> NoReturn:
-    """Confines this process, a child of the keeper, and runs the program in it.
+def start(means: Confinement, no_memory: mmap, descriptors: Sequence[int]) -> NoReturn:
+    """Confines this process, a fork of the zygote, and runs the program in it.
 
     Args:
-        job: language, argv, and the fields of its limits.
         means: the zygote's.
-        streams: descriptors that become standard input, output and error.
-        failure: descriptor for the reason why the program cannot be run; closed before the program runs.
         no_memory: shared with the keeper; its first byte is set if Python runs out of memory.
-        orders: from the keeper to successors; None if no run follows.
+        descriptors: of the job; of what becomes standard input, output and error; for the reason why the program
+            cannot be run, closed before it runs; for orders from the keeper to successors, if a run follows.
     """
-    native = job["language"] != "python"
-    python, kind = None, kind_of(job)
+    given, *streams, failure = descriptors[:5]
+    orders = socket.socket(fileno=descriptors[5]) if len(descriptors) > 5 else None
+    python = None
     try:
+        job = marshal.loads(os.pread(given, os.fstat(given).st_size, 0))  # noqa: S302  # the keeper's
+        native, kind = job["language"] != "python", kind_of(job)
         kept = {failure, means.ruleset, -1 if orders is None else orders.fileno()}
         _confine(job, means, streams, kept - {-1}, native=native)
         if orders is not None:
