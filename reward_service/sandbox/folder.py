@@ -43,11 +43,15 @@ class JobFolder:
             self._laid_out = None
         if self._size:
             namespaces.give_folder(self._path, self._size)
-        for name, content in self._files.items():
-            path = os.path.join(self._path, name)
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "wb", opener=_executable) as file:
-                file.write(content)
+        try:
+            for name, content in self._files.items():
+                path = os.path.join(self._path, name)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "wb", opener=_executable) as file:
+                    file.write(content)
+        except OSError:
+            self.clear()
+            raise
         self._laid_out = self._state() if self._size and not last else []
 
     def clear(self) -> None:

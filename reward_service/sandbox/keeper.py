@@ -7,6 +7,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import marshal
 import math
@@ -48,12 +49,16 @@ def _handle(connection: socket.socket, folder: JobFolder, processes: _Processes)
     """Runs a job for each input that follows it."""
     while (received := messages.receive(connection)) is not None and "wall_s" in received[0]:
         run, (stdin,) = received
+        outputs: list[bytes] = []
+        made: dict[str, bytes] = {}
         try:
             folder.lay_out(last=run["last"])
-            answer, outputs = _Run(connection, run, stdin, processes).answer()
-            made = folder.fetch(processes.outputs)
+            begun = _Run(connection, run, stdin, processes)
         except OSError as error:
-            answer, outputs, made = {"failure": f"the job's process cannot be prepared: {error}"}, [], {}
+            answer: dict[str, Any] = {"failure": f"the job's process cannot be prepared: {error}"}
+        else:
+            answer, outputs = begun.answer()
+            made = folder.fetch(processes.outputs)
         connection.sendall(messages.pack({**answer, "made": list(made)}, [*outputs, *made.values()]))
     processes.end()
     folder.clear()
@@ -68,6 +73,11 @@ def _sealed(content: bytes) -> int:
     seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     return descriptor
+
+
+def _kill(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # the zygote has reaped it meanwhile
+        signal.pidfd_send_signal(process, signal.SIGKILL)
 
 
 class _Processes:
@@ -102,7 +112,7 @@ class _Processes:
         os.close(self._job)
         if pid := self._successor():
             process = self._process(pid, [], last=True)
-            signal.pidfd_send_signal(process, signal.SIGKILL)
+            _kill(process)
             os.close(process)
             self.ended()
         if self._orders is not None:
@@ -165,7 +175,7 @@ class _Run:
         """The answer to the owner, once the program and all that it has started have been killed or have ended."""
         cause = self._watch()
         if cause:
-            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+            _kill(self._process)
         status, ticked_s, cpu_s, peak = self._processes.ended()
         exit_code = os.waitstatus_to_exitcode(status)
         # The limit goes by ticks, which differ from the precise time by a tenth and more.

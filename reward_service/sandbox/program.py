@@ -25,7 +25,7 @@ from rollmesh.reward_service.sandbox.python_program import PythonProgram
 LAST, FOLLOWED = b".", b"+"
 # Standard input, output and error, and the descriptor for failures, as they travel; an id of a process.
 _FOUR, _ID = struct.Struct("4i"), struct.Struct("i")
-# Of a program: it may have child processes, it is executed, it is a runtime; see `seccomp.Profile`.
+# See `seccomp.Profile`: `children`, `executes`, `runtime`.
 Kind = tuple[bool, bool, bool]
 _MOST_DESCRIPTORS = os.sysconf("SC_OPEN_MAX")
 
@@ -78,13 +78,13 @@ def start(means: Confinement, no_memory: mmap, descriptors: Sequence[int]) -> No
     Args:
         means: the zygote's.
         no_memory: shared with the keeper; its first byte is set if Python runs out of memory.
-        descriptors: of the job; of what becomes standard input, output and error; for the reason why the program
-            cannot be run, closed before it runs; for orders from the keeper to successors, if a run follows.
+        descriptors: of the job, of the three standard streams, and for the reason why the program cannot be run, which
+            is closed before it runs. If a run follows, another is for orders to successors.
     """
     given, *streams, failure = descriptors[:5]
-    orders = socket.socket(fileno=descriptors[5]) if len(descriptors) > 5 else None
     python = None
     try:
+        orders = socket.socket(fileno=descriptors[5]) if len(descriptors) > 5 else None
         job = marshal.loads(os.pread(given, os.fstat(given).st_size, 0))  # noqa: S302  # the keeper's
         native, kind = job["language"] != "python", kind_of(job)
         kept = {failure, means.ruleset, -1 if orders is None else orders.fileno()}
@@ -96,7 +96,7 @@ def start(means: Confinement, no_memory: mmap, descriptors: Sequence[int]) -> No
         confined = means.filters[kind]
         if orders is not None:
             failure = _leave_successor(orders, means.folder, failure)
-        # The keeper is gone before this only if the zygote was ended, which ends this process too.
+        # The zygote is gone before this only if its owner has ended all.
         linux.die_with_parent()
         confined.install()
         if python is None:

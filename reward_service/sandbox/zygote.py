@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rollmesh.reward_service.sandbox import keeper, landlock, limits, linux, messages, namespaces, program
-from rollmesh.reward_service.sandbox.program import Confinement, Kind, filters
+from rollmesh.reward_service.sandbox.program import Confinement, filters
 from rollmesh.reward_service.sandbox.python_program import open_streams
 
 # The account that Linux keeps for no one.
@@ -151,18 +151,20 @@ def _fork_programs(orders: socket.socket, means: Confinement, no_memory: mmap) -
             os._exit(0)
         last, pid = keeper.ORDER.unpack(order)
         descriptors = array("i", received[0][2]) if received else array("i")
+        refusal = ""
         try:
             pid = pid or os.fork()
         except OSError as error:
-            orders.send(str(error).encode())
-            continue
-        finally:
-            if pid:
-                for descriptor in descriptors:
-                    os.close(descriptor)
-        if not pid:
-            program.start(means, no_memory, descriptors)
-        _await(orders, pid, kill_all=last and means.rung > 2)
+            refusal = str(error)
+        else:
+            if not pid:
+                program.start(means, no_memory, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if refusal:
+            orders.send(refusal.encode())
+        else:
+            _await(orders, pid, kill_all=last and means.rung > 2)
 
 
 def _await(orders: socket.socket, pid: int, *, kill_all: bool) -> None:
@@ -175,8 +177,10 @@ def _await(orders: socket.socket, pid: int, *, kill_all: bool) -> None:
     ticked_s = time.clock_gettime(~pid << 3)
     _, status, usage = os.wait4(pid, 0)
     if kill_all:  # in this namespace: all but its first process, the keeper, and this one
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            while True:
+                os.kill(-1, signal.SIGKILL)
+                os.wait()
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.wait()
@@ -189,24 +193,21 @@ def _prepare(settings: dict[str, Any]) -> Confinement:
     Raises:
         _MissingError: this host lacks one of them.
     """
-    abi = landlock.version()
+    abi, rung = landlock.version(), settings["rung"]
+    ready = filters(rung, prepares=False), filters(rung, prepares=True), open_streams()
     readable = _apart([*_SYSTEM, *_imported(), *settings["readable"]])
     if settings["rung"] > 2:
         _attempt("mounts in a namespace", namespaces.build_root, settings["folder"], readable, _FOLDER)
         readable = _apart([path for path in readable if os.path.exists(path)])
         rules = [*_rules(readable, _DEVICES), (_BOX, landlock.READ | landlock.WRITE)]
         ruleset = _attempt("Landlock", landlock.ruleset, abi, rules) if abi else -1
-        return Confinement(3, abi, ruleset, _OURS, _FOLDER, *_filters(3), open_streams())
+        return Confinement(3, abi, ruleset, _OURS, _FOLDER, *ready)
     if abi < landlock.TRUNCATES:
         raise _MissingError(f"Landlock {landlock.TRUNCATES} (Linux 6.2): this kernel has {abi or 'none'}")
     rules = [*_rules(readable, _DEVICES), (settings["folder"], landlock.READ)]
     ruleset = _attempt("Landlock", landlock.ruleset, abi, rules)
     others = limits.tasks_of(os.geteuid()) + _SLACK
-    return Confinement(2, abi, ruleset, others, settings["folder"], *_filters(2), open_streams())
-
-
-def _filters(rung: int) -> list[dict[Kind, linux.Filter]]:
-    return [filters(rung, prepares=prepares) for prepares in (False, True)]
+    return Confinement(2, abi, ruleset, others, settings["folder"], *ready)
 
 
 def _imported() -> list[str]:

@@ -220,6 +220,21 @@ async def test_a_program_that_cannot_be_run_is_no_failed_program(sandbox: Sandbo
             await sandbox.run(_job("", processes=2))
 
 
+async def test_files_that_cannot_be_laid_out_leave_room_for_the_next_job(sandbox: Sandbox) -> None:
+    limits = Limits(disk=1 << 20)
+    files = {"main.py": b"", "long" * 100: b""} if sandbox.rung == 2 else {"main.py": b"", "large": bytes(2 << 20)}
+    ran = await sandbox.run_all(Job("python", files, ["main.py"], limits=limits), [b"", b""])
+    assert [(each.end, "cannot be prepared" in each.reason) for each in ran] == [("infrastructure", True)] * 2
+    assert (await sandbox.run(_job("import os; print(os.listdir('.'))"))).stdout == b"['main.py']\n"
+
+
+async def test_an_end_at_the_last_moment_is_not_taken_for_another_run(sandbox: Sandbox) -> None:
+    source = "import time; time.sleep(0.05); print(input())"
+    for wall_s in (0.048, 0.05, 0.052, 0.054, 0.056):
+        ran = await sandbox.run_all(_job(source, wall_s=wall_s), [b"1", b"2", b"3"])
+        assert all(each.end == "wall" or each.stdout == b"%d\n" % n for n, each in enumerate(ran, 1)), ran
+
+
 async def test_a_lost_sandbox_is_replaced_and_nothing_is_left_of_it(sandbox: Sandbox) -> None:
     await sandbox.run(_job(""))
     stub = psutil.Process(sandbox._idle[-1].pid)
