@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import stat
 from collections.abc import Sequence
 
@@ -28,8 +30,8 @@ class JobFolder:
         self._size = size
         self._laid_out: list[tuple[int, ...]] | None = None
 
-    def lay_out(self) -> None:
-        """Makes the folder as the job describes it, unless it is.
+    def lay_out(self, *, last: bool) -> None:
+        """Makes the folder as the job describes it, unless it is; after the last time, changes are not looked for.
 
         Raises:
             OSError: it cannot be made, for example because its size does not suffice.
@@ -41,15 +43,28 @@ class JobFolder:
             self._laid_out = None
         if self._size:
             namespaces.give_folder(self._path, self._size)
-        for name, content in self._files.items():
-            path = os.path.join(self._path, name)
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "wb", opener=_executable) as file:
-                file.write(content)
+        try:
+            for name, content in self._files.items():
+                path = os.path.join(self._path, name)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "wb", opener=_executable) as file:
+                    file.write(content)
+        except OSError:
+            self.clear()
+            raise
+        self._laid_out = self._state() if self._size and not last else []
+
+    def clear(self) -> None:
+        """Leaves the zygote's folder empty for the next job."""
         if self._size:
-            self._laid_out = self._state()
-        else:
-            self._laid_out = []
+            with contextlib.suppress(OSError):  # the job had not got as far
+                linux.unmount(self._path)
+            return
+        for entry in os.scandir(self._path):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                os.unlink(entry.path)
 
     def fetch(self, names: Sequence[str]) -> dict[str, bytes]:
         """Regular files below the folder, by name: without those that are not there or are reached over links."""

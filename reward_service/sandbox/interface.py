@@ -163,15 +163,18 @@ def ended(limits: Limits, *, cause: str, exit_code: int, out_of_memory: bool, cp
 
     Args:
         limits: those of the job.
-        cause: "wall" or "output" if the keeper has killed it for that; else empty.
+        cause: "wall" or "output" if the keeper has killed it for that, "cpu" if the kernel has; empty if neither
+            is known.
         exit_code: exit code, or a signal's negative number.
         out_of_memory: the program has ended over a `MemoryError`.
-        cpu_s: seconds of CPU time that it has used.
+        cpu_s: seconds of CPU time that it has used: where its cause is not known, a signal at its limit is for that.
     """
     if cause == "wall":
         return "wall", -exit_code if exit_code < 0 else 0
     if cause == "output":
         return "output", -exit_code if exit_code < 0 else 0
+    if cause == "cpu":
+        return "cpu", -exit_code
     if exit_code >= 0:
         return ("memory" if out_of_memory and exit_code else "exit"), exit_code
     number = -exit_code

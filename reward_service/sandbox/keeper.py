@@ -1,55 +1,67 @@
-"""The keeper: reads one job, runs its program once for each input, watches it to its end, answers, and ends.
+"""The keeper: reads jobs, runs the program of each once for each input, watches it to its end, and answers.
 
 Invariants
   * A program over its time or output is killed with all that it has started, and the answer leaves after that.
-  * Each run is a process of its own. This one executes and reads nothing of the job.
+  * Each run is a process of its own. This one executes nothing of a job, and no program is its fork.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import marshal
+import math
 import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Sequence
 from mmap import mmap
 from typing import Any
 
-from rollmesh.reward_service.sandbox import linux, messages, program
+from rollmesh.reward_service.sandbox import messages, program
 from rollmesh.reward_service.sandbox.folder import JobFolder
 from rollmesh.reward_service.sandbox.program import Confinement
 
 _READ_BYTES = 1 << 16
 # Seconds for the pipes of killed processes to close.
 _CLOSE_S = 1.0
+# To the zygote: whether all that a run has started is killed after it; the process to wait for, or 0 for a new one.
+# A new one's descriptors: the job, three streams, the one for failures, and perhaps orders to successors.
+ORDER, MOST_DESCRIPTORS = struct.Struct("?i"), 6
+# From there, after a descriptor of the process: its status, CPU seconds by ticks and precisely, peak in bytes.
+ENDED = struct.Struct("iddq")
 
 
-def keep(connection: socket.socket, means: Confinement) -> None:
-    """Runs the job that is waiting in `connection` for each input that follows, and answers there."""
-    linux.die_with_parent()
-    # Successors, and what a program with several processes leaves, become children of this one.
-    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
-    received = messages.receive(connection)
-    if received is None:
-        return
-    job, contents = received
-    files = dict(zip(job["files"], contents, strict=True))
-    folder = JobFolder(means.folder, files, job["limits"]["disk"] if means.rung > 2 else 0)
-    processes = _Processes(job, means)
+def keep(connection: socket.socket, zygote: socket.socket, means: Confinement, no_memory: mmap) -> None:
+    """Handles the jobs that come from `connection`, until the owner has hung up."""
+    while (received := messages.receive(connection)) is not None:
+        job, contents = received
+        files = dict(zip(job["files"], contents, strict=True))
+        folder = JobFolder(means.folder, files, job["limits"]["disk"] if means.rung > 2 else 0)
+        _handle(connection, folder, _Processes(job, zygote, no_memory))
+
+
+def _handle(connection: socket.socket, folder: JobFolder, processes: _Processes) -> None:
+    """Runs a job for each input that follows it."""
     while (received := messages.receive(connection)) is not None and "wall_s" in received[0]:
         run, (stdin,) = received
+        outputs: list[bytes] = []
+        made: dict[str, bytes] = {}
         try:
-            folder.lay_out()
-            answer, outputs = _Run(connection, run, stdin, processes).answer()
-            made = folder.fetch(job["outputs"])
+            folder.lay_out(last=run["last"])
+            begun = _Run(connection, run, stdin, processes)
         except OSError as error:
-            answer, outputs, made = {"failure": f"the job's process cannot be prepared: {error}"}, [], {}
+            answer: dict[str, Any] = {"failure": f"the job's process cannot be prepared: {error}"}
+        else:
+            answer, outputs = begun.answer()
+            made = folder.fetch(processes.outputs)
         connection.sendall(messages.pack({**answer, "made": list(made)}, [*outputs, *made.values()]))
     processes.end()
+    folder.clear()
 
 
 def _sealed(content: bytes) -> int:
@@ -63,41 +75,64 @@ def _sealed(content: bytes) -> int:
     return descriptor
 
 
-class _Processes:
-    """The processes of a job's runs: each is forked from this one, or is the successor of the one before."""
+def _kill(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # the zygote has reaped it meanwhile
+        signal.pidfd_send_signal(process, signal.SIGKILL)
 
-    def __init__(self, job: dict[str, Any], means: Confinement) -> None:
+
+class _Processes:
+    """The processes of a job's runs: each is a fork of the zygote, or the successor of the one before."""
+
+    def __init__(self, job: dict[str, Any], zygote: socket.socket, no_memory: mmap) -> None:
         self.limits = job["limits"]
-        self.several = self.limits["processes"] > 1
-        self.no_memory = mmap(-1, 1)
-        self._job = job
-        self._means = means
+        self.outputs = job["outputs"]
+        self.no_memory = no_memory
+        self.zygote = zygote
+        self._job = _sealed(marshal.dumps(job))
         self._orders: socket.socket | None = None
 
     def begin(self, streams: Sequence[int], failure: int, *, last: bool) -> int:
-        """The id of a new run's process, a child of this one; see `program.start`."""
+        """Descriptor of a new run's process; see `program.start`."""
         self.no_memory[0] = 0
+        # Where programs have several processes, all are killed after a run: a successor would be one of them.
+        last = last or self.limits["processes"] > 1
         if pid := self._successor():
             assert self._orders is not None
             order = program.LAST if last else program.FOLLOWED
             socket.send_fds(self._orders, [order], [*streams, failure])
-            return pid
-        theirs = None
-        # Where programs have several processes, all are killed after a run: a successor would be one of them.
-        if not (last or self.several):
-            self._orders, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        pid = os.fork()
-        if pid == 0:
-            program.start(self._job, self._means, streams, failure, self.no_memory, theirs)
-        if theirs is not None:
-            theirs.close()
-        return pid
+            return self._process(pid, [], last=last)
+        if last:
+            return self._process(0, [self._job, *streams, failure], last=True)
+        self._orders, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with theirs:
+            return self._process(0, [self._job, *streams, failure, theirs.fileno()], last=False)
 
     def end(self) -> None:
         """Ends the successor that waits."""
+        os.close(self._job)
         if pid := self._successor():
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            process = self._process(pid, [], last=True)
+            _kill(process)
+            os.close(process)
+            self.ended()
+        if self._orders is not None:
+            self._orders.close()
+
+    def ended(self) -> tuple[int, float, float, int]:
+        """Waits for the end of the process that has begun; see `ENDED`."""
+        told = self.zygote.recv(ENDED.size)
+        if not told:  # without the zygote, this process is of no use
+            os._exit(1)
+        return ENDED.unpack(told)
+
+    def _process(self, pid: int, descriptors: Sequence[int], *, last: bool) -> int:
+        socket.send_fds(self.zygote, [ORDER.pack(last, pid)], descriptors)
+        told, received, _, _ = socket.recv_fds(self.zygote, 1000, 1)
+        if not told:
+            os._exit(1)
+        if not received:
+            raise OSError(told.decode())
+        return received[0]
 
     def _successor(self) -> int:
         """The id of the one that waits; 0 if there is none."""
@@ -121,10 +156,15 @@ class _Run:
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
         streams = (_sealed(stdin), *writers)
         self._deadline = time.monotonic() + run["wall_s"]
-        self._pid = processes.begin(streams, told, last=run["last"])
-        for descriptor in (*streams, told):
-            os.close(descriptor)
-        self._process = os.pidfd_open(self._pid)
+        try:
+            self._process = processes.begin(streams, told, last=run["last"])
+        except OSError:
+            for descriptor in (*readers, failure):
+                os.close(descriptor)
+            raise
+        finally:
+            for descriptor in (*streams, told):
+                os.close(descriptor)
         self._failure = failure
         self._outputs = {reader: bytearray() for reader in readers}
         self._open = set(readers)
@@ -134,19 +174,23 @@ class _Run:
     def answer(self) -> tuple[dict[str, Any], list[bytes]]:
         """The answer to the owner, once the program and all that it has started have been killed or have ended."""
         cause = self._watch()
-        self._kill()
-        _, status, usage = os.wait4(self._pid, 0)
-        self._reap_orphans()
+        if cause:
+            _kill(self._process)
+        status, ticked_s, cpu_s, peak = self._processes.ended()
+        exit_code = os.waitstatus_to_exitcode(status)
+        # The limit goes by ticks, which differ from the precise time by a tenth and more.
+        if not cause and exit_code == -signal.SIGKILL and ticked_s >= math.ceil(self._limits["cpu_s"]):
+            cause = "cpu"
         if not self._drain() and not cause:
             cause = "output"
         failure = os.read(self._failure, 1000).decode(errors="replace")
         answer = {
             "failure": failure,
             "cause": cause,
-            "exit_code": os.waitstatus_to_exitcode(status),
+            "exit_code": exit_code,
             "out_of_memory": self._processes.no_memory[0] == 1,
-            "cpu_s": usage.ru_utime + usage.ru_stime,
-            "peak": usage.ru_maxrss << 10,
+            "cpu_s": cpu_s,
+            "peak": peak,
         }
         for descriptor in (self._process, self._failure, *self._outputs):
             os.close(descriptor)
@@ -156,7 +200,8 @@ class _Run:
     def _watch(self) -> str:
         """Waits for the program's end; returns the cause for which it has to be killed, or an empty string."""
         poller = select.poll()
-        for descriptor in (*self._open, self._process):
+        ended = self._processes.zygote.fileno()
+        for descriptor in (*self._open, ended):
             poller.register(descriptor, select.POLLIN)
         # An owner that has died or hung up; it sends nothing before the answer.
         poller.register(self._connection, select.POLLRDHUP)
@@ -171,24 +216,10 @@ class _Run:
                     poller.unregister(reader)
             if not self._within():
                 return "output"
-            if self._process in ready:
+            if ended in ready:
                 return ""
             if self._connection.fileno() in ready:
-                self._kill()
                 os._exit(0)
-
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._process, signal.SIGKILL)
-        if self._processes.several:  # in this namespace: all but its first process and this one
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGKILL)
-
-    def _reap_orphans(self) -> None:
-        if self._processes.several:
-            with contextlib.suppress(ChildProcessError):
-                while True:
-                    os.wait()
 
     def _drain(self) -> bool:
         """Reads what is left in the pipes; False if that is too much."""

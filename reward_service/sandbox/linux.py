@@ -54,12 +54,30 @@ def prctl(option: int, *arguments: int) -> int:
     return _checked(_LIBC.prctl(*_words(option, *arguments)), f"prctl({option})")
 
 
+# Arguments are made ready here where each job needs them: what a fork touches first is copied for it, page by page.
 _DIE_WITH_PARENT = _words(PR_SET_PDEATHSIG, signal.SIGKILL)
+_TAKE_ORPHANS = _words(PR_SET_CHILD_SUBREAPER, 1)
+_NO_NEW_PRIVILEGES = _words(PR_SET_NO_NEW_PRIVS, 1)
+_NO_CAPABILITIES = (
+    ctypes.c_long(_CAPSET.get(MACHINE, -1)),
+    ctypes.create_string_buffer(_CAPABILITY_VERSION_3.to_bytes(4, "little") + bytes(4), 8),
+    ctypes.create_string_buffer(24),
+)
 
 
 def die_with_parent() -> None:
     """Has the kernel kill this process when its parent ends."""
     _checked(_LIBC.prctl(*_DIE_WITH_PARENT), "prctl")
+
+
+def take_orphans() -> None:
+    """Makes processes whose parents end, below this one, its own children."""
+    _checked(_LIBC.prctl(*_TAKE_ORPHANS), "prctl")
+
+
+def refuse_privileges() -> None:
+    """Executing a file gives this process, and all below it, nothing from now on."""
+    _checked(_LIBC.prctl(*_NO_NEW_PRIVILEGES), "prctl")
 
 
 class _FilterProgram(ctypes.Structure):
@@ -82,7 +100,7 @@ class Filter:
         self._kept = descriptor
 
     def install(self) -> None:
-        """Puts this process under the filter; needs `PR_SET_NO_NEW_PRIVS` before."""
+        """Puts this process under the filter; needs `refuse_privileges` before."""
         pid = os.getpid()
         for at in self._ids:
             _WORD.pack_into(self._buffer, at, pid)
@@ -124,5 +142,4 @@ def set_host_name(name: bytes) -> None:
 
 def drop_capabilities() -> None:
     """Gives up all capabilities of this process."""
-    header = ctypes.create_string_buffer(_CAPABILITY_VERSION_3.to_bytes(4, "little") + bytes(4), 8)
-    syscall("capset", _CAPSET[MACHINE], header, ctypes.create_string_buffer(24))
+    _checked(_LIBC.syscall(*_NO_CAPABILITIES), "capset")

@@ -2,8 +2,8 @@
 
 The owner first sends the settings. The zygote answers `{"rung": n, "landlock": abi}`, or `{"missing": reason}` and
 ends. Then come jobs, one at a time. A job is followed by its runs: `{"wall_s": seconds, "last": false}` with an input.
-The next run is sent after the answer to the one before; `{}` ends the job. The answer `{"lost": reason}` ends the
-zygote. Nothing is ever unpickled.
+The next run is sent after the answer to the one before; `{}` ends the job. Nothing is ever
+unpickled.
 """
 
 from __future__ import annotations

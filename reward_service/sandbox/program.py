@@ -7,12 +7,14 @@ these steps are taken once per job, and no run finds anything of an earlier one.
 
 from __future__ import annotations
 
+import marshal
 import os
 import signal
 import socket
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 from mmap import mmap
 from typing import Any, NoReturn
 
@@ -23,6 +25,8 @@ from rollmesh.reward_service.sandbox.python_program import PythonProgram
 LAST, FOLLOWED = b".", b"+"
 # Standard input, output and error, and the descriptor for failures, as they travel; an id of a process.
 _FOUR, _ID = struct.Struct("4i"), struct.Struct("i")
+# See `seccomp.Profile`: `children`, `executes`, `runtime`.
+Kind = tuple[bool, bool, bool]
 _MOST_DESCRIPTORS = os.sysconf("SC_OPEN_MAX")
 
 
@@ -36,7 +40,9 @@ class Confinement:
         ruleset: descriptor of the rules for files; -1 where the kernel has none.
         other_tasks: processes and threads that the account has besides the program's.
         folder: absolute path of the program's folder.
-        filters: of system calls, by profile: to make them takes too long for each job.
+        filters: of system calls, by kind of job: to make them takes too long for each.
+        preparing: the same for a process that leaves successors and runs nothing yet.
+        streams: those of a Python program, open.
     """
 
     rung: int
@@ -44,67 +50,53 @@ class Confinement:
     ruleset: int
     other_tasks: int
     folder: str
-    filters: dict[seccomp.Profile, linux.Filter]
-
-    @staticmethod
-    def filters_of(rung: int) -> dict[seccomp.Profile, linux.Filter]:
-        """All filters of a rung."""
-        kinds = [(False, False), (True, False), (True, True)]
-        return {
-            profile: linux.Filter(
-                seccomp.filter_program(profile, linux.MACHINE, seccomp.ANY_PROCESS), seccomp.ANY_PROCESS
-            )
-            for executes, runtime in kinds
-            for base in [seccomp.Profile(writes=rung > 2, executes=executes, runtime=runtime)]
-            for profile in (base, replace(base, children=True), _preparing(base))
-        }
-
-    def profile(self, job: dict[str, Any]) -> seccomp.Profile:
-        """System calls of a job's program."""
-        executes = job["language"] == "native"
-        return seccomp.Profile(
-            writes=self.rung > 2,
-            children=job["limits"]["processes"] > 1,
-            executes=executes,
-            runtime=executes and job["limits"]["reserved"] > 0,
-        )
+    filters: dict[Kind, linux.Filter]
+    preparing: dict[Kind, linux.Filter]
+    streams: Sequence[Any]
 
 
-def _preparing(profile: seccomp.Profile) -> seccomp.Profile:
-    return replace(profile, children=True, prepares=True)
+def kind_of(job: dict[str, Any]) -> Kind:
+    """The kind of a job's program."""
+    limits = job["limits"]
+    executes = job["language"] == "native"
+    return limits["processes"] > 1, executes, executes and limits["reserved"] > 0
 
 
-def start(
-    job: dict[str, Any],
-    means: Confinement,
-    streams: Sequence[int],
-    failure: int,
-    no_memory: mmap,
-    orders: socket.socket | None,
-) -> NoReturn:
-    """Confines this process, a child of the keeper, and runs the program in it.
+def filters(rung: int, *, prepares: bool) -> dict[Kind, linux.Filter]:
+    """All filters of a rung."""
+    found = {}
+    for children, (executes, runtime) in product((False, True), ((False, False), (True, False), (True, True))):
+        profile = seccomp.Profile(rung > 2, children or prepares, executes, runtime, prepares)
+        program = seccomp.filter_program(profile, linux.MACHINE, seccomp.ANY_PROCESS)
+        found[children, executes, runtime] = linux.Filter(program, seccomp.ANY_PROCESS)
+    return found
+
+
+def start(means: Confinement, no_memory: mmap, descriptors: Sequence[int]) -> NoReturn:
+    """Confines this process, a fork of the zygote, and runs the program in it.
 
     Args:
-        job: language, argv, and the fields of its limits.
         means: the zygote's.
-        streams: descriptors that become standard input, output and error.
-        failure: descriptor for the reason why the program cannot be run; closed before the program runs.
         no_memory: shared with the keeper; its first byte is set if Python runs out of memory.
-        orders: from the keeper to successors; None if no run follows.
+        descriptors: of the job, of the three standard streams, and for the reason why the program cannot be run, which
+            is closed before it runs. If a run follows, another is for orders to successors.
     """
-    native = job["language"] != "python"
-    python, profile = None, means.profile(job)
+    given, *streams, failure = descriptors[:5]
+    python = None
     try:
+        orders = socket.socket(fileno=descriptors[5]) if len(descriptors) > 5 else None
+        job = marshal.loads(os.pread(given, os.fstat(given).st_size, 0))  # noqa: S302  # the keeper's
+        native, kind = job["language"] != "python", kind_of(job)
         kept = {failure, means.ruleset, -1 if orders is None else orders.fileno()}
         _confine(job, means, streams, kept - {-1}, native=native)
         if orders is not None:
-            means.filters[_preparing(profile)].install()
+            means.preparing[kind].install()
         if not native:
-            python = PythonProgram(job["argv"], means.folder, no_memory)
-        confined = means.filters[profile]
+            python = PythonProgram(job["argv"], means.folder, no_memory, means.streams)
+        confined = means.filters[kind]
         if orders is not None:
             failure = _leave_successor(orders, means.folder, failure)
-        # The keeper is gone before this only if the zygote was ended, which ends this process too.
+        # The zygote is gone before this only if its owner has ended all.
         linux.die_with_parent()
         confined.install()
         if python is None:
@@ -134,7 +126,7 @@ def _confine(job: dict[str, Any], means: Confinement, streams: Sequence[int], ke
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
     linux.drop_capabilities()
-    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    linux.refuse_privileges()
     if means.ruleset >= 0:
         landlock.restrict_self(means.ruleset)
         os.close(means.ruleset)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,14 +21,13 @@ class PythonProgram:
         argv: the file, and its arguments.
         folder: absolute path of the program's folder, where this process is.
         no_memory: its first byte is set if Python runs out of memory.
+        streams: see `open_streams`.
     """
 
-    def __init__(self, argv: Sequence[str], folder: str, no_memory: mmap) -> None:
+    def __init__(self, argv: Sequence[str], folder: str, no_memory: mmap, streams: Sequence[Any]) -> None:
         sys.argv[:] = argv
         sys.path.insert(0, folder)
-        sys.stdin = _stream(0, "r", "surrogateescape")
-        sys.stdout = _stream(1, "w", "surrogateescape")
-        sys.stderr = _stream(2, "w", "backslashreplace", buffering=1)
+        sys.stdin, sys.stdout, sys.stderr = streams
         self._main = ModuleType("__main__")
         self._main.__dict__.update(__file__=argv[0], __builtins__=builtins)
         sys.modules["__main__"] = self._main
@@ -66,6 +66,28 @@ class PythonProgram:
                 traceback.print_exc()
             return 1
         return 0
+
+
+def open_streams() -> list[Any]:
+    """Standard input, output and error of a program, opened once for all forks: descriptors are theirs, not the files.
+
+    A stream remembers of which kind its file is, so it is opened on a file of that kind.
+    """
+    kept = [os.dup(number) for number in range(3)]
+    given = os.memfd_create("stdin")
+    reader, writer = os.pipe()
+    for number, descriptor in enumerate((given, writer, writer)):
+        os.dup2(descriptor, number)
+    opened = [
+        _stream(0, "r", "surrogateescape"),
+        _stream(1, "w", "surrogateescape"),
+        _stream(2, "w", "backslashreplace", buffering=1),
+    ]
+    for number, descriptor in enumerate(kept):
+        os.dup2(descriptor, number)
+    for descriptor in (*kept, given, reader, writer):
+        os.close(descriptor)
+    return opened
 
 
 def _compiled(path: str) -> CodeType | BaseException:

@@ -1,8 +1,9 @@
-"""The zygote: a warm Python process that forks a keeper for each job.
+"""The zygote: a warm Python process that forks programs.
 
 Three processes stand between the owner and a program. The *stub* is the one that the owner starts and waits for: it
-ends when all below it have ended. The zygote is the stub's child. On rung 3 it is the first process of its namespace:
-when it ends, the kernel ends all others there. A keeper handles one job.
+ends when all below it have ended. The *keeper* is the stub's child, and handles jobs. On rung 3 it is the first process
+of its namespace: when it ends, the kernel ends all others there. The zygote is the keeper's child, and the programs
+are the zygote's. It reads nothing of a job, so that no program finds anything of an earlier one in its memory.
 
 Run by root, all of them become an ordinary user first: a root user is exempt from limits, on processes for example.
 """
@@ -14,17 +15,20 @@ import contextlib
 import gc
 import importlib
 import os
-import select
 import shutil
 import signal
 import socket
 import sys
+import time
 import traceback
+from array import array
+from mmap import mmap
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rollmesh.reward_service.sandbox import keeper, landlock, limits, linux, messages, namespaces
-from rollmesh.reward_service.sandbox.program import Confinement
+from rollmesh.reward_service.sandbox import keeper, landlock, limits, linux, messages, namespaces, program
+from rollmesh.reward_service.sandbox.program import Confinement, filters
+from rollmesh.reward_service.sandbox.python_program import open_streams
 
 # The account that Linux keeps for no one.
 ORDINARY_USER = 65534
@@ -34,7 +38,7 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"
 _BOX, _FOLDER = "/box", "/box/work"
 # On rung 2 an account's other processes count as well; they come and go.
 _SLACK = 256
-# The stub, the zygote, the keeper.
+# The stub, the keeper, the zygote.
 _OURS = 3
 
 
@@ -57,7 +61,7 @@ def main() -> None:
     except _MissingError as missing:
         connection.sendall(messages.pack({"missing": str(missing)}))
         return
-    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    linux.take_orphans()
     pid = os.fork()
     if pid:
         connection.close()
@@ -95,7 +99,7 @@ def _become_ordinary() -> None:
 
 
 def _stay(pid: int, folder: str) -> NoReturn:
-    """The stub: waits for the zygote and for orphans, and kills the zygote when told to.
+    """The stub: waits for the keeper and for orphans, and kills the keeper when told to.
 
     It removes the folder itself, so that an owner that was killed leaves none.
     """
@@ -125,31 +129,54 @@ def _serve(connection: socket.socket, settings: dict[str, Any]) -> None:
     os.umask(0o022)
     gc.collect()
     gc.freeze()
+    no_memory = mmap(-1, 1)
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    if not os.fork():
+        connection.close()
+        ours.close()
+        _fork_programs(theirs, means, no_memory)
+    theirs.close()
     connection.sendall(messages.pack({"rung": means.rung, "landlock": means.landlock}))
-    wakes = select.poll()
-    wakes.register(connection, select.POLLIN | select.POLLRDHUP)
+    keeper.keep(connection, ours, means, no_memory)
+
+
+def _fork_programs(orders: socket.socket, means: Confinement, no_memory: mmap) -> NoReturn:
+    """The zygote: forks and reaps until the keeper has ended. It reads nothing of a job: each program is its fork."""
+    linux.die_with_parent()
+    linux.take_orphans()
+    room = socket.CMSG_SPACE(keeper.MOST_DESCRIPTORS * 4)
     while True:
-        ((_, events),) = wakes.poll()
-        if events & (select.POLLRDHUP | select.POLLHUP | select.POLLERR):
-            return
-        if not _handle(connection, means):
-            return
-
-
-def _handle(connection: socket.socket, means: Confinement) -> bool:
-    """Has a keeper handle a job; False if it was lost, and what follows in `connection` may be meant for it."""
-    pid = os.fork()
-    if pid == 0:
+        order, received, _, _ = orders.recvmsg(keeper.ORDER.size, room, socket.MSG_CMSG_CLOEXEC)
+        if not order:
+            os._exit(0)
+        last, pid = keeper.ORDER.unpack(order)
+        descriptors = array("i", received[0][2]) if received else array("i")
+        refusal = ""
         try:
-            keeper.keep(connection, means)
-        except BaseException:  # noqa: BLE001  # as above
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    if os.waitpid(pid, 0)[1]:
-        connection.sendall(messages.pack({"lost": "the program's keeper has ended; memory may have run out"}))
-        return False
-    if means.rung > 2:
+            pid = pid or os.fork()
+        except OSError as error:
+            refusal = str(error)
+        else:
+            if not pid:
+                program.start(means, no_memory, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if refusal:
+            orders.send(refusal.encode())
+        else:
+            _await(orders, pid, kill_all=last and means.rung > 2)
+
+
+def _await(orders: socket.socket, pid: int, *, kill_all: bool) -> None:
+    """Tells the keeper of a process, and of its end once all that is to end has ended."""
+    process = os.pidfd_open(pid)
+    socket.send_fds(orders, [b"."], [process])
+    os.close(process)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    # User and system time as RLIMIT_CPU counts it. Source: linux/posix-timers.h.
+    ticked_s = time.clock_gettime(~pid << 3)
+    _, status, usage = os.wait4(pid, 0)
+    if kill_all:  # in this namespace: all but its first process, the keeper, and this one
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             while True:
                 os.kill(-1, signal.SIGKILL)
@@ -157,15 +184,7 @@ def _handle(connection: socket.socket, means: Confinement) -> bool:
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.wait()
-        with contextlib.suppress(OSError):  # the job had not got as far
-            linux.unmount(means.folder)
-        return True
-    for entry in os.scandir(means.folder):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path, ignore_errors=True)
-        else:
-            os.unlink(entry.path)
-    return True
+    orders.send(keeper.ENDED.pack(status, ticked_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10))
 
 
 def _prepare(settings: dict[str, Any]) -> Confinement:
@@ -174,20 +193,21 @@ def _prepare(settings: dict[str, Any]) -> Confinement:
     Raises:
         _MissingError: this host lacks one of them.
     """
-    abi = landlock.version()
+    abi, rung = landlock.version(), settings["rung"]
+    ready = filters(rung, prepares=False), filters(rung, prepares=True), open_streams()
     readable = _apart([*_SYSTEM, *_imported(), *settings["readable"]])
     if settings["rung"] > 2:
         _attempt("mounts in a namespace", namespaces.build_root, settings["folder"], readable, _FOLDER)
         readable = _apart([path for path in readable if os.path.exists(path)])
         rules = [*_rules(readable, _DEVICES), (_BOX, landlock.READ | landlock.WRITE)]
         ruleset = _attempt("Landlock", landlock.ruleset, abi, rules) if abi else -1
-        return Confinement(3, abi, ruleset, _OURS, _FOLDER, Confinement.filters_of(3))
+        return Confinement(3, abi, ruleset, _OURS, _FOLDER, *ready)
     if abi < landlock.TRUNCATES:
         raise _MissingError(f"Landlock {landlock.TRUNCATES} (Linux 6.2): this kernel has {abi or 'none'}")
     rules = [*_rules(readable, _DEVICES), (settings["folder"], landlock.READ)]
     ruleset = _attempt("Landlock", landlock.ruleset, abi, rules)
     others = limits.tasks_of(os.geteuid()) + _SLACK
-    return Confinement(2, abi, ruleset, others, settings["folder"], Confinement.filters_of(2))
+    return Confinement(2, abi, ruleset, others, settings["folder"], *ready)
 
 
 def _imported() -> list[str]:

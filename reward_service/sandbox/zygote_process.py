@@ -136,8 +136,6 @@ class ZygoteProcess:
                         answer, blobs = await self._receive()
                 except (TimeoutError, OSError, EOFError, ValueError):
                     return "the sandbox has ended, or has not answered in time"
-                if "lost" in answer:
-                    return str(answer["lost"])
                 message = b""
                 self.runs += 1
                 ran = _ran(job, answer, blobs, in_full=wall_s == job.limits.wall_s)

@@ -245,7 +245,7 @@ async def test_children_end_with_the_program() -> None:
             ends.append((ran.end, ran.stdout))
         assert ends[:2] == [("exit", b"left\n"), ("wall", b"")]
         assert ends[2][1].startswith(b"PermissionError\n")
-        # The stub, which answered the last job as well, has the zygote and at most the keeper that answered.
+        # The stub has the keeper and the zygote.
         left = [each for each in stub.children(recursive=True) if each.status() != psutil.STATUS_ZOMBIE]
         assert len(left) <= 2
     finally:

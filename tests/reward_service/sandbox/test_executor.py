@@ -71,6 +71,11 @@ async def test_errors_are_shown(run: Run) -> None:
 async def test_limits_end_programs_by_name(run: Run, sandbox: Sandbox) -> None:
     ran = await run("while True: pass", cpu_s=0.5)
     assert (ran.end, ran.code) == ("cpu", signal.SIGKILL)
+    # The kernel's own count of CPU time decides, whatever the precise one says.
+    ran = await run("import os\nwhile True: os.getpid()", cpu_s=0.9)
+    assert (ran.end, ran.code) == ("cpu", signal.SIGKILL)
+    ran = await run("import os; os.kill(os.getpid(), 9)", cpu_s=1.0)
+    assert (ran.end, ran.code) == ("signal", signal.SIGKILL)
     ran = await run("print('begun', flush=True)\nimport time; time.sleep(600)", wall_s=2.0)
     assert (ran.end, ran.code) == ("wall", signal.SIGKILL)
     ran = await run("import os\nos.kill(os.getpid(), 19)", wall_s=0.2)
@@ -215,6 +220,21 @@ async def test_a_program_that_cannot_be_run_is_no_failed_program(sandbox: Sandbo
             await sandbox.run(_job("", processes=2))
 
 
+async def test_files_that_cannot_be_laid_out_leave_room_for_the_next_job(sandbox: Sandbox) -> None:
+    limits = Limits(disk=1 << 20)
+    files = {"main.py": b"", "long" * 100: b""} if sandbox.rung == 2 else {"main.py": b"", "large": bytes(2 << 20)}
+    ran = await sandbox.run_all(Job("python", files, ["main.py"], limits=limits), [b"", b""])
+    assert [(each.end, "cannot be prepared" in each.reason) for each in ran] == [("infrastructure", True)] * 2
+    assert (await sandbox.run(_job("import os; print(os.listdir('.'))"))).stdout == b"['main.py']\n"
+
+
+async def test_an_end_at_the_last_moment_is_not_taken_for_another_run(sandbox: Sandbox) -> None:
+    source = "import time; time.sleep(0.05); print(input())"
+    for wall_s in (0.048, 0.05, 0.052, 0.054, 0.056):
+        ran = await sandbox.run_all(_job(source, wall_s=wall_s), [b"1", b"2", b"3"])
+        assert all(each.end == "wall" or each.stdout == b"%d\n" % n for n, each in enumerate(ran, 1)), ran
+
+
 async def test_a_lost_sandbox_is_replaced_and_nothing_is_left_of_it(sandbox: Sandbox) -> None:
     await sandbox.run(_job(""))
     stub = psutil.Process(sandbox._idle[-1].pid)
@@ -242,7 +262,9 @@ async def test_the_rest_of_a_job_whose_sandbox_is_lost_runs_in_another(sandbox: 
         return False
 
     seen: list[None] = []
-    ran = await sandbox.run_all(_job("print(input())"), [b"1", b"2", b"3", b"4"], stop=lost_after_the_second)
+    # The third run ends only with its sandbox, however late that is killed.
+    source = "import time; n = input(); n == '3' and time.sleep(600); print(n)"
+    ran = await sandbox.run_all(_job(source), [b"1", b"2", b"3", b"4"], stop=lost_after_the_second)
     assert [each.end for each in ran] == ["exit", "exit", "infrastructure", "exit"]
     assert [each.stdout for each in ran] == [b"1\n", b"2\n", b"", b"4\n"]
 

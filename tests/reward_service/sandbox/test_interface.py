@@ -44,6 +44,7 @@ def test_limits_leave_room(wrong: dict[str, int]) -> None:
         ("", -31, False, 0.1, ("denied", 31)),
         ("", -9, False, 4.0, ("cpu", 9)),
         ("", -9, False, 1.0, ("signal", 9)),
+        ("cpu", -9, False, 3.4, ("cpu", 9)),
         ("", -11, False, 4.0, ("signal", 11)),
         ("wall", -9, False, 4.0, ("wall", 9)),
         ("output", 0, False, 0.1, ("output", 0)),
