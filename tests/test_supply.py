@@ -60,6 +60,11 @@ REASONS = {
         "learner/engines/tensors/state.py",
         "torch.distributed.checkpoint",
     ): "an own run's folder; see docs/security.md",
+    (
+        "reward_service/sandbox/keeper.py",
+        "marshal",
+    ): "a job for the process that runs it, in a file that only it writes",
+    ("reward_service/sandbox/program.py", "marshal"): "the same, read before the program runs",
     ("reward_service/sandbox/python_program.py", "compile"): "a model's program, in a process that the kernel confines",
     ("reward_service/sandbox/python_program.py", "exec"): "the same",
     ("reward_service/code/inside/batch.py", "compile"): "a model's program, in the sandbox",

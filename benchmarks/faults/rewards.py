@@ -48,6 +48,7 @@ from examples.demo.problems import split_problems
 from rollmesh.learner.trainers.warm_start import warm_start
 from rollmesh.mesh.rpc.server import new_server
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
+from rollmesh.reward_service.scorers import math_value
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.server.server import RewardServer
 from tests.faults.world import prepare_data
@@ -120,7 +121,7 @@ def faults(folder: Path) -> dict[str, Callable[[], Fault]]:
     def poisoned() -> Fault:
         servers = _Servers(["math"], poisoned=True)
         reward = {"endpoints": servers.addresses, "timeout_s": 6.0, "scorer_timeout_s": 2.0}
-        return Fault(reward, servers.serving(), _equal_numbers)
+        return Fault(reward, servers.serving(), _graded)
 
     def hostile() -> Fault:
         rollout = {"max_response_tokens": 32}
@@ -239,9 +240,9 @@ def _false_rewards(fault: Fault, samples: Path) -> list[str]:
     return wrong[:5]
 
 
-def _equal_numbers(response: str, truth: str) -> float:
-    text = response.strip()
-    return float(text.isdigit() and int(text) == int(truth))
+def _graded(response: str, truth: str) -> float:
+    """The score by the scorer itself, without a cache: `20C` is 20 to it."""
+    return float(math_value.grade(response, truth).correct)
 
 
 # ------------------------------------------------------------------------------------------------ the world around
