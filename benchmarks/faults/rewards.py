@@ -46,8 +46,10 @@ from benchmarks.mesh_run import MeshRun, RunFailedError, run_mesh
 from examples.demo.model import build_tokenizer, write_model
 from examples.demo.problems import split_problems
 from rollmesh.learner.trainers.warm_start import warm_start
+from rollmesh.mesh.config.scorers.cache import CacheSection
 from rollmesh.mesh.rpc.server import new_server
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
+from rollmesh.reward_service.cache.cache import ScoreCache
 from rollmesh.reward_service.scorers import math_value
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.server.server import RewardServer
@@ -328,7 +330,9 @@ class _Servers:
         return _in_a_loop(self._serve)
 
     async def _serve(self, over: asyncio.Event) -> None:
-        scoring = RewardServer(ScoringEngine(self._functions, workers=2, call_timeout_s=2.0), timeout_s=6.0)
+        cache = ScoreCache(CacheSection()) if self._poisoned else None
+        engine = ScoringEngine(self._functions, workers=2, call_timeout_s=2.0, cache=cache)
+        scoring = RewardServer(engine, timeout_s=6.0)
         await scoring.start(port=self._ports[0])
         others = []
         for port in self._ports[1:]:
