@@ -1,7 +1,8 @@
 """Scores in a Redis, for all services and runs that name it.
 
 Invariants: an answer that does not come in time is no value, and never an error. While Redis does not answer it is
-asked again after pauses only, so that few items wait for it. No caller waits for a write.
+asked again after pauses only, so that few items wait for it. No caller waits for a write. The first question, and the
+first after a pause, have time for a connection as well.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
 
 log = logging.getLogger(__name__)
 _PREFIX = b"rollmesh:score:1:"
+# Seconds for a connection, its login and the first answer.
+_OPENING_S = 1.0
 # Seconds without questions after a failure; the next pause is twice as long.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 # Writes under way; further ones are left out.
@@ -48,14 +51,15 @@ class RedisStore:
         self._ttl_ms = max(1, round(1000 * ttl_s))
         self._client = Redis(
             **address.client_options(),
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
+            socket_timeout=max(timeout_s, _OPENING_S),
+            socket_connect_timeout=max(timeout_s, _OPENING_S),
             retry=Retry(NoBackoff(), 0),
             health_check_interval=0,
         )
         self._writes = BackgroundTasks(log_errors(log))
         self._pause_s = 0.0
         self._asks_from = 0.0
+        self._has_answered = False
         self.failures = 0
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -64,7 +68,7 @@ class RedisStore:
         if time.monotonic() < self._asks_from:
             return nothing
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._patience_s):
                 found = await self._client.mget([_PREFIX + key for key in keys])
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             self._pause(error)
@@ -88,10 +92,15 @@ class RedisStore:
 
     async def _put(self, key: bytes, value: bytes) -> None:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._patience_s):
                 await self._client.set(_PREFIX + key, value, px=self._ttl_ms)
         except (RedisError, OSError) as error:
             self._pause(error)
+
+    @property
+    def _patience_s(self) -> float:
+        """Seconds for the next question."""
+        return self._timeout_s if self._has_answered else max(self._timeout_s, _OPENING_S)
 
     def _pause(self, error: Exception) -> None:
         """Asks no more for a while; several that fail together make one pause."""
@@ -100,12 +109,14 @@ class RedisStore:
         if now < self._asks_from:
             return
         if not self._pause_s:
-            why = str(error) or f"no answer within {self._timeout_s:g} s"
+            why = str(error) or f"no answer within {self._patience_s:g} s"
             log.warning("the cache of scores in Redis at %s is not used for now: %s", self._address, why)
         self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s or _PAUSE_S)
         self._asks_from = now + self._pause_s
+        self._has_answered = False
 
     def _resume(self) -> None:
         if self._pause_s:
             log.info("the cache of scores in Redis at %s answers again", self._address)
         self._pause_s = 0.0
+        self._has_answered = True

@@ -136,6 +136,32 @@ async def test_a_redis_that_is_gone_is_asked_rarely_and_named_once(
     await store.close()
 
 
+async def test_the_first_question_has_time_for_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollmesh.reward_service.cache.redis_store._OPENING_S", PATIENT_S)
+    asked = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        while data := await reader.read(4096):
+            if b"MGET" not in data:
+                writer.write(b"+OK\r\n" * data.count(b"*"))
+                continue
+            asked += 1
+            if asked == 1:
+                await asyncio.sleep(0.2)
+                writer.write(b"*1\r\n$1\r\nv\r\n")
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    store = RedisStore(RedisAddress(hosts=(("127.0.0.1", port),)), timeout_s=0.05, ttl_s=60)
+    assert await store.get([b"k"]) == [b"v"]
+    # By now the question alone has its time.
+    assert await store.get([b"k"]) == [None]
+    assert (asked, store.failures) == (2, 1)
+    await store.close()
+    server.close()
+
+
 async def test_a_redis_that_does_not_answer_keeps_no_one_and_is_used_again(caplog: pytest.LogCaptureFixture) -> None:
     held: list[asyncio.StreamWriter] = []
     answers = asyncio.Event()
