@@ -61,10 +61,6 @@ def notice(generator: Wait, service: Wait, reward: dict[str, Any]) -> str:
         ({}, "--reward.workers=64"),
         ({"workers": 5}, "--reward.workers=10"),
         ({"endpoints": ["grpc://a:1"]}, "More services in reward.endpoints"),
-        (
-            {"functions": ["judge"], "judge": {"base_url": "http://a:1/v1", "model": "m"}},
-            "reward.judge.requests_per_minute",
-        ),
     ],
 )
 def test_it_says_how_many_wait_why_and_which_key_changes_it(reward: dict[str, Any], remedy: str) -> None:
@@ -73,6 +69,24 @@ def test_it_says_how_many_wait_why_and_which_key_changes_it(reward: dict[str, An
     assert "nothing is lost; the run waits" in said
     assert remedy in said
     assert reward_wait_s(Snapshot(trouble="no answer")) == 0.0
+
+
+JUDGE: dict[str, Any] = {"judge": {"base_url": "http://a:1/v1", "model": "m"}}
+KEYS = ("reward.judge.requests_per_minute", "reward.isolation.concurrency", "--reward.workers")
+
+
+@pytest.mark.parametrize(
+    ("functions", "why", "remedies"),
+    [
+        (["judge", "math"], "judge: 60 requests a minute are allowed", ["reward.judge.requests_per_minute"]),
+        (["judge", "math"], "no free worker, 4 are busy or start (reward.workers)", ["--reward.workers"]),
+        (["judge", "code"], "code: programs wait for their turn", ["reward.isolation.concurrency"]),
+        (["judge", "code"], "", [*KEYS]),
+    ],
+)
+def test_the_scorer_that_says_why_has_the_remedy(functions: list[str], why: str, remedies: list[str]) -> None:
+    said = notice(NO_WAIT, Wait(why), {"functions": functions, **JUDGE}).partition("the run waits. ")[2]
+    assert [key for key in KEYS if key in said] == remedies
 
 
 @pytest.mark.parametrize("before", ["waits for rewards: ", "silent for 9 s (was: waits for rewards: "])

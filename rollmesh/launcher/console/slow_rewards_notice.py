@@ -12,9 +12,12 @@ from collections.abc import Iterable
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
+from rollmesh.mesh.config.scorers import classifier, judge, process
+from rollmesh.mesh.config.scorers.code import NAMES as CODE
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import membership_pb2
 
+_MODELS = (classifier.NAME, process.NAME)
 _LEAST_S = 10.0
 # Rewards must be quick for this long before the schedule begins from the start.
 _FORGOTTEN_S = 300.0
@@ -78,10 +81,28 @@ def slow_rewards_text(snapshot: Snapshot, config: Config) -> str:
     text += "nothing is lost; the run waits. "
     if config.reward.endpoints:
         return f"{text}More services in reward.endpoints score more at a time"
-    if config.reward.asks_judge:
-        text += "a judge answers as fast as its limits allow: reward.judge.requests_per_minute, tokens_per_minute, "
-        return f"{text}concurrency. {_more_workers(config.reward, 'For other functions, more')}"
-    return f"{text}{_more_workers(config.reward, 'More')}"
+    return text + " ".join(_remedies(config.reward, why))
+
+
+def _remedies(reward: RewardSection, why: str) -> list[str]:
+    """The keys that change it: those of the scorer that says why, or of all that may be meant."""
+    remedies = {
+        (judge.NAME,): "A judge answers as fast as its limits allow: reward.judge.requests_per_minute, "
+        "tokens_per_minute, concurrency.",
+        CODE: "As many programs run at a time as reward.isolation.concurrency says; "
+        "services on other machines run more.",
+        **{
+            (name,): f"The model of `{name}` is quicker on a device of its own: reward.{name}.device."
+            for name in _MODELS
+        },
+    }
+    speaker = why.partition(":")[0]
+    if own := next((remedy for names, remedy in remedies.items() if speaker in names), ""):
+        return [own]
+    if "reward.workers" in why:
+        return [_more_workers(reward, "More")]
+    used = [remedy for names, remedy in remedies.items() if set(names).intersection(reward.uses)]
+    return [*used, _more_workers(reward, "For other functions, more" if used else "More")]
 
 
 def _more_workers(reward: RewardSection, more: str) -> str:
