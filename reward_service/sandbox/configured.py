@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rollmesh.mesh.config.scorers.isolation import IsolationSection
 from rollmesh.reward_service.sandbox.executor import Sandbox
 from rollmesh.reward_service.sandbox.interface import Executor
 from rollmesh.reward_service.sandbox.languages.toolchains import readable
 from rollmesh.reward_service.sandbox.plugins.bubblewrap import Bubblewrap
+from rollmesh.reward_service.sandbox.plugins.commands import CommandExecutor
+from rollmesh.reward_service.sandbox.plugins.gvisor import Gvisor
 from rollmesh.reward_service.sandbox.plugins.remote import RemoteSandbox
 from rollmesh.reward_service.sandbox.plugins.sandbox_fusion import SandboxFusion
 from rollmesh.reward_service.sandbox.zygote_process import Runtime, UnavailableError
 
 log = logging.getLogger(__name__)
+_COMMANDS: Mapping[str, tuple[type[CommandExecutor], str, str]] = {
+    "bubblewrap": (Bubblewrap, "bwrap", "bubblewrap"),
+    "gvisor": (Gvisor, "runsc", "runsc"),
+}
+"""Plug-ins that confine by a program of this host: class, program, package."""
 
 
 async def open_executor(isolation: IsolationSection, *, preload: Sequence[str] = ()) -> Executor:
@@ -50,13 +57,14 @@ async def _opened(isolation: IsolationSection, preload: Sequence[str]) -> Execut
     size, url = isolation.concurrency or 0, isolation.url or ""
     paths = readable(isolation.toolchains)
     match isolation.plugin:
-        case "bubblewrap":
-            program = str(isolation.program or shutil.which("bwrap") or "")
+        case "bubblewrap" | "gvisor" as name:
+            plugin, command, package = _COMMANDS[name]
+            program = str(isolation.program or shutil.which(command) or "")
             if not program:
-                raise UnavailableError("there is no bwrap", hint="install the package bubblewrap")
-            bubblewrap = Bubblewrap(program, paths, size)
-            await bubblewrap.try_out()
-            return bubblewrap
+                raise UnavailableError(f"there is no {command}", hint=f"install the package {package}")
+            confining = plugin(program, paths, size)
+            await confining.try_out()
+            return confining
         case "sandbox_fusion":
             return SandboxFusion(url, isolation.key_file, size, ca_file=isolation.ca_file)
         case "remote":

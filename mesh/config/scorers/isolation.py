@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rollmesh.mesh.config.base import PositiveInt, Section, http_parts
 
+_ON_THIS_HOST = ("bubblewrap", "gvisor")
 _OVER_HTTP = ("sandbox_fusion", "remote")
 
 
@@ -20,12 +21,12 @@ class IsolationSection(Section):
         description="The least rung on which programs may be run; a host that has none refuses the scorers that need "
         "it. See docs/isolation.md.",
     )
-    plugin: Literal["none", "bubblewrap", "sandbox_fusion", "remote"] = Field(
+    plugin: Literal["none", "bubblewrap", "gvisor", "sandbox_fusion", "remote"] = Field(
         "none",
-        description="Rung 4: programs are run by `bwrap`, by a SandboxFusion server, or by the sandbox of "
-        "another machine (`rollmesh reward sandbox`). `none`: the highest rung of this host.",
+        description="Rung 4: programs are run by `bwrap`, by gVisor's `runsc`, by a SandboxFusion server, or by the "
+        "sandbox of another machine (`rollmesh reward sandbox`). `none`: the highest rung of this host.",
     )
-    program: Path | None = Field(None, description="Path of `bwrap`; none: as it is found.")
+    program: Path | None = Field(None, description="Path of `bwrap` or `runsc`; none: as it is found.")
     url: str | None = Field(None, description="`https://HOST:PORT` of `sandbox_fusion` or `remote`.")
     key_file: Path | None = Field(
         None, description="A file with the key that is sent to `url` as a bearer token; needed by `remote`."
@@ -62,8 +63,8 @@ class IsolationSection(Section):
             raise ValueError("a key and an authority belong to a url, and there is none")
         if self.plugin == "remote" and self.key_file is None:
             raise ValueError("the plugin `remote` needs reward.isolation.key_file")
-        if self.program is not None and self.plugin != "bubblewrap":
-            raise ValueError("a program belongs to the plugin bubblewrap")
+        if self.program is not None and self.plugin not in _ON_THIS_HOST:
+            raise ValueError(f"a program belongs to the plug-ins {' and '.join(_ON_THIS_HOST)}")
         return self
 
 

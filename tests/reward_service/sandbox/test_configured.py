@@ -37,7 +37,7 @@ def test_auto_is_the_section_as_it_is() -> None:
         ({"plugin": "sandbox_fusion", "url": "ftp://host"}, "needs https://HOST:PORT"),
         ({"plugin": "remote", "url": "https://host"}, "needs reward.isolation.key_file"),
         ({"key_file": "key"}, "there is none"),
-        ({"program": "/usr/bin/bwrap"}, "belongs to the plugin bubblewrap"),
+        ({"program": "/usr/bin/bwrap"}, "belongs to the plug-ins bubblewrap and gvisor"),
     ],
 )
 def test_contradictions_are_refused(wrong: dict[str, Any], reason: str) -> None:
@@ -57,6 +57,8 @@ async def test_the_rung_in_force_is_told(monkeypatch: pytest.MonkeyPatch, caplog
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with pytest.raises(UnavailableError, match=r"no bwrap \(install the package bubblewrap\)"):
         await open_executor(IsolationSection(plugin="bubblewrap"))
+    with pytest.raises(UnavailableError, match=r"no runsc \(install the package runsc\)"):
+        await open_executor(IsolationSection(plugin="gvisor"))
 
 
 def _config(*names: str) -> Config:

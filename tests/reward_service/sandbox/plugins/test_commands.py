@@ -1,7 +1,8 @@
-"""Programs that another program confines: the shell's part, without and with bubblewrap."""
+"""Programs that another program confines: the shell's part without one, then bubblewrap and gVisor."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import tempfile
@@ -9,12 +10,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rollmesh.reward_service.sandbox.interface import Job, Limits
 from rollmesh.reward_service.sandbox.plugins.bubblewrap import Bubblewrap
 from rollmesh.reward_service.sandbox.plugins.commands import FOLDER, SHOWN, CommandExecutor, Confined
 from rollmesh.reward_service.sandbox.plugins.execution import Executed, execute
+from rollmesh.reward_service.sandbox.plugins.gvisor import Gvisor
 from rollmesh.reward_service.sandbox.zygote_process import UnavailableError
 
 LIMITS = Limits(cpu_s=60.0, wall_s=120.0, memory=1 << 30)
@@ -97,21 +100,32 @@ async def test_a_confining_program_that_fails_is_no_failed_program(bare: Bare) -
         await bare.run(Job("cpp", {"main.cpp": b""}, ["main.cpp"]))
 
 
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bwrap")
-async def test_bubblewrap_confines() -> None:
-    sandbox = Bubblewrap(str(shutil.which("bwrap")), [], 1)
+@pytest.fixture(params=[(Bubblewrap, "bwrap"), (Gvisor, "runsc")], ids=["bubblewrap", "gvisor"])
+async def confining(request: pytest.FixtureRequest) -> CommandExecutor:
+    """An executor of each program that confines, where it runs."""
+    plugin, program = request.param
+    if (path := shutil.which(program)) is None:
+        pytest.skip(f"there is no {program}")
+    sandbox: CommandExecutor = plugin(path, [], 1)
     try:
         await sandbox.try_out()
     except UnavailableError as error:
         pytest.skip(str(error))
+    return sandbox
+
+
+async def test_a_program_reaches_nothing(confining: CommandExecutor) -> None:
     source = b"""
 import os, socket
-print(sorted(os.listdir(".")), os.getuid(), len(os.listdir("/proc")) if os.path.exists("/proc") else 0)
+print(sorted(os.listdir(".")), os.getuid())
 for attempt in (
     lambda: open("/etc/passwd"),
     lambda: open("/usr/new", "w"),
-    lambda: socket.socket(),
+    lambda: open("/box/job/new", "w"),
+    lambda: socket.create_connection(("127.0.0.1", 22)),
+    lambda: socket.create_connection(("1.1.1.1", 53), 1),
     lambda: os.kill(os.getppid(), 9) if os.getppid() > 1 else open("/no"),
+    lambda: open("large", "wb").write(bytes(100 << 20)),
 ):
     try:
         attempt()
@@ -120,8 +134,42 @@ for attempt in (
         pass
 print(int(input()) + 1)
 """
-    ran = await sandbox.run_all(Job("python", {"main.py": source}, ["main.py"], limits=LIMITS), [b"1", b"2"])
-    assert [each.stdout for each in ran] == [b"['main.py'] 1000 0\n2\n", b"['main.py'] 1000 0\n3\n"], ran
+    ran = await confining.run_all(Job("python", {"main.py": source}, ["main.py"], limits=LIMITS), [b"1", b"2"])
+    assert [each.stdout for each in ran] == [b"['main.py'] 1000\n2\n", b"['main.py'] 1000\n3\n"], ran
+    await _until_nothing_is_left(confining)
+
+
+async def test_a_program_that_sleeps_leaves_nothing(confining: CommandExecutor) -> None:
+    limits = Limits(cpu_s=60.0, wall_s=8.0, memory=1 << 30, processes=4)
+    source = b"import os, time; os.fork(); os.setsid() if os.fork() == 0 else 0; time.sleep(600)"
+    job = Job("python", {"main.py": source}, ["main.py"], limits=limits)
+    assert (await confining.run(job)).end == "wall"
+    await _until_nothing_is_left(confining)
+
+
+async def _until_nothing_is_left(confining: CommandExecutor) -> None:
+    async with asyncio.timeout(60):
+        while _left(confining):
+            await asyncio.sleep(0.05)
+
+
+def _left(confining: CommandExecutor) -> list[str]:
+    """What is left of runs: processes of the confining program or of Python in it, and folders."""
+    found = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("rollmesh-sandbox-")]
+    name = os.path.basename(confining.program)
+    for process in psutil.process_iter(["name", "cmdline"]):
+        words = process.info["cmdline"] or []
+        if (process.info["name"] or "").startswith(name) or "/box/work" in words:
+            found.append(f"{process.pid}: {' '.join(words)}")
+    return found
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bwrap")
+async def test_bubblewrap_filters_system_calls() -> None:
+    sandbox = Bubblewrap(str(shutil.which("bwrap")), [], 1)
+    try:
+        await sandbox.try_out()
+    except UnavailableError as error:
+        pytest.skip(str(error))
     attack = b"import ctypes; ctypes.CDLL(None).ptrace(0, 0, 0, 0)"
     assert (await sandbox.run(Job("python", {"main.py": attack}, ["main.py"], limits=LIMITS))).end == "denied"
-    assert not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("rollmesh-bwrap")]
