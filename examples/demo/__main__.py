@@ -9,6 +9,14 @@ import sys
 from pathlib import Path
 
 CONFIG = Path(__file__).with_name("demo.yaml")
+# A program has more tokens than a number, and its cases are run: once for equal programs, which draw no numbers here.
+_PROGRAMS = (
+    "--rollout.max_response_tokens=14",
+    "--reward.functions=[code]",
+    "--reward.cache.functions=[code]",
+    "--learner.steps=400",
+    "--eval.stop_at=0.6",
+)
 
 
 def main() -> None:
@@ -26,8 +34,7 @@ def main() -> None:
         f"--data.eval={options.out / 'eval.parquet'}",
         f"--run.seed={options.seed}",
     ]
-    # A program has more tokens than a number, and its cases are run.
-    programs = ["--rollout.max_response_tokens=14", "--reward.functions=[code]"] if options.task == "code" else []
+    programs = _PROGRAMS if options.task == "code" else ()
     command = [sys.executable, "-m", "rollmesh.cli", "run", str(CONFIG), *places, *programs, *overrides]
     os.execv(command[0], command)
 

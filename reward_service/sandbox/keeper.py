@@ -18,7 +18,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from mmap import mmap
 from typing import Any
 
@@ -67,12 +67,21 @@ def _handle(connection: socket.socket, folder: JobFolder, processes: _Processes)
 def _sealed(content: bytes) -> int:
     """Descriptor of a file in memory that can only be read."""
     descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(content)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _kill(process: int) -> None:
@@ -152,19 +161,18 @@ class _Run:
         self._connection = connection
         self._limits = processes.limits
         self._processes = processes
-        failure, told = os.pipe()
-        readers, writers = zip(os.pipe(), os.pipe(), strict=True)
-        streams = (_sealed(stdin), *writers)
         self._deadline = time.monotonic() + run["wall_s"]
+        opened = [_sealed(stdin)]
         try:
-            self._process = processes.begin(streams, told, last=run["last"])
+            for _ in range(3):
+                opened += os.pipe()
+            given, out, out_end, err, err_end, failure, told = opened
+            self._process = processes.begin((given, out_end, err_end), told, last=run["last"])
         except OSError:
-            for descriptor in (*readers, failure):
-                os.close(descriptor)
+            _close(opened)
             raise
-        finally:
-            for descriptor in (*streams, told):
-                os.close(descriptor)
+        _close((given, out_end, err_end, told))
+        readers = (out, err)
         self._failure = failure
         self._outputs = {reader: bytearray() for reader in readers}
         self._open = set(readers)
@@ -192,8 +200,7 @@ class _Run:
             "cpu_s": cpu_s,
             "peak": peak,
         }
-        for descriptor in (self._process, self._failure, *self._outputs):
-            os.close(descriptor)
+        _close((self._process, self._failure, *self._outputs))
         out, err = (bytes(output) for output in self._outputs.values())
         return answer, [out[: self._limits["output"]], err[: max(0, self._limits["output"] - len(out))]]
 
