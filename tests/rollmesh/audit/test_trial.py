@@ -41,7 +41,7 @@ def shown(source: Path, *overrides: str, as_json: bool = False, **options: Any) 
     functions, endpoint = given.pop("functions", []), given.pop("endpoint", None)
     trial = trial_of(source, given.pop("config", None), overrides, functions, endpoint, None, **given)
     said: list[str] = []
-    return show_trial(trial, said.append, said.append, as_json=as_json), "\n".join(said)
+    return show_trial(trial, said.append, [].append if as_json else said.append, as_json=as_json), "\n".join(said)
 
 
 def test_a_run_is_tried_with_its_own_reward(run: Path) -> None:
