@@ -99,5 +99,5 @@ def programs() -> Iterator[Problem]:
         for step in range(1, 10 - units):
             first = 10 * tens + units
             answer = f"print(int(input())*{step}+{first})"
-            cases = {"inputs": ["0", "1", "7"], "outputs": [str(first + n * step) for n in (0, 1, 7)]}
+            cases = {"inputs": ["7", "0", "1"], "outputs": [str(first + n * step) for n in (7, 0, 1)]}
             yield Problem("demo/code", "code", f"{first:02d},{first + step:02d}=", answer, json.dumps(cases))
