@@ -46,6 +46,8 @@ _BOUNDS = {
 }
 _OVERRIDE = re.compile(r"[A-Za-z_][\w-]*(\.[^.=\s]+)*")
 AnyConfig = TypeVar("AnyConfig", bound=Section)
+# A command that only scores trains nothing.
+UNTRAINED = {"model": {"path": "none"}, "data": {"train": "none.jsonl"}}
 _KINDS = {bool: "true or false", dict: "a mapping", float: "a number", int: "a number", list: "a list", str: "a text"}
 
 
@@ -69,6 +71,20 @@ def load_config(source: Path | Mapping[str, Any], overrides: Iterable[str] = ())
         ConfigError: unreadable file, unknown key (with the nearest name), bad value, contradiction.
     """
     return load_as(Config, source, overrides)
+
+
+def load_reward_config(source: Path, overrides: Iterable[str] = ()) -> Config:
+    """`load_config` for what only scores: `model.path` and `data.train` may be left out.
+
+    Raises:
+        ConfigError: see `load_config`.
+    """
+    values = read_values(source, parse_overrides(overrides))
+    for section, needed in UNTRAINED.items():
+        given = values.get(section)
+        if given is None or isinstance(given, Mapping):
+            values[section] = {**needed, **(given or {})}
+    return load_config(values)
 
 
 def load_as(

@@ -88,7 +88,10 @@ async def run_calls(
 ) -> Verdict:
     """Calls a function of a Python program with the arguments of each case; as `run_texts`."""
     if program.language != PYTHON:
-        raise ValueError(f"functions are called in Python; the program is {program.language}")
+        raise ValueError(
+            f"tests with fn_name call functions of Python alone, and the program is {program.language}: without "
+            "fn_name, inputs and outputs are standard input and output in any language"
+        )
     cases = tests.cases[: most.cases]
     (calling,) = inside("calling.py").values()
     source = with_imports(program.source, first=FIRST).encode(errors="replace")

@@ -88,7 +88,7 @@ class Verdict:
         """For a reader: how many passed, and how the first failure came about."""
         head = f"{self.passed} of {self.cases} cases passed"
         if self.compile_error:
-            return f"{head}; the program cannot be compiled:\n{bounded(self.compile_error, _SHOWN)}"
+            return f"{head}; the program cannot be compiled: {bounded(_error_first(self.compile_error), _SHOWN)}"
         failed = next((end for _, end in sorted(self.ends.items()) if end.why), None)
         if failed is None:
             left = self.cases - len(self.ends)
@@ -131,6 +131,14 @@ def is_compile_error(ran: Ran) -> bool:
     """True for a Python program that could not be compiled."""
     words = last_words(ran).rpartition("\n")[2].partition(":")[0]
     return ran.end == "exit" and ran.code == 1 and not ran.stdout and words in _NO_PYTHON
+
+
+def _error_first(words: str) -> str:
+    """A compiler's words; Python's begin with the error, which its traceback has at the end."""
+    places, _, error = words.rpartition("\n")
+    if error.partition(":")[0] not in _NO_PYTHON:
+        return words
+    return "\n".join(filter(None, [error, places.removeprefix("Traceback (most recent call last):\n")]))
 
 
 _NO_PYTHON: Sequence[str] = ("SyntaxError", "IndentationError", "TabError")

@@ -7,12 +7,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rollmesh.mesh.text import bounded
+from rollmesh.reward_service.outcomes import PENDING
 from rollmesh.reward_service.trying.tried import ERROR, SCORED, Tried
 
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 _OF_TIMES = (0.5, 0.95, 0.99, 1.0)
 # Slow rows, and rows that disagree, that are named.
 _NAMED = 5
+# Characters of a reason.
+_REASON = 400
+_PENDING = (
+    "pending: the function has promised these rewards for later, and a trial does not wait for them. A run waits; "
+    "`rollmesh reward deliver STORE TICKET VALUE` delivers each by its ticket"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +30,7 @@ class Summary:
     Attributes:
         responses: that were tried.
         outcomes: their number by outcome, and for errors by code.
+        reasons: of those without a score, the most frequent first, with their number.
         totals: quantiles of scored totals; empty without any.
         mean: of them; None without any.
         call_seconds: quantiles of the time per call; a call has one group.
@@ -34,6 +43,7 @@ class Summary:
 
     responses: int
     outcomes: dict[str, int]
+    reasons: dict[str, int]
     totals: dict[float, float]
     mean: float | None
     call_seconds: dict[float, float]
@@ -52,6 +62,10 @@ class Summary:
         """The summary for a terminal."""
         outcomes = ", ".join(f"{name} {count}" for name, count in self.outcomes.items())
         yield f"{self.responses} responses: {outcomes or '-'}"
+        for reason, count in self.reasons.items():
+            yield f"  {count} x {bounded(reason, _REASON)!r}"
+        if f"{ERROR} {PENDING}" in self.outcomes:
+            yield _PENDING
         if self.mean is not None:
             yield f"reward: mean {self.mean:.4g}; {_quantiles(self.totals, 1.0, '')}"
         if self.call_seconds:
@@ -69,6 +83,7 @@ class Summary:
         return {
             "responses": self.responses,
             "outcomes": self.outcomes,
+            "reasons": self.reasons,
             "mean": self.mean,
             "totals": {f"{q:g}": value for q, value in self.totals.items()},
             "call_seconds": {f"{q:g}": round(value, 6) for q, value in self.call_seconds.items()},
@@ -88,6 +103,7 @@ def summarize(tried: Sequence[Tried], seconds: float) -> Summary:
         seconds: that the whole trial took.
     """
     outcomes = Counter(f"{one.outcome} {one.code}".rstrip() for one in tried)
+    reasons = Counter(one.text for one in tried if one.outcome != SCORED and one.text)
     totals = sorted(one.total for one in tried if one.outcome == SCORED)
     # Responses of one row were scored by one call.
     calls = {one.name: one for one in tried}
@@ -96,6 +112,7 @@ def summarize(tried: Sequence[Tried], seconds: float) -> Summary:
     return Summary(
         len(tried),
         dict(outcomes.most_common()),
+        dict(reasons.most_common(_NAMED)),
         quantiles(totals, _QUANTILES),
         sum(totals) / len(totals) if totals else None,
         quantiles(times, _OF_TIMES),

@@ -87,8 +87,12 @@ class Tried:
         """The outcome in a word or two."""
         return f"{self.total:g}" if self.outcome == SCORED else f"{self.outcome} {self.code}".rstrip()
 
-    def line(self) -> str:
-        """The response's outcome for a terminal."""
+    def line(self, *, explained: bool = True) -> str:
+        """The response's outcome for a terminal.
+
+        Args:
+            explained: with the grounds or the reason.
+        """
         parts = [f"{self.name}/{self.member}", self.verdict]
         # A single function's component repeats the total.
         detail = [f"{name} {value:g}" for name, value in sorted(self.components.items())]
@@ -97,7 +101,7 @@ class Tried:
         parts.append(f"{1000 * self.seconds:.1f} ms")
         if self.differs:
             parts.append(f"recorded {self.recorded:g}")
-        if self.text:
+        if explained and self.text:
             parts.append(repr(bounded(self.text, _SHOWN)))
         return "  ".join(parts)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollmesh.learner.metrics.files import SAMPLES
-from rollmesh.mesh.config.load import load_config
+from rollmesh.mesh.config.load import load_reward_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.variables import overrides_from
 from rollmesh.mesh.errors import ConfigError, DataError
@@ -20,7 +20,7 @@ from rollmesh.reward_service.samples import SampleRow, read_rows
 from rollmesh.reward_service.trying.chosen import chosen_scorer
 from rollmesh.reward_service.trying.summary import summarize
 from rollmesh.reward_service.trying.trial import try_rows
-from rollmesh.reward_service.trying.tried import Tried
+from rollmesh.reward_service.trying.tried import SCORED, Tried
 from rollmesh.run_files import read_config
 
 INTERRUPTED = 130
@@ -86,7 +86,7 @@ def trial_of(
     is_run = source.is_dir()
     config: Config | None = None
     if config_path is not None:
-        config = load_config(config_path, [*overrides_from(os.environ), *overrides])
+        config = load_reward_config(config_path, [*overrides_from(os.environ), *overrides])
     elif overrides:
         raise ConfigError(f"{overrides[0]} changes a configuration, and none is given", hint="--config names its file")
     elif is_run:
@@ -110,11 +110,15 @@ def show_trial(trial: Trial, say: Callable[[str], None], tell: Callable[[str], N
         DataError: the rows have no responses.
     """
     last = time.monotonic()
+    reasons: set[str] = set()
 
     def each(tried: Tried) -> None:
         nonlocal last
         if not as_json:
-            say(tried.line())
+            # The summary has the number of each reason.
+            known = tried.outcome != SCORED and tried.text in reasons
+            reasons.add(tried.text)
+            say(tried.line(explained=not known))
         elif time.monotonic() - last > _PROGRESS_S:
             last = time.monotonic()
             tell(f"{len(trial.found)} responses so far")

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from rollmesh.cli.joining import by_variables_alone, join_of
 from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.load import load_reward_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.variables import key_variable, option_variable, overrides_from
@@ -155,6 +156,11 @@ TelemetryKeyFile = Annotated[
 def read_config(path: Path, context: typer.Context) -> Config:
     """The configuration with the overrides that environment variables hold, and then the command line."""
     return load_config(path, [*overrides_from(os.environ), *context.args])
+
+
+def read_reward_config(path: Path, context: typer.Context) -> Config:
+    """`read_config` for a command that only scores."""
+    return load_reward_config(path, [*overrides_from(os.environ), *context.args])
 
 
 def security_of(**given: Any) -> SecuritySection:

@@ -23,7 +23,7 @@ from rollmesh.cli.options import (
     TlsCert,
     TlsKey,
     TokenFile,
-    read_config,
+    read_reward_config,
     security_of,
 )
 from rollmesh.mesh.config.scorers.isolation import IsolationSection
@@ -78,7 +78,7 @@ def _serve(
     ready_file: ReadyFile = None,
 ) -> None:
     """Serve the configuration's reward functions; with --mesh or --join, generators find the service by themselves."""
-    config, mesh = joined_config(join, mesh, read_config(config_path, context))
+    config, mesh = joined_config(join, mesh, read_reward_config(config_path, context))
     from rollmesh.reward_service.server import service
 
     if http_port is not None:
@@ -297,4 +297,4 @@ def _sandbox(
 def _isolation(config_path: Path | None, context: typer.Context) -> IsolationSection:
     if config_path is None:
         return IsolationSection()
-    return read_config(config_path, context).reward.isolation
+    return read_reward_config(config_path, context).reward.isolation

@@ -86,7 +86,7 @@ def slow_rewards_text(snapshot: Snapshot, config: Config) -> str:
 
 def _remedies(reward: RewardSection, why: str) -> list[str]:
     """The keys that change it: those of the scorer that says why, or of all that may be meant."""
-    remedies = {
+    remedies: dict[tuple[str, ...], str] = {
         (judge.NAME,): "A judge answers as fast as its limits allow: reward.judge.requests_per_minute, "
         "tokens_per_minute, concurrency.",
         CODE: "As many programs run at a time as reward.isolation.concurrency says; "

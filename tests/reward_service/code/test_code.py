@@ -36,7 +36,7 @@ async def test_the_share_of_cases_or_all_of_them(score: Score) -> None:
 @pytest.mark.parametrize(
     ("response", "why"),
     [
-        ("print(1", "cannot be compiled"),
+        ("print(1", "cannot be compiled: SyntaxError"),
         ("```python\nraise ValueError('x')\n```", "exit code 1"),
         ("import os; os.kill(os.getpid(), 9)", "signal 9"),
         ("import os; os.execv('/bin/sh', ['sh'])", "exit code 1"),

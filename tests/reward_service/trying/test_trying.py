@@ -182,6 +182,14 @@ def test_a_summary_of_all_outcomes() -> None:
     assert json.loads(json.dumps(summary.to_json()))["differing"][0] == ["b", "0", 1.0, "error timeout"]
 
 
+def test_a_reason_is_counted_and_what_is_pending_explained() -> None:
+    promised = [Tried("a", str(n), "error", 0.1, code="pending", text="ticket") for n in range(3)]
+    text = "\n".join(summarize(promised, 1.0).lines())
+    assert "3 x 'ticket'" in text
+    assert "rollmesh reward deliver" in text
+    assert "ticket" not in promised[0].line(explained=False)
+
+
 def test_nothing_has_a_summary_too() -> None:
     summary = summarize([], 0.0)
     assert summary.clean

@@ -65,6 +65,12 @@ def test_functions_and_configurations_are_named(run: Path, tmp_path: Path) -> No
         shown(run, "--reward.functions=[none]")
 
 
+def test_a_configuration_of_rewards_alone_is_enough(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "rewards.yaml"
+    other.write_text("reward: {functions: [exact_match]}\n")
+    assert shown(run, config=other, steps=[1])[0] == 0
+
+
 def test_what_has_no_responses_is_refused(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": "p", "data_source": "s", "reward_model": {"ground_truth": "1"}}))
