@@ -15,7 +15,7 @@ import pytest
 
 from rollmesh.reward_service.sandbox.interface import Job, Limits
 from rollmesh.reward_service.sandbox.plugins.bubblewrap import Bubblewrap
-from rollmesh.reward_service.sandbox.plugins.commands import FOLDER, SHOWN, CommandExecutor, Confined
+from rollmesh.reward_service.sandbox.plugins.commands import FOLDER, SHOWN, CommandExecutor, Confined, _cause
 from rollmesh.reward_service.sandbox.plugins.execution import Executed, execute
 from rollmesh.reward_service.sandbox.plugins.gvisor import Gvisor
 from rollmesh.reward_service.sandbox.zygote_process import UnavailableError
@@ -64,6 +64,13 @@ async def test_runs_are_apart_and_their_end_is_known(bare: Bare) -> None:
     ran = [await bare.run(_job("kill -24 $$")), await bare.run(_job("kill -31 $$"))]
     assert [each.end for each in ran] == ["cpu", "denied"]
     assert not any(folder.exists() for folder in bare.made)
+
+
+@pytest.mark.parametrize(
+    ("code", "cpu_s", "expected"), [(-9, 3.7, "cpu"), (-9, 1.0, ""), (-24, 4.0, "cpu"), (-11, 4.0, ""), (0, 4.0, "")]
+)
+def test_a_signal_at_the_limit_of_cpu_time_is_for_that(code: int, cpu_s: float, expected: str) -> None:
+    assert _cause(code, cpu_s, Limits(cpu_s=4.0)) == expected
 
 
 async def test_what_is_too_much_is_ended(bare: Bare) -> None:
