@@ -78,16 +78,16 @@ class Sandbox:
         Raises:
             UnavailableError: the host does not allow the rung that is required; the message says what it lacks.
         """
-        runtime, cgroups = await asyncio.to_thread(_with_cgroups, runtime or Runtime())
+        surroundings, cgroups = await asyncio.to_thread(_with_cgroups, runtime or Runtime())
         reasons = []
         for rung in range(highest, max(require, LOWEST) - 1, -1):
             try:
-                zygote, runtime = await _first(rung, runtime)
+                zygote, surroundings = await _first(rung, surroundings)
             except UnavailableError as error:
                 reasons.append(error.message)
                 continue
             size = size or len(os.sched_getaffinity(0))
-            sandbox = cls(zygote, rung, "; ".join(reasons), runtime, cgroups, size)
+            sandbox = cls(zygote, rung, "; ".join(reasons), surroundings, cgroups, size)
             log.info("programs run confined", extra={"rung": rung, "missing": sandbox.missing, "cgroups": cgroups})
             return sandbox
         raise UnavailableError(

@@ -100,9 +100,10 @@ class ZygoteProcess:
         """
         ours, theirs = socket.socketpair()
         folder = tempfile.mkdtemp(prefix="rollmesh-sandbox-")
-        group = None
+        group: Cgroup | None = None
         try:
-            group = runtime.delegated and runtime.delegated.divide()
+            if runtime.delegated is not None:
+                group = runtime.delegated.divide()
             process = _start(theirs, folder, runtime.python or sys.executable)
         except BaseException as error:
             ours.close()

@@ -1,4 +1,4 @@
-"""Which folder of cgroup v2 may be divided, and how much a sandbox gets. Pure.
+"""The folder of cgroup v2 that may be divided, and the bounds of a sandbox in it. Pure.
 
 Sources: Documentation/admin-guide/cgroup-v2.rst of Linux; systemd.resource-control(5), `Delegate=`.
 """
@@ -58,7 +58,7 @@ def is_delegated(folder: Path, highest: Path, *, marked: bool, owner: int, accou
 
     Args:
         folder: the one to divide.
-        highest: as of `own_folder`. Who begins there, as in a container, has no manager above.
+        highest: as of `own_folder`. A service that begins there, as in a container, has no manager above.
         marked: by systemd.
         owner: account that owns it.
         account: of this process.

@@ -99,7 +99,7 @@ class Delegated:
         return group
 
     def describe(self) -> str:
-        """What is bounded, for people."""
+        """A text for people about the bounds."""
         lacking = [name for name in CONTROLLERS if name not in self.controllers]
         what = " and ".join(_BOUNDED[name] for name in CONTROLLERS if name in self.controllers)
         return f"a cgroup bounds {what}" + "".join(

@@ -161,7 +161,7 @@ async def _until_nothing_is_left(confining: CommandExecutor) -> None:
 
 
 def _left(confining: CommandExecutor) -> list[str]:
-    """What is left of runs: processes of the confining program or of Python in it, and folders."""
+    """Remains of runs: processes of the confining program or of Python in it, and folders."""
     found = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("rollmesh-sandbox-")]
     name = os.path.basename(confining.program)
     for process in psutil.process_iter(["name", "cmdline"]):
