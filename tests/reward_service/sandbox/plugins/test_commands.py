@@ -45,11 +45,18 @@ class Bare(CommandExecutor):
 
 
 @pytest.fixture
-def bare() -> Iterator[Bare]:
-    folder = Path(tempfile.mkdtemp(prefix="rollmesh-bare-"))
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """For temporary folders: no other program's are in it, and every account may read it."""
+    folder = Path(tempfile.mkdtemp(prefix="rollmesh-commands-"))
     folder.chmod(0o755)
-    yield Bare(folder)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def bare(folder: Path) -> Bare:
+    return Bare(folder)
 
 
 def _job(source: str, **given: object) -> Job:
@@ -108,8 +115,9 @@ async def test_a_confining_program_that_fails_is_no_failed_program(bare: Bare) -
 
 
 @pytest.fixture(params=[(Bubblewrap, "bwrap"), (Gvisor, "runsc")], ids=["bubblewrap", "gvisor"])
-async def confining(request: pytest.FixtureRequest) -> CommandExecutor:
+async def confining(request: pytest.FixtureRequest, folder: Path) -> CommandExecutor:
     """An executor of each program that confines, where it runs."""
+    del folder
     plugin, program = request.param
     if (path := shutil.which(program)) is None:
         pytest.skip(f"there is no {program}")
