@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
+from rollmesh.reward_service.sandbox.cgroups.delegated import Delegated, MissingError
 from rollmesh.reward_service.sandbox.ends import Ends
 from rollmesh.reward_service.sandbox.interface import Job, Ran
 from rollmesh.reward_service.sandbox.landlock import SCOPES
@@ -39,7 +40,7 @@ _ZYGOTES = 3
 
 
 class Sandbox:
-    """Runs programs on the highest rung that this host allows; see docs/rewards.md.
+    """Runs programs on the highest rung that this host allows; see docs/isolation.md.
 
     Attributes:
         rung: the rung in force, 2 or 3.
@@ -48,9 +49,12 @@ class Sandbox:
 
     languages = frozenset({"python", "native"})
 
-    def __init__(self, zygote: ZygoteProcess, rung: int, missing: str, runtime: Runtime, size: int) -> None:
+    def __init__(
+        self, zygote: ZygoteProcess, rung: int, missing: str, runtime: Runtime, cgroups: str, size: int
+    ) -> None:
         self.rung = rung
         self.missing = missing
+        self._cgroups = cgroups
         self._runtime = runtime
         self._landlock = zygote.landlock
         self._idle = [zygote]
@@ -74,21 +78,21 @@ class Sandbox:
         Raises:
             UnavailableError: the host does not allow the rung that is required; the message says what it lacks.
         """
-        runtime = runtime or Runtime()
+        surroundings, cgroups = await asyncio.to_thread(_with_cgroups, runtime or Runtime())
         reasons = []
         for rung in range(highest, max(require, LOWEST) - 1, -1):
             try:
-                zygote, runtime = await _first(rung, runtime)
+                zygote, surroundings = await _first(rung, surroundings)
             except UnavailableError as error:
                 reasons.append(error.message)
                 continue
             size = size or len(os.sched_getaffinity(0))
-            sandbox = cls(zygote, rung, "; ".join(reasons), runtime, size)
-            log.info("programs run confined", extra={"rung": rung, "missing": sandbox.missing})
+            sandbox = cls(zygote, rung, "; ".join(reasons), surroundings, cgroups, size)
+            log.info("programs run confined", extra={"rung": rung, "missing": sandbox.missing, "cgroups": cgroups})
             return sandbox
         raise UnavailableError(
             f"programs cannot be confined on rung {require} or above: {'; '.join(reasons) or 'there is none'}",
-            hint="docs/rewards.md says what each rung needs",
+            hint="docs/isolation.md says what each rung needs",
         )
 
     async def run_all(
@@ -127,7 +131,8 @@ class Sandbox:
 
     def describe(self) -> str:
         """See `Executor.describe`."""
-        return f"rung {self.rung}: {WHAT[self.rung]}{f'; no higher one ({self.missing})' if self.missing else ''}"
+        higher = f"; no higher one ({self.missing})" if self.missing else ""
+        return f"rung {self.rung}: {WHAT[self.rung]}; {self._cgroups}{higher}"
 
     async def close(self) -> None:
         """Ends all zygotes, once the jobs in progress have ended."""
@@ -141,7 +146,6 @@ class Sandbox:
             self._slots.release()
 
     async def _run_all(self, job: Job, inputs: Sequence[bytes], ends: Ends) -> list[Ran]:
-        lost = "there is no sandbox"
         for _ in range(_ZYGOTES):
             if self._closed:
                 return ends.filled("the executor is closed")
@@ -149,12 +153,12 @@ class Sandbox:
             kept = False
             try:
                 lost = await zygote.run_all(job, inputs[len(ends.known) :], ends.record)
-                kept = not lost
+                kept = lost is None
             finally:
                 await self._put_back(zygote, kept)
-            if kept or ends.record(Ran("infrastructure", reason=lost)):
+            if lost is None or ends.record(lost):
                 return ends.known
-        return ends.filled(lost)
+        return ends.filled(f"the job has lost {_ZYGOTES} sandboxes")
 
     async def _put_back(self, zygote: ZygoteProcess, kept: bool) -> None:
         if kept and zygote.runs < _SHARE and not self._closed:
@@ -170,6 +174,15 @@ class Sandbox:
     async def _open_reserve(self) -> None:
         if not self._idle:
             self._idle.append(await ZygoteProcess.open(self.rung, self._runtime))
+
+
+def _with_cgroups(runtime: Runtime) -> tuple[Runtime, str]:
+    """Surroundings with the cgroups of this host, unless they have some; and what these bound, or lack, for people."""
+    try:
+        delegated = runtime.delegated or Delegated.find()
+    except MissingError as missing:
+        return runtime, f"no cgroup bounds all processes of a program together ({missing})"
+    return replace(runtime, delegated=delegated), delegated.describe()
 
 
 async def _first(rung: int, runtime: Runtime) -> tuple[ZygoteProcess, Runtime]:

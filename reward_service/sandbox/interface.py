@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Literal, Protocol
 
 End = Literal["exit", "signal", "cpu", "wall", "memory", "output", "denied", "infrastructure"]
+Cause = Literal["", "cpu", "wall", "memory", "output"]
 # Standard streams, and a few that a runtime opens.
 _FEWEST_FILES = 8
 
@@ -19,7 +20,8 @@ class Limits:
     Attributes:
         cpu_s: seconds of CPU time per process, rounded up to whole ones.
         wall_s: seconds from the program's start to its end.
-        memory: bytes of address space per process; with `reserved`, bytes of its own memory that can be written.
+        memory: bytes of address space per process; with `reserved`, bytes of its own memory that can be written. Where
+            a cgroup bounds memory, all processes together have no more.
         output: bytes of standard output and standard error together.
         processes: processes at once; more than one needs rung 3 and a kernel that scopes signals (Landlock 6).
         threads: threads that these processes may have in addition.
@@ -158,32 +160,23 @@ class Executor(Protocol):
         ...
 
 
-def ended(limits: Limits, *, cause: str, exit_code: int, out_of_memory: bool, cpu_s: float) -> tuple[End, int]:
-    """The end of a program and its code, from what its keeper has seen.
+def ended(cause: Cause, exit_code: int, *, out_of_memory: bool = False) -> tuple[End, int]:
+    """The end of a program and its code, from what was seen of it.
 
     Args:
-        limits: those of the job.
-        cause: "wall" or "output" if the keeper has killed it for that, "cpu" if the kernel has; empty if neither
-            is known.
+        cause: limit over which it, or a process that it has started, was killed; empty if none is known.
         exit_code: exit code, or a signal's negative number.
         out_of_memory: the program has ended over a `MemoryError`.
-        cpu_s: seconds of CPU time that it has used: where its cause is not known, a signal at its limit is for that.
     """
-    if cause == "wall":
-        return "wall", -exit_code if exit_code < 0 else 0
-    if cause == "output":
-        return "output", -exit_code if exit_code < 0 else 0
-    if cause == "cpu":
-        return "cpu", -exit_code
+    if cause:
+        return cause, max(0, -exit_code)
     if exit_code >= 0:
         return ("memory" if out_of_memory and exit_code else "exit"), exit_code
     number = -exit_code
     if number == _SIGSYS:
         return "denied", number
-    if number in (_SIGKILL, _SIGXCPU) and cpu_s >= 0.9 * limits.cpu_s:
-        return "cpu", number
     return "signal", number
 
 
-# Numbers of Linux, so that this module can be read anywhere.
-_SIGKILL, _SIGXCPU, _SIGSYS = 9, 24, 31
+# The number on Linux, so that this module can be read anywhere.
+_SIGSYS = 31

@@ -1,6 +1,6 @@
 """One zygote, as its owner sees it.
 
-Invariant: once `end` has returned, neither the zygote nor anything that it has started exists, nor its folder.
+Invariant: once `end` has returned, nothing exists of the zygote and of what it has started: processes, folder, cgroup.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from rollmesh.mesh.errors import RewardError
+from rollmesh.reward_service.sandbox.cgroups.cgroup import Cgroup
+from rollmesh.reward_service.sandbox.cgroups.delegated import Delegated
 from rollmesh.reward_service.sandbox.interface import Job, Ran, ended
 from rollmesh.reward_service.sandbox.messages import HEAD, pack, unpack
 from rollmesh.reward_service.sandbox.zygote import ORDINARY_USER
@@ -33,6 +36,7 @@ _ROOT = str(Path(__file__).parents[3])
 # Seconds for a zygote to be ready, beyond what it loads; for an answer after the program's time; for its end.
 _START_S, _ANSWER_S, _END_S = 60.0, 10.0, 5.0
 _END = pack({})
+_LOST = "the sandbox has ended, or has not answered in time"
 
 
 class UnavailableError(RewardError):
@@ -47,11 +51,13 @@ class Runtime:
         python: interpreter, 3.11 or later; an empty string for this process' own, or else the system's.
         readable: folders and files that programs may read and execute, besides the system's programs and libraries.
         preload: modules that a zygote imports once for all its programs; from the standard library.
+        delegated: for a cgroup of each zygote; None for no cgroups.
     """
 
     python: str = ""
     readable: Sequence[str] = ()
     preload: Sequence[str] = ()
+    delegated: Delegated | None = None
 
 
 def _start(theirs: socket.socket, folder: str, python: str) -> subprocess.Popen[bytes]:
@@ -76,11 +82,12 @@ def _settings(rung: int, folder: str, runtime: Runtime) -> bytes:
 class ZygoteProcess:
     """A zygote from its start to its end. It runs one job at a time."""
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: str) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], folder: str, group: Cgroup | None) -> None:
         self.runs = 0
         self.landlock = 0
         self._process = process
         self._folder = folder
+        self._group = group
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter | None = None
 
@@ -93,17 +100,22 @@ class ZygoteProcess:
         """
         ours, theirs = socket.socketpair()
         folder = tempfile.mkdtemp(prefix="rollmesh-sandbox-")
+        group: Cgroup | None = None
         try:
+            if runtime.delegated is not None:
+                group = runtime.delegated.divide()
             process = _start(theirs, folder, runtime.python or sys.executable)
         except BaseException as error:
             ours.close()
             os.rmdir(folder)
+            if group is not None:
+                group.end()
             if isinstance(error, OSError):
                 raise UnavailableError(f"no sandbox can be started: {error}") from error
             raise
         finally:
             theirs.close()
-        zygote = cls(process, folder)
+        zygote = cls(process, folder, group)
         try:
             await zygote._become_ready(ours, rung, runtime)
         except BaseException:
@@ -116,12 +128,19 @@ class ZygoteProcess:
         """Id of the process that this one has started."""
         return self._process.pid
 
-    async def run_all(self, job: Job, inputs: Sequence[bytes], record: Callable[[Ran], bool]) -> str:
+    async def run_all(self, job: Job, inputs: Sequence[bytes], record: Callable[[Ran], bool]) -> Ran | None:
         """Runs a job for each input, until `record` returns true for an end.
 
         Returns:
-            reason why the zygote is lost, with the run in progress, and has to be ended; empty: it takes another job.
+            the end of the run in progress if the zygote is lost with it, and has to be ended; None: it takes another
+            job.
         """
+        if self._group is not None:
+            content = sum(map(len, job.files.values())) + max(map(len, inputs), default=0)
+            try:
+                self._group.bound(job.limits, content)
+            except OSError as error:
+                return Ran("infrastructure", reason=f"the cgroup of the sandbox cannot be set: {error}")
         message = _begin(job)
         for number, stdin in enumerate(inputs, 1):
             left_s = job.deadline - time.monotonic()
@@ -135,15 +154,16 @@ class ZygoteProcess:
                         self._send(message)
                         answer, blobs = await self._receive()
                 except (TimeoutError, OSError, EOFError, ValueError):
-                    return "the sandbox has ended, or has not answered in time"
+                    # The kernel kills the largest process: programs are larger than what watches them, but not always.
+                    return Ran("memory", signal.SIGKILL) if self._has_killed() else Ran("infrastructure", reason=_LOST)
                 message = b""
                 self.runs += 1
-                ran = _ran(job, answer, blobs, in_full=wall_s == job.limits.wall_s)
+                ran = _ran(answer, blobs, in_full=wall_s == job.limits.wall_s, killed=self._has_killed())
             if record(ran):
                 break
         if not message:
             self._send(_END)
-        return ""
+        return None
 
     async def end(self) -> None:
         """Ends the zygote and all that it has started, and waits for that; a second call does nothing."""
@@ -157,7 +177,12 @@ class ZygoteProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_S)
                 break
+        if self._group is not None:
+            self._group.end()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _has_killed(self) -> bool:
+        return self._group is not None and self._group.has_killed()
 
     async def _become_ready(self, ours: socket.socket, rung: int, runtime: Runtime) -> None:
         try:
@@ -165,6 +190,12 @@ class ZygoteProcess:
         except BaseException:
             ours.close()
             raise
+        if self._group is not None:
+            try:
+                # It waits for its settings: all that it starts is in the cgroup too.
+                self._group.enter(self._process.pid)
+            except OSError as error:
+                raise UnavailableError(f"the sandbox cannot be moved to {self._group.folder}: {error}") from error
         try:
             async with asyncio.timeout(_START_S):
                 self._send(_settings(rung, self._folder, runtime))
@@ -199,12 +230,13 @@ def _begin(job: Job) -> bytes:
     return pack(fields, list(job.files.values()))
 
 
-def _ran(job: Job, answer: dict[str, Any], blobs: list[bytes], *, in_full: bool) -> Ran:
+def _ran(answer: dict[str, Any], blobs: list[bytes], *, in_full: bool, killed: bool) -> Ran:
     if answer["failure"]:
         return Ran("infrastructure", reason=answer["failure"])
-    if answer["cause"] == "wall" and not in_full:
+    if answer["cause"] == "wall" and not in_full and not killed:
         return Ran("infrastructure", reason="the deadline has passed before the program's time was over")
-    seen = {key: answer[key] for key in ("cause", "exit_code", "out_of_memory", "cpu_s")}
-    end, code = ended(job.limits, **seen)
+    end, code = ended(
+        "memory" if killed else answer["cause"], answer["exit_code"], out_of_memory=answer["out_of_memory"]
+    )
     files = dict(zip(answer["made"], blobs[2:], strict=True))
     return Ran(end, code, blobs[0], blobs[1], answer["cpu_s"], answer["peak"], files)

@@ -25,6 +25,7 @@ _OF_ENGINE = (
     _REWARD.gauge("workers", "Worker processes"),
     _REWARD.counter("busy_seconds", "Time in which workers had calls, of all together; over workers their share"),
     _REWARD.counter("workers_ended", "Worker processes lost: overdue, died", "why"),
+    _REWARD.gauge("isolation_rung", "Rung on which programs of the model run (docs/isolation.md); 0: none are run"),
     _REWARD.gauge("hanging_threads", "Threads abandoned because a call hangs"),
 )
 _OF_CACHE = (
@@ -51,10 +52,12 @@ class RewardMetrics:
 
     Args:
         engine: what answers.
+        rung: on which programs of the model run; 0 where none are run.
     """
 
-    def __init__(self, engine: ScoringEngine) -> None:
+    def __init__(self, engine: ScoringEngine, rung: int = 0) -> None:
         self._engine = engine
+        self._rung = rung
         self.registry = CollectorRegistry()
         self._items = _ITEMS.as_counter(self.registry)
         self._seconds = _SECONDS.as_histogram(_BUCKETS, self.registry)
@@ -112,6 +115,7 @@ class RewardMetrics:
             "busy_seconds": stats.busy_s,
             "hanging_threads": float(self._engine.hanging_threads),
             "workers_ended": float(stats.overdue + stats.died),
+            "isolation_rung": float(self._rung),
         }
         if (cache := self._engine.cache) is not None:
             now["cache_hits"], now["cache_lookups"] = map(float, (cache.stats.hits, cache.stats.lookups))
@@ -123,6 +127,7 @@ class RewardMetrics:
             "workers": {(): stats.workers},
             "busy_seconds": {(): stats.busy_s},
             "workers_ended": {("overdue",): stats.overdue, ("died",): stats.died},
+            "isolation_rung": {(): self._rung},
             "hanging_threads": {(): self._engine.hanging_threads},
         }
 

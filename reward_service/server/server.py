@@ -161,6 +161,7 @@ class RewardServer:
         identity: of the service; none: as the token file makes it.
         key: what callers have to know of a service outside the mesh.
         tracer: of trajectories; none: there are no traces.
+        rung: on which programs of the model run; 0 where none are run.
 
     Attributes:
         servicer: what answers; other protocols share it.
@@ -176,9 +177,10 @@ class RewardServer:
         key: SharedKey | None = None,
         max_message_mb: int = 64,
         tracer: Tracer | None = None,
+        rung: int = 0,
     ) -> None:
         self._tracer = tracer or no_traces()
-        self.metrics = RewardMetrics(engine)
+        self.metrics = RewardMetrics(engine, rung)
         self.metrics.registry.register(self._tracer.counts)
         self.port = 0
         self._engine = engine

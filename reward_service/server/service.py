@@ -64,8 +64,7 @@ async def serve(
     """
     check_security(config.security, Identity(Role.REWARD), endpoint=False)
     reward = config.reward
-    if reward.runs_programs:
-        await in_force(reward.isolation)
+    rung = (await in_force(reward.isolation)).rung if reward.runs_programs else 0
     engine = configured_engine(reward)
     identity = identity_of(config.security, Role.REWARD)
     server = RewardServer(
@@ -77,6 +76,7 @@ async def serve(
         tracer=open_tracer(
             config.telemetry, config.security, run=config.run.name, service="reward", instance=identity.member_id
         ),
+        rung=rung,
     )
     bound = await server.start(host, port)
     freeze_heap()

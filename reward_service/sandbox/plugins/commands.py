@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollmesh.reward_service.sandbox.interface import Job, Ran, ended
+from rollmesh.reward_service.sandbox.interface import Cause, Job, Limits, Ran, ended
 from rollmesh.reward_service.sandbox.plugins.execution import Executed
 from rollmesh.reward_service.sandbox.plugins.turns import PluginExecutor
 from rollmesh.reward_service.sandbox.zygote_process import UnavailableError
@@ -35,6 +35,8 @@ _BEGUN = b"\x01begun\n"
 # Processes besides the program's: the confinement's own.
 _OWN_TASKS = 16
 _TRY_S = 30.0
+# Share of the CPU time at which a signal is for that: the kernel counts by ticks.
+_NEARLY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +120,15 @@ class CommandExecutor(PluginExecutor):
         code = done.exit_code if not 128 < done.exit_code <= 128 + 64 else 128 - done.exit_code
         # Few confining programs tell the CPU time of what they confine; the signal does.
         cpu_s = max(done.cpu_s, job.limits.cpu_s) if code == -signal.SIGXCPU else done.cpu_s
-        end, code = ended(job.limits, cause=done.cause, exit_code=code, out_of_memory=False, cpu_s=cpu_s)
+        end, code = ended(done.cause or _cause(code, cpu_s, job.limits), code)
         stdout, files = (b"", _products(done.stdout)) if job.outputs else (done.stdout[: job.limits.output], {})
         stderr = done.stderr[len(_BEGUN) :][: max(0, job.limits.output - len(stdout))]
         return Ran(end, code, stdout, stderr, cpu_s, done.peak, files)
+
+
+def _cause(code: int, cpu_s: float, limits: Limits) -> Cause:
+    """The limit over which the kernel has killed a program, as far as it shows."""
+    return "cpu" if code in (-signal.SIGKILL, -signal.SIGXCPU) and cpu_s >= _NEARLY * limits.cpu_s else ""
 
 
 def _lay_out(folder: Path, files: Path, contents: Mapping[str, bytes]) -> None:

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rollmesh.reward_service.sandbox.interface import Cause
 from rollmesh.reward_service.sandbox.zygote import ORDINARY_USER
 
 _READ_BYTES = 1 << 16
@@ -28,7 +29,7 @@ class Executed:
         peak: largest resident memory of one process, bytes.
     """
 
-    cause: str
+    cause: Cause
     exit_code: int
     stdout: bytes
     stderr: bytes
@@ -105,7 +106,7 @@ class _Watch:
         self._loop = asyncio.get_running_loop()
         self._most = most
         self._ended = asyncio.Event()
-        self.cause = ""
+        self.cause: Cause = ""
         self._process = os.pidfd_open(pid)
         self._outputs = {stdout: bytearray(), stderr: bytearray()}
         for descriptor in self._outputs:

@@ -78,8 +78,10 @@ def rows_of(members: Members) -> list[list[membership_pb2.Member]]:
 
 
 def serving_text(member: membership_pb2.Member, *, wide: bool) -> str:
-    """The version that a member serves, in words or in short."""
+    """The version that a member serves, in words or in short; or the rung on which it runs programs of the model."""
     policy = member.serving
+    if rung := member.gauges.get("reward_isolation_rung"):
+        return f"programs on rung {rung:.0f}" if wide else f"rung {rung:.0f}"
     if not policy.incarnation:
         return "-"
     return f"version {policy.version} (incarnation {policy.incarnation})" if wide else f"v{policy.version}"

@@ -52,8 +52,8 @@ async def test_the_rung_in_force_is_told(monkeypatch: pytest.MonkeyPatch, caplog
     except UnavailableError as error:
         pytest.skip(str(error))
     await opened.close()
-    assert (opened.rung, opened.describe()) == (3, f"rung 3: {executor.WHAT[3]}")
-    assert f"isolation of programs: rung 3: {executor.WHAT[3]}" in caplog.text
+    assert (opened.rung, opened.describe()) == (3, f"rung 3: {executor.WHAT[3]}; {opened._cgroups}")  # type: ignore[attr-defined]
+    assert f"isolation of programs: {opened.describe()}" in caplog.text
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with pytest.raises(UnavailableError, match=r"no bwrap \(install the package bubblewrap\)"):
         await open_executor(IsolationSection(plugin="bubblewrap"))

@@ -6,14 +6,16 @@ So each rung says what it has to stop, and a means that does nothing does not go
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.sandbox import landlock, zygote_process
 from rollmesh.reward_service.sandbox.interface import Job, Limits
+from rollmesh.reward_service.scoring.engine import ScoringEngine
 from tests.reward_service.sandbox.conftest import opened
 
 LANDLOCK, SECCOMP, LIMITS, NAMESPACES = "landlock", "seccomp", "limits", "namespaces"
@@ -89,6 +91,23 @@ except (OSError, MemoryError):
 """
 
 
+# Attempts that leave the process that makes them as it is; rungs 0 and 1 stop none.
+NOT_STOPPED = (
+    *("reads a file", "learns that a file exists", "makes a file", "calls a host", "calls a service of this host"),
+    *("sends a datagram", "opens a socket of the kernel", "starts a process", "signals what watches it"),
+)
+CRASHES, HANGS = "os._exit(3)", "__import__('time').sleep(600)"
+_FUNCTIONS = """
+import contextlib, io
+def rung1(solution_str, ground_truth):
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        exec(solution_str, {"__name__": "program"})
+    return float("ESCAPED" in told.getvalue())
+async def rung0(solution_str, ground_truth):
+    return rung1(solution_str, ground_truth)
+"""
+
+
 @pytest.fixture
 def targets(outside: Path) -> Iterator[dict[str, object]]:
     """Targets of the attempts."""
@@ -127,3 +146,24 @@ async def test_each_means_stops_what_it_alone_stops(
         await sandbox.close()
     stopped_by = {name: attempt.rung2 if rung == 2 else attempt.rung3 for name, attempt in attempts.items()}
     assert escaped == {name for name, means in stopped_by.items() if means <= {mask}}
+
+
+@pytest.mark.parametrize("rung", [0, 1])
+async def test_rungs_of_functions_stop_what_would_stop_the_service(
+    rung: int, targets: dict[str, object], tmp_path: Path, make_item: Callable[..., reward_pb2.ScoreItem]
+) -> None:
+    functions = tmp_path / "functions.py"
+    functions.write_text(_FUNCTIONS)
+
+    async def told(codes: Sequence[str], timeout_s: float) -> list[str | float]:
+        engine = ScoringEngine([f"{functions}:rung{rung}"], workers=2, call_timeout_s=timeout_s)
+        try:
+            await engine.start()
+            items = [make_item(code, _PROGRAM.format(code=code, **targets)) for code in codes]
+            return [each.error.code or each.scored.total for each in await engine.score(items, 120.0)]
+        finally:
+            await engine.close()
+
+    codes = [ATTEMPTS[name].code for name in NOT_STOPPED]
+    assert await told([*codes, CRASHES], 120.0) == [1.0] * len(codes) + ["crashed"]
+    assert await told([HANGS], 0.5) == ["timeout"]

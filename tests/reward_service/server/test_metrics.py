@@ -28,7 +28,7 @@ class FakeEngine:
 
 def test_lost_workers_are_told_while_nothing_is_answered() -> None:
     engine = FakeEngine()
-    metrics = RewardMetrics(cast("ScoringEngine", engine))
+    metrics = RewardMetrics(cast("ScoringEngine", engine), rung=3)
 
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(f"rollmesh_reward_{name}", labels)
@@ -43,6 +43,7 @@ def test_lost_workers_are_told_while_nothing_is_answered() -> None:
     gauges = metrics.gauges()
     assert gauges["reward_workers_ended"] == 3
     assert gauges["reward_hanging_threads"] == 4
+    assert gauges["reward_isolation_rung"] == value("isolation_rung") == 3
 
 
 def test_a_judge_shows_its_requests_and_their_cost() -> None:

@@ -126,6 +126,13 @@ def test_what_members_say_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> 
     assert shown.count("g[/red]") >= 2
 
 
+def test_the_rung_of_programs_is_shown() -> None:
+    member = membership_pb2.Member(
+        member_id="r", role=membership_pb2.ROLE_REWARD, gauges={"reward_isolation_rung": 3.0}
+    )
+    assert any("programs on rung 3" in line for line in drawn(200, members_table([member])))
+
+
 def test_tokens_of_generators_that_have_left_stay_in_the_total() -> None:
     lines = drawn(200, status_table(Snapshot(generated_tokens=1200.0)))
     assert "0 generated just now (1200 tokens so far)" in "\n".join(lines)

@@ -15,7 +15,7 @@ import pytest
 
 from rollmesh.reward_service.sandbox.interface import Job, Limits
 from rollmesh.reward_service.sandbox.plugins.bubblewrap import Bubblewrap
-from rollmesh.reward_service.sandbox.plugins.commands import FOLDER, SHOWN, CommandExecutor, Confined
+from rollmesh.reward_service.sandbox.plugins.commands import FOLDER, SHOWN, CommandExecutor, Confined, _cause
 from rollmesh.reward_service.sandbox.plugins.execution import Executed, execute
 from rollmesh.reward_service.sandbox.plugins.gvisor import Gvisor
 from rollmesh.reward_service.sandbox.zygote_process import UnavailableError
@@ -45,11 +45,18 @@ class Bare(CommandExecutor):
 
 
 @pytest.fixture
-def bare() -> Iterator[Bare]:
-    folder = Path(tempfile.mkdtemp(prefix="rollmesh-bare-"))
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """For temporary folders: no other program's are in it, and every account may read it."""
+    folder = Path(tempfile.mkdtemp(prefix="rollmesh-commands-"))
     folder.chmod(0o755)
-    yield Bare(folder)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def bare(folder: Path) -> Bare:
+    return Bare(folder)
 
 
 def _job(source: str, **given: object) -> Job:
@@ -64,6 +71,13 @@ async def test_runs_are_apart_and_their_end_is_known(bare: Bare) -> None:
     ran = [await bare.run(_job("kill -24 $$")), await bare.run(_job("kill -31 $$"))]
     assert [each.end for each in ran] == ["cpu", "denied"]
     assert not any(folder.exists() for folder in bare.made)
+
+
+@pytest.mark.parametrize(
+    ("code", "cpu_s", "expected"), [(-9, 3.7, "cpu"), (-9, 1.0, ""), (-24, 4.0, "cpu"), (-11, 4.0, ""), (0, 4.0, "")]
+)
+def test_a_signal_at_the_limit_of_cpu_time_is_for_that(code: int, cpu_s: float, expected: str) -> None:
+    assert _cause(code, cpu_s, Limits(cpu_s=4.0)) == expected
 
 
 async def test_what_is_too_much_is_ended(bare: Bare) -> None:
@@ -101,8 +115,9 @@ async def test_a_confining_program_that_fails_is_no_failed_program(bare: Bare) -
 
 
 @pytest.fixture(params=[(Bubblewrap, "bwrap"), (Gvisor, "runsc")], ids=["bubblewrap", "gvisor"])
-async def confining(request: pytest.FixtureRequest) -> CommandExecutor:
+async def confining(request: pytest.FixtureRequest, folder: Path) -> CommandExecutor:
     """An executor of each program that confines, where it runs."""
+    del folder
     plugin, program = request.param
     if (path := shutil.which(program)) is None:
         pytest.skip(f"there is no {program}")
