@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-WANTS = frozenset({"ids", "messages", "offsets"})
-"""Parts of items that are left out unless they are wanted: `response_ids`, `messages`, `token_ends`."""
+WANTS = frozenset({"ids", "messages", "offsets", "turns"})
+"""Parts of items that are left out unless they are wanted: `response_ids`, `messages`, `token_ends`, `turns`."""
 
 
 @dataclass(frozen=True, slots=True)

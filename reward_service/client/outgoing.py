@@ -5,7 +5,7 @@ An item that is sent as it is, is not copied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -26,6 +26,14 @@ class ItemDetails(Protocol):
         """See `ScoreItem.token_ends`; may take a while."""
         ...
 
+    def turns(self) -> Sequence[str]:
+        """See `ScoreItem.turns`; may take a while."""
+        ...
+
+    def most_turns_bytes(self) -> int:
+        """Bytes of the message that the turns do not exceed; takes no time."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Wants:
@@ -34,12 +42,23 @@ class Wants:
     ids: bool = True
     messages: bool = False
     offsets: bool = False
+    turns: bool = False
 
     @classmethod
     def of(cls, info: reward_pb2.InfoResponse) -> Self:
         """As a server's Info says."""
         ids = info.wants_ids if info.HasField("wants_ids") else True
-        return cls(ids, info.wants_messages, info.wants_offsets)
+        return cls(ids, info.wants_messages, info.wants_offsets, info.wants_turns)
+
+    @classmethod
+    def of_functions(cls, named: Collection[str]) -> Self:
+        """As reward functions name them; see `FunctionKind`."""
+        return cls("ids" in named, "messages" in named, "offsets" in named, "turns" in named)
+
+    @property
+    def takes_a_while(self) -> bool:
+        """True if tokens are decoded for an item."""
+        return self.offsets or self.turns
 
 
 def outgoing(item: reward_pb2.ScoreItem, details: ItemDetails | None, wants: Wants) -> reward_pb2.ScoreItem:
@@ -54,12 +73,14 @@ def outgoing(item: reward_pb2.ScoreItem, details: ItemDetails | None, wants: Wan
             ("response_ids", wants.ids),
             ("messages_json", wants.messages),
             ("token_ends", wants.offsets),
+            ("turns", wants.turns),
         )
         if not wanted and getattr(item, name)
     ]
     adds_messages = wants.messages and not item.messages_json and details is not None
     adds_ends = wants.offsets and not item.token_ends and details is not None
-    if not (drops or adds_messages or adds_ends):
+    adds_turns = wants.turns and not item.turns and details is not None
+    if not (drops or adds_messages or adds_ends or adds_turns):
         return item
     sent = reward_pb2.ScoreItem()
     sent.CopyFrom(item)
@@ -69,6 +90,8 @@ def outgoing(item: reward_pb2.ScoreItem, details: ItemDetails | None, wants: Wan
         sent.messages_json = details.messages_json()
     if details is not None and adds_ends:
         sent.token_ends.extend(details.token_ends())
+    if details is not None and adds_turns:
+        sent.turns.extend(details.turns())
     return sent
 
 
@@ -81,4 +104,6 @@ def size_bound(item: reward_pb2.ScoreItem, details: ItemDetails | None, wants: W
         size += _END_BYTES * len(item.response_ids)
     if wants.messages:
         size += len(details.messages_json().encode())
+    if wants.turns:
+        size += details.most_turns_bytes()
     return size

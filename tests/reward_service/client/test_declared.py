@@ -30,11 +30,18 @@ class Details:
         self.made.append("ends")
         return [1, 2]
 
+    def turns(self) -> Sequence[str]:
+        self.made.append("turns")
+        return ["4", "42"]
+
+    def most_turns_bytes(self) -> int:
+        return 99
+
 
 async def test_servers_get_what_they_want_and_no_more(scripted: Any, make_item: Any) -> None:
     plain, lean, rich = await scripted(), await scripted(), await scripted()
     lean.info = {"wants_ids": False}
-    rich.info = {"wants_ids": True, "wants_messages": True, "wants_offsets": True}
+    rich.info = {"wants_ids": True, "wants_messages": True, "wants_offsets": True, "wants_turns": True}
     routes = {"lean": [lean.address], "rich": [rich.address]}
     client = RewardClient([plain.address], routes)
     items = [make_item(name, data_source=name) for name in ("plain", "lean", "rich")]
@@ -45,6 +52,7 @@ async def test_servers_get_what_they_want_and_no_more(scripted: Any, make_item: 
     assert [list(item.response_ids) for item in sent] == [[52, 50], [], [52, 50]]
     assert [bool(item.messages_json) for item in sent] == [False, False, True]
     assert [list(item.token_ends) for item in sent] == [[], [], [1, 2]]
+    assert [list(item.turns) for item in sent] == [[], [], ["4", "42"]]
     assert [own.made for own in details[:2]] == [[], []]
     assert all(len(item.response_ids) == 2 for item in items), "the caller's item is as it was"
     await client.close()
@@ -61,9 +69,11 @@ def test_an_item_that_is_sent_as_it_is_is_not_copied(make_item: Any) -> None:
 
 async def test_functions_here_get_what_they_want_too(make_item: Any) -> None:
     def score(items: Sequence[RewardItem]) -> list[float]:
-        return [float(bool(item.messages and item.token_ends and not item.response_ids)) for item in items]
+        return [
+            float(bool(item.messages and item.token_ends and item.turns and not item.response_ids)) for item in items
+        ]
 
-    score.wants = ("messages", "offsets")  # type: ignore[attr-defined]
+    score.wants = ("messages", "offsets", "turns")  # type: ignore[attr-defined]
     scorer = LocalScorer(ScoringEngine([score]))
     (result,) = await scorer.score([make_item()], details=[Details()])
     assert result.scored.total == 1.0
@@ -164,8 +174,11 @@ async def test_a_server_that_needs_groups_gets_them_whole_each_time(scripted: An
     [
         ({"spans": [{"begin": 1, "end": 3}]}, "bad_span"),
         ({"spans": [{"begin": 1, "end": 1}]}, "bad_span"),
+        ({"spans": [{"begin": 0, "end": 0}]}, "bad_span"),
+        ({"spans": [{"turn": 3}]}, "bad_span"),
+        ({"spans": [{"begin": 1, "end": 1, "turn": 1}]}, "bad_span"),
+        ({"spans": [{"begin": 0, "end": 9, "turn": 2}]}, "bad_span"),
         ({"spans": [{"begin": 0, "end": 2, "value": float("nan")}]}, "nan"),
-        ({"spans": [{"begin": 0, "end": 2}], "per_token": [1.0, 1.0]}, "bad_output"),
         ({"cost": float("inf")}, "nan"),
     ],
 )
@@ -176,6 +189,8 @@ async def test_spans_and_costs_that_make_no_sense(
         return reward_pb2.ScoreResponse(results=[{"item_id": "a", "scored": {"total": 1.0, **fields}}])
 
     client = RewardClient([(await scripted(wrong)).address])
-    (result,) = await asyncio.wait_for(client.score([make_item("a")], timeout_s=60), 120)
+    (result,) = await asyncio.wait_for(
+        client.score([make_item("a", turn_count=2, turns=["4", "42"])], timeout_s=60), 120
+    )
     assert (result.error.code, result.error.retryable) == (code, False)
     await client.close()
