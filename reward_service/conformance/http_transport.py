@@ -11,7 +11,7 @@ import http.client
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
@@ -187,17 +187,10 @@ class HttpStream:
         response = await self._in_thread(self._connection.getresponse)
         if response.status != 200:
             raise _refusal(response.status, await self._in_thread(response.read, _SHOWN))
-        rest = b""
-        # `readline` would take a lost connection for the end.
-        while chunk := await self._in_thread(response.read1, _CHUNK):
-            *rows, rest = (rest + chunk).split(b"\n")
-            for row in rows:
-                yield _read(row, reward_pb2.ScoreResult())
-        if rest:
-            yield _read(rest, reward_pb2.ScoreResult())
+        rows = rows_of(response)
+        while (row := await self._in_thread(next, rows, None)) is not None:
+            yield _read(row, reward_pb2.ScoreResult())
         self._connection.close()
-        if response.length:
-            raise CallError("unavailable", "no connection", f"{response.length} bytes of the answer are missing")
 
     def cancel(self) -> None:
         """See `Stream.cancel`."""
@@ -216,6 +209,23 @@ class HttpStream:
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise CallError("unavailable", "no connection", f"{type(error).__name__}: {error}") from error
+
+
+def rows_of(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """The rows of an answer, as they come.
+
+    Raises:
+        OSError, http.client.HTTPException: it has broken off.
+    """
+    rest = b""
+    # `readline` would take a lost connection for the end.
+    while chunk := response.read1(_CHUNK):
+        *rows, rest = (rest + chunk).split(b"\n")
+        yield from rows
+    if response.length:
+        raise http.client.IncompleteRead(rest, response.length)
+    if rest:
+        yield rest
 
 
 def _json(request: reward_pb2.ScoreRequest) -> bytes:
