@@ -67,12 +67,14 @@ class ScoreItem(_message.Message):
     def __init__(self, item_id: _Optional[str] = ..., group_id: _Optional[str] = ..., data_source: _Optional[str] = ..., prompt: _Optional[str] = ..., response: _Optional[str] = ..., ground_truth_json: _Optional[str] = ..., extra_info_json: _Optional[str] = ..., response_ids: _Optional[_Iterable[int]] = ..., run: _Optional[str] = ..., trajectory_id: _Optional[str] = ..., attempt: _Optional[int] = ..., policy_version: _Optional[int] = ..., finish_reason: _Optional[str] = ..., messages_json: _Optional[str] = ..., images: _Optional[_Iterable[_Union[ImageReference, _Mapping]]] = ..., token_ends: _Optional[_Iterable[int]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., content_key: _Optional[bytes] = ..., turn_count: _Optional[int] = ..., turns: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ImageReference(_message.Message):
-    __slots__ = ("uri", "sha256")
+    __slots__ = ("uri", "sha256", "content")
     URI_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
     uri: str
     sha256: bytes
-    def __init__(self, uri: _Optional[str] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+    content: bytes
+    def __init__(self, uri: _Optional[str] = ..., sha256: _Optional[bytes] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("begin", "end", "kind")
@@ -164,7 +166,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("name", "version", "max_items", "scorers", "max_bytes", "max_concurrency", "needs_group", "deterministic", "wants_ids", "wants_messages", "wants_offsets", "streams", "wants_turns")
+    __slots__ = ("name", "version", "max_items", "scorers", "max_bytes", "max_concurrency", "needs_group", "deterministic", "wants_ids", "wants_messages", "wants_offsets", "streams", "wants_turns", "wants_images")
     class ScorersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +187,7 @@ class InfoResponse(_message.Message):
     WANTS_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     STREAMS_FIELD_NUMBER: _ClassVar[int]
     WANTS_TURNS_FIELD_NUMBER: _ClassVar[int]
+    WANTS_IMAGES_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     max_items: int
@@ -198,4 +201,5 @@ class InfoResponse(_message.Message):
     wants_offsets: bool
     streams: bool
     wants_turns: bool
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., max_items: _Optional[int] = ..., scorers: _Optional[_Mapping[str, str]] = ..., max_bytes: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., needs_group: _Optional[bool] = ..., deterministic: _Optional[bool] = ..., wants_ids: _Optional[bool] = ..., wants_messages: _Optional[bool] = ..., wants_offsets: _Optional[bool] = ..., streams: _Optional[bool] = ..., wants_turns: _Optional[bool] = ...) -> None: ...
+    wants_images: bool
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., max_items: _Optional[int] = ..., scorers: _Optional[_Mapping[str, str]] = ..., max_bytes: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., needs_group: _Optional[bool] = ..., deterministic: _Optional[bool] = ..., wants_ids: _Optional[bool] = ..., wants_messages: _Optional[bool] = ..., wants_offsets: _Optional[bool] = ..., streams: _Optional[bool] = ..., wants_turns: _Optional[bool] = ..., wants_images: _Optional[bool] = ...) -> None: ...

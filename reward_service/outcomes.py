@@ -61,6 +61,7 @@ class RewardItem:
         images: address or path of each image of the prompt, and the SHA-256 of its bytes (empty if not read).
         token_ends: for each token the characters of `response` up to its end, where they are wanted; else empty.
         spans: parts of the response.
+        image_contents: the bytes of each image, where they are wanted; else empty.
         content_key: equal for items of equal content; empty if there is none.
         turn_count: of the model in an episode, at least 1; 0 if it is not known.
         turns: their texts, where they are wanted; else empty.
@@ -86,6 +87,7 @@ class RewardItem:
     content_key: bytes = b""
     turn_count: int = 0
     turns: Sequence[str] = ()
+    image_contents: Sequence[bytes] = ()
 
     @classmethod
     def from_proto(cls, message: reward_pb2.ScoreItem) -> RewardItem:
@@ -123,6 +125,7 @@ class RewardItem:
             content_key=message.content_key,
             turn_count=message.turn_count,
             turns=message.turns,
+            image_contents=[image.content for image in message.images if image.content],
         )
 
 

@@ -73,6 +73,10 @@ class ScoredMember:
         """See `ItemDetails`."""
         return self._token_ends
 
+    def images(self) -> Sequence[bytes]:
+        """See `ItemDetails`."""
+        return self.group.images
+
     def turns(self) -> Sequence[str]:
         """See `ItemDetails`."""
         return self._turns

@@ -13,6 +13,8 @@ from rollmesh.protos import reward_pb2
 
 # Most bytes of a token's entry in `token_ends`.
 _END_BYTES = 5
+# Most bytes of an image in a message besides its content.
+_IMAGE_BYTES = 16
 
 
 class ItemDetails(Protocol):
@@ -30,6 +32,10 @@ class ItemDetails(Protocol):
         """See `ScoreItem.turns`; may take a while."""
         ...
 
+    def images(self) -> Sequence[bytes]:
+        """The contents of `ScoreItem.images`, in their order."""
+        ...
+
     def most_turns_bytes(self) -> int:
         """Bytes of the message that the turns do not exceed; takes no time."""
         ...
@@ -43,17 +49,18 @@ class Wants:
     messages: bool = False
     offsets: bool = False
     turns: bool = False
+    images: bool = False
 
     @classmethod
     def of(cls, info: reward_pb2.InfoResponse) -> Self:
         """As a server's Info says."""
         ids = info.wants_ids if info.HasField("wants_ids") else True
-        return cls(ids, info.wants_messages, info.wants_offsets, info.wants_turns)
+        return cls(ids, info.wants_messages, info.wants_offsets, info.wants_turns, info.wants_images)
 
     @classmethod
     def of_functions(cls, named: Collection[str]) -> Self:
         """As reward functions name them; see `FunctionKind`."""
-        return cls("ids" in named, "messages" in named, "offsets" in named, "turns" in named)
+        return cls(*(name in named for name in ("ids", "messages", "offsets", "turns", "images")))
 
     @property
     def takes_a_while(self) -> bool:
@@ -80,7 +87,8 @@ def outgoing(item: reward_pb2.ScoreItem, details: ItemDetails | None, wants: Wan
     adds_messages = wants.messages and not item.messages_json and details is not None
     adds_ends = wants.offsets and not item.token_ends and details is not None
     adds_turns = wants.turns and not item.turns and details is not None
-    if not (drops or adds_messages or adds_ends or adds_turns):
+    adds_images = wants.images and item.images and not item.images[0].content and details is not None
+    if not (drops or adds_messages or adds_ends or adds_turns or adds_images):
         return item
     sent = reward_pb2.ScoreItem()
     sent.CopyFrom(item)
@@ -92,6 +100,9 @@ def outgoing(item: reward_pb2.ScoreItem, details: ItemDetails | None, wants: Wan
         sent.token_ends.extend(details.token_ends())
     if details is not None and adds_turns:
         sent.turns.extend(details.turns())
+    if details is not None and adds_images:
+        for image, content in zip(sent.images, details.images(), strict=False):
+            image.content = content
     return sent
 
 
@@ -106,4 +117,6 @@ def size_bound(item: reward_pb2.ScoreItem, details: ItemDetails | None, wants: W
         size += len(details.messages_json().encode())
     if wants.turns:
         size += details.most_turns_bytes()
+    if wants.images:
+        size += sum(len(content) + _IMAGE_BYTES for content in details.images())
     return size

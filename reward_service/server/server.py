@@ -136,6 +136,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
             wants_messages="messages" in needs.wants,
             wants_offsets="offsets" in needs.wants,
             wants_turns="turns" in needs.wants,
+            wants_images="images" in needs.wants,
             streams=True,
         )
 

@@ -30,7 +30,7 @@ from tests.generators.agents.scene import HERE, TOKENIZER, Stage, encode
 
 
 class _Codec(TokenizerCodec):
-    """Of the tests' tokenizer, which no folder holds."""
+    """The codec of the tests' tokenizer: no folder holds it."""
 
     def __init__(self) -> None:
         self._tokenizer = TOKENIZER

@@ -30,6 +30,10 @@ class Details:
         self.made.append("ends")
         return [1, 2]
 
+    def images(self) -> Sequence[bytes]:
+        self.made.append("images")
+        return [b"a picture"]
+
     def turns(self) -> Sequence[str]:
         self.made.append("turns")
         return ["4", "42"]
@@ -41,10 +45,17 @@ class Details:
 async def test_servers_get_what_they_want_and_no_more(scripted: Any, make_item: Any) -> None:
     plain, lean, rich = await scripted(), await scripted(), await scripted()
     lean.info = {"wants_ids": False}
-    rich.info = {"wants_ids": True, "wants_messages": True, "wants_offsets": True, "wants_turns": True}
+    rich.info = {
+        "wants_ids": True,
+        "wants_messages": True,
+        "wants_offsets": True,
+        "wants_turns": True,
+        "wants_images": True,
+    }
     routes = {"lean": [lean.address], "rich": [rich.address]}
     client = RewardClient([plain.address], routes)
-    items = [make_item(name, data_source=name) for name in ("plain", "lean", "rich")]
+    picture = [{"uri": "images/1", "sha256": bytes(32)}]
+    items = [make_item(name, data_source=name, images=picture) for name in ("plain", "lean", "rich")]
     details = [Details() for _ in items]
     results = await asyncio.wait_for(client.score(items, timeout_s=60, details=details), 120)
     assert [result.scored.total for result in results] == [1.0] * 3
@@ -53,6 +64,10 @@ async def test_servers_get_what_they_want_and_no_more(scripted: Any, make_item: 
     assert [bool(item.messages_json) for item in sent] == [False, False, True]
     assert [list(item.token_ends) for item in sent] == [[], [], [1, 2]]
     assert [list(item.turns) for item in sent] == [[], [], ["4", "42"]]
+    assert [(item.images[0].uri, item.images[0].content) for item in sent] == [
+        *[("images/1", b"")] * 2,
+        ("images/1", b"a picture"),
+    ]
     assert [own.made for own in details[:2]] == [[], []]
     assert all(len(item.response_ids) == 2 for item in items), "the caller's item is as it was"
     await client.close()
@@ -69,13 +84,12 @@ def test_an_item_that_is_sent_as_it_is_is_not_copied(make_item: Any) -> None:
 
 async def test_functions_here_get_what_they_want_too(make_item: Any) -> None:
     def score(items: Sequence[RewardItem]) -> list[float]:
-        return [
-            float(bool(item.messages and item.token_ends and item.turns and not item.response_ids)) for item in items
-        ]
+        wanted = [(item.messages, item.token_ends, item.turns, item.image_contents) for item in items]
+        return [float(all(parts) and not item.response_ids) for parts, item in zip(wanted, items, strict=True)]
 
-    score.wants = ("messages", "offsets", "turns")  # type: ignore[attr-defined]
+    score.wants = ("messages", "offsets", "turns", "images")  # type: ignore[attr-defined]
     scorer = LocalScorer(ScoringEngine([score]))
-    (result,) = await scorer.score([make_item()], details=[Details()])
+    (result,) = await scorer.score([make_item(images=[{"uri": "images/1"}])], details=[Details()])
     assert result.scored.total == 1.0
     await scorer.close()
 
