@@ -12,6 +12,7 @@ import pytest
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client.client import CallLimits, LocalScorer, RewardClient
 from rollmesh.reward_service.client.outgoing import Wants, outgoing
+from rollmesh.reward_service.client.validation import contract_fault
 from rollmesh.reward_service.outcomes import RewardItem
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 
@@ -208,3 +209,11 @@ async def test_spans_and_costs_that_make_no_sense(
     )
     assert (result.error.code, result.error.retryable) == (code, False)
     await client.close()
+
+
+def test_spans_of_turns_that_make_sense(make_item: Any) -> None:
+    spans = [{"turn": 1, "value": 1.0, "of_total": True}, {"begin": 1, "end": 2, "turn": 2}, {"begin": 0, "end": 2}]
+    result = reward_pb2.ScoreResult(item_id="a", scored={"total": 1.0, "spans": spans})
+    assert contract_fault(make_item("a", turn_count=2, turns=["4", "42"]), result) is None
+    assert contract_fault(make_item("a", turn_count=2), result) is None, "its server was not sent the texts"
+    assert contract_fault(make_item("a"), result) is None, "their number is not known"
