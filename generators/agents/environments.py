@@ -122,7 +122,7 @@ class StepDriver(_EnvironmentDriver):
     async def rewards(self) -> Mapping[str, float]:
         reward = getattr(self._environment, "reward", None)
         if reward is None:
-            return {"environment": sum(self._steps)}
+            return {"environment": sum(self._steps, 0.0)}
         if callable(reward):
             reward = await self._environments.call("reward", reward)
         return _rewards(self._environments.source.path, reward)
