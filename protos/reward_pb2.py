@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1crollmesh/protos/reward.proto\x12\x0brollmesh.v1\"m\n\x12ScoreStreamRequest\x12&\n\x04item\x18\x01 \x01(\x0b\x32\x16.rollmesh.v1.ScoreItemH\x00\x12\x10\n\x06\x63\x61ncel\x18\x02 \x01(\tH\x00\x12\x12\n\ntimeout_ms\x18\x03 \x01(\rB\t\n\x07request\"5\n\x0cScoreRequest\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.rollmesh.v1.ScoreItem\"\xa2\x03\n\tScoreItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x61ta_source\x18\x03 \x01(\t\x12\x0e\n\x06prompt\x18\x04 \x01(\t\x12\x10\n\x08response\x18\x05 \x01(\t\x12\x19\n\x11ground_truth_json\x18\x06 \x01(\t\x12\x17\n\x0f\x65xtra_info_json\x18\x07 \x01(\t\x12\x14\n\x0cresponse_ids\x18\x08 \x03(\r\x12\x0b\n\x03run\x18\t \x01(\t\x12\x15\n\rtrajectory_id\x18\n \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x0b \x01(\r\x12\x16\n\x0epolicy_version\x18\x0c \x01(\x04\x12\x15\n\rfinish_reason\x18\r \x01(\t\x12\x15\n\rmessages_json\x18\x0e \x01(\t\x12+\n\x06images\x18\x0f \x03(\x0b\x32\x1b.rollmesh.v1.ImageReference\x12\x12\n\ntoken_ends\x18\x10 \x03(\r\x12 \n\x05spans\x18\x11 \x03(\x0b\x32\x11.rollmesh.v1.Span\x12\x13\n\x0b\x63ontent_key\x18\x12 \x01(\x0c\"-\n\x0eImageReference\x12\x0b\n\x03uri\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"0\n\x04Span\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\x12\x0c\n\x04kind\x18\x03 \x01(\t\":\n\rScoreResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.rollmesh.v1.ScoreResult\"\xa4\x01\n\x0bScoreResult\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12%\n\x06scored\x18\x02 \x01(\x0b\x32\x13.rollmesh.v1.ScoredH\x00\x12-\n\nunscorable\x18\x03 \x01(\x0b\x32\x17.rollmesh.v1.UnscorableH\x00\x12#\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.rollmesh.v1.ErrorH\x00\x42\t\n\x07outcome\"\xee\x01\n\x06Scored\x12\r\n\x05total\x18\x01 \x01(\x01\x12\x37\n\ncomponents\x18\x02 \x03(\x0b\x32#.rollmesh.v1.Scored.ComponentsEntry\x12\x11\n\tper_token\x18\x03 \x03(\x02\x12&\n\x05spans\x18\x04 \x03(\x0b\x32\x17.rollmesh.v1.SpanReward\x12\x10\n\x08\x65vidence\x18\x05 \x01(\t\x12\x0c\n\x04\x63ost\x18\x06 \x01(\x01\x12\x0e\n\x06\x63\x61\x63hed\x18\x07 \x01(\x08\x1a\x31\n\x0f\x43omponentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"7\n\nSpanReward\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\x12\r\n\x05value\x18\x03 \x01(\x02\"\x1c\n\nUnscorable\x12\x0e\n\x06reason\x18\x01 \x01(\t\"Q\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"\r\n\x0bInfoRequest\"\xe7\x02\n\x0cInfoResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x11\n\tmax_items\x18\x03 \x01(\r\x12\x37\n\x07scorers\x18\x04 \x03(\x0b\x32&.rollmesh.v1.InfoResponse.ScorersEntry\x12\x11\n\tmax_bytes\x18\x05 \x01(\x04\x12\x17\n\x0fmax_concurrency\x18\x06 \x01(\r\x12\x13\n\x0bneeds_group\x18\x07 \x01(\x08\x12\x15\n\rdeterministic\x18\x08 \x01(\x08\x12\x16\n\twants_ids\x18\t \x01(\x08H\x00\x88\x01\x01\x12\x16\n\x0ewants_messages\x18\n \x01(\x08\x12\x15\n\rwants_offsets\x18\x0b \x01(\x08\x12\x0f\n\x07streams\x18\x0c \x01(\x08\x1a.\n\x0cScorersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0c\n\n_wants_ids2\xd3\x01\n\x06Reward\x12>\n\x05Score\x12\x19.rollmesh.v1.ScoreRequest\x1a\x1a.rollmesh.v1.ScoreResponse\x12;\n\x04Info\x12\x18.rollmesh.v1.InfoRequest\x1a\x19.rollmesh.v1.InfoResponse\x12L\n\x0bScoreStream\x12\x1f.rollmesh.v1.ScoreStreamRequest\x1a\x18.rollmesh.v1.ScoreResult(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1crollmesh/protos/reward.proto\x12\x0brollmesh.v1\"m\n\x12ScoreStreamRequest\x12&\n\x04item\x18\x01 \x01(\x0b\x32\x16.rollmesh.v1.ScoreItemH\x00\x12\x10\n\x06\x63\x61ncel\x18\x02 \x01(\tH\x00\x12\x12\n\ntimeout_ms\x18\x03 \x01(\rB\t\n\x07request\"5\n\x0cScoreRequest\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.rollmesh.v1.ScoreItem\"\xc5\x03\n\tScoreItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x61ta_source\x18\x03 \x01(\t\x12\x0e\n\x06prompt\x18\x04 \x01(\t\x12\x10\n\x08response\x18\x05 \x01(\t\x12\x19\n\x11ground_truth_json\x18\x06 \x01(\t\x12\x17\n\x0f\x65xtra_info_json\x18\x07 \x01(\t\x12\x14\n\x0cresponse_ids\x18\x08 \x03(\r\x12\x0b\n\x03run\x18\t \x01(\t\x12\x15\n\rtrajectory_id\x18\n \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x0b \x01(\r\x12\x16\n\x0epolicy_version\x18\x0c \x01(\x04\x12\x15\n\rfinish_reason\x18\r \x01(\t\x12\x15\n\rmessages_json\x18\x0e \x01(\t\x12+\n\x06images\x18\x0f \x03(\x0b\x32\x1b.rollmesh.v1.ImageReference\x12\x12\n\ntoken_ends\x18\x10 \x03(\r\x12 \n\x05spans\x18\x11 \x03(\x0b\x32\x11.rollmesh.v1.Span\x12\x13\n\x0b\x63ontent_key\x18\x12 \x01(\x0c\x12\x12\n\nturn_count\x18\x13 \x01(\r\x12\r\n\x05turns\x18\x14 \x03(\t\">\n\x0eImageReference\x12\x0b\n\x03uri\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\"0\n\x04Span\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\x12\x0c\n\x04kind\x18\x03 \x01(\t\":\n\rScoreResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.rollmesh.v1.ScoreResult\"\xa4\x01\n\x0bScoreResult\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12%\n\x06scored\x18\x02 \x01(\x0b\x32\x13.rollmesh.v1.ScoredH\x00\x12-\n\nunscorable\x18\x03 \x01(\x0b\x32\x17.rollmesh.v1.UnscorableH\x00\x12#\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.rollmesh.v1.ErrorH\x00\x42\t\n\x07outcome\"\xee\x01\n\x06Scored\x12\r\n\x05total\x18\x01 \x01(\x01\x12\x37\n\ncomponents\x18\x02 \x03(\x0b\x32#.rollmesh.v1.Scored.ComponentsEntry\x12\x11\n\tper_token\x18\x03 \x03(\x02\x12&\n\x05spans\x18\x04 \x03(\x0b\x32\x17.rollmesh.v1.SpanReward\x12\x10\n\x08\x65vidence\x18\x05 \x01(\t\x12\x0c\n\x04\x63ost\x18\x06 \x01(\x01\x12\x0e\n\x06\x63\x61\x63hed\x18\x07 \x01(\x08\x1a\x31\n\x0f\x43omponentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"W\n\nSpanReward\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\x12\r\n\x05value\x18\x03 \x01(\x02\x12\x0c\n\x04turn\x18\x04 \x01(\r\x12\x10\n\x08of_total\x18\x05 \x01(\x08\"\x1c\n\nUnscorable\x12\x0e\n\x06reason\x18\x01 \x01(\t\"Q\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"\r\n\x0bInfoRequest\"\x92\x03\n\x0cInfoResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x11\n\tmax_items\x18\x03 \x01(\r\x12\x37\n\x07scorers\x18\x04 \x03(\x0b\x32&.rollmesh.v1.InfoResponse.ScorersEntry\x12\x11\n\tmax_bytes\x18\x05 \x01(\x04\x12\x17\n\x0fmax_concurrency\x18\x06 \x01(\r\x12\x13\n\x0bneeds_group\x18\x07 \x01(\x08\x12\x15\n\rdeterministic\x18\x08 \x01(\x08\x12\x16\n\twants_ids\x18\t \x01(\x08H\x00\x88\x01\x01\x12\x16\n\x0ewants_messages\x18\n \x01(\x08\x12\x15\n\rwants_offsets\x18\x0b \x01(\x08\x12\x0f\n\x07streams\x18\x0c \x01(\x08\x12\x13\n\x0bwants_turns\x18\r \x01(\x08\x12\x14\n\x0cwants_images\x18\x0e \x01(\x08\x1a.\n\x0cScorersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0c\n\n_wants_ids2\xd3\x01\n\x06Reward\x12>\n\x05Score\x12\x19.rollmesh.v1.ScoreRequest\x1a\x1a.rollmesh.v1.ScoreResponse\x12;\n\x04Info\x12\x18.rollmesh.v1.InfoRequest\x1a\x19.rollmesh.v1.InfoResponse\x12L\n\x0bScoreStream\x12\x1f.rollmesh.v1.ScoreStreamRequest\x1a\x18.rollmesh.v1.ScoreResult(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,31 +40,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCOREREQUEST']._serialized_start=156
   _globals['_SCOREREQUEST']._serialized_end=209
   _globals['_SCOREITEM']._serialized_start=212
-  _globals['_SCOREITEM']._serialized_end=630
-  _globals['_IMAGEREFERENCE']._serialized_start=632
-  _globals['_IMAGEREFERENCE']._serialized_end=677
-  _globals['_SPAN']._serialized_start=679
-  _globals['_SPAN']._serialized_end=727
-  _globals['_SCORERESPONSE']._serialized_start=729
-  _globals['_SCORERESPONSE']._serialized_end=787
-  _globals['_SCORERESULT']._serialized_start=790
-  _globals['_SCORERESULT']._serialized_end=954
-  _globals['_SCORED']._serialized_start=957
-  _globals['_SCORED']._serialized_end=1195
-  _globals['_SCORED_COMPONENTSENTRY']._serialized_start=1146
-  _globals['_SCORED_COMPONENTSENTRY']._serialized_end=1195
-  _globals['_SPANREWARD']._serialized_start=1197
-  _globals['_SPANREWARD']._serialized_end=1252
-  _globals['_UNSCORABLE']._serialized_start=1254
-  _globals['_UNSCORABLE']._serialized_end=1282
-  _globals['_ERROR']._serialized_start=1284
-  _globals['_ERROR']._serialized_end=1365
-  _globals['_INFOREQUEST']._serialized_start=1367
-  _globals['_INFOREQUEST']._serialized_end=1380
-  _globals['_INFORESPONSE']._serialized_start=1383
-  _globals['_INFORESPONSE']._serialized_end=1742
-  _globals['_INFORESPONSE_SCORERSENTRY']._serialized_start=1682
-  _globals['_INFORESPONSE_SCORERSENTRY']._serialized_end=1728
-  _globals['_REWARD']._serialized_start=1745
-  _globals['_REWARD']._serialized_end=1956
+  _globals['_SCOREITEM']._serialized_end=665
+  _globals['_IMAGEREFERENCE']._serialized_start=667
+  _globals['_IMAGEREFERENCE']._serialized_end=729
+  _globals['_SPAN']._serialized_start=731
+  _globals['_SPAN']._serialized_end=779
+  _globals['_SCORERESPONSE']._serialized_start=781
+  _globals['_SCORERESPONSE']._serialized_end=839
+  _globals['_SCORERESULT']._serialized_start=842
+  _globals['_SCORERESULT']._serialized_end=1006
+  _globals['_SCORED']._serialized_start=1009
+  _globals['_SCORED']._serialized_end=1247
+  _globals['_SCORED_COMPONENTSENTRY']._serialized_start=1198
+  _globals['_SCORED_COMPONENTSENTRY']._serialized_end=1247
+  _globals['_SPANREWARD']._serialized_start=1249
+  _globals['_SPANREWARD']._serialized_end=1336
+  _globals['_UNSCORABLE']._serialized_start=1338
+  _globals['_UNSCORABLE']._serialized_end=1366
+  _globals['_ERROR']._serialized_start=1368
+  _globals['_ERROR']._serialized_end=1449
+  _globals['_INFOREQUEST']._serialized_start=1451
+  _globals['_INFOREQUEST']._serialized_end=1464
+  _globals['_INFORESPONSE']._serialized_start=1467
+  _globals['_INFORESPONSE']._serialized_end=1869
+  _globals['_INFORESPONSE_SCORERSENTRY']._serialized_start=1809
+  _globals['_INFORESPONSE_SCORERSENTRY']._serialized_end=1855
+  _globals['_REWARD']._serialized_start=1872
+  _globals['_REWARD']._serialized_end=2083
 # @@protoc_insertion_point(module_scope)

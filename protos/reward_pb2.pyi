@@ -23,7 +23,7 @@ class ScoreRequest(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[ScoreItem, _Mapping]]] = ...) -> None: ...
 
 class ScoreItem(_message.Message):
-    __slots__ = ("item_id", "group_id", "data_source", "prompt", "response", "ground_truth_json", "extra_info_json", "response_ids", "run", "trajectory_id", "attempt", "policy_version", "finish_reason", "messages_json", "images", "token_ends", "spans", "content_key")
+    __slots__ = ("item_id", "group_id", "data_source", "prompt", "response", "ground_truth_json", "extra_info_json", "response_ids", "run", "trajectory_id", "attempt", "policy_version", "finish_reason", "messages_json", "images", "token_ends", "spans", "content_key", "turn_count", "turns")
     ITEM_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     DATA_SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,8 @@ class ScoreItem(_message.Message):
     TOKEN_ENDS_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_KEY_FIELD_NUMBER: _ClassVar[int]
+    TURN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
     item_id: str
     group_id: str
     data_source: str
@@ -60,15 +62,19 @@ class ScoreItem(_message.Message):
     token_ends: _containers.RepeatedScalarFieldContainer[int]
     spans: _containers.RepeatedCompositeFieldContainer[Span]
     content_key: bytes
-    def __init__(self, item_id: _Optional[str] = ..., group_id: _Optional[str] = ..., data_source: _Optional[str] = ..., prompt: _Optional[str] = ..., response: _Optional[str] = ..., ground_truth_json: _Optional[str] = ..., extra_info_json: _Optional[str] = ..., response_ids: _Optional[_Iterable[int]] = ..., run: _Optional[str] = ..., trajectory_id: _Optional[str] = ..., attempt: _Optional[int] = ..., policy_version: _Optional[int] = ..., finish_reason: _Optional[str] = ..., messages_json: _Optional[str] = ..., images: _Optional[_Iterable[_Union[ImageReference, _Mapping]]] = ..., token_ends: _Optional[_Iterable[int]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., content_key: _Optional[bytes] = ...) -> None: ...
+    turn_count: int
+    turns: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, item_id: _Optional[str] = ..., group_id: _Optional[str] = ..., data_source: _Optional[str] = ..., prompt: _Optional[str] = ..., response: _Optional[str] = ..., ground_truth_json: _Optional[str] = ..., extra_info_json: _Optional[str] = ..., response_ids: _Optional[_Iterable[int]] = ..., run: _Optional[str] = ..., trajectory_id: _Optional[str] = ..., attempt: _Optional[int] = ..., policy_version: _Optional[int] = ..., finish_reason: _Optional[str] = ..., messages_json: _Optional[str] = ..., images: _Optional[_Iterable[_Union[ImageReference, _Mapping]]] = ..., token_ends: _Optional[_Iterable[int]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., content_key: _Optional[bytes] = ..., turn_count: _Optional[int] = ..., turns: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ImageReference(_message.Message):
-    __slots__ = ("uri", "sha256")
+    __slots__ = ("uri", "sha256", "content")
     URI_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
     uri: str
     sha256: bytes
-    def __init__(self, uri: _Optional[str] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+    content: bytes
+    def __init__(self, uri: _Optional[str] = ..., sha256: _Optional[bytes] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("begin", "end", "kind")
@@ -124,14 +130,18 @@ class Scored(_message.Message):
     def __init__(self, total: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., per_token: _Optional[_Iterable[float]] = ..., spans: _Optional[_Iterable[_Union[SpanReward, _Mapping]]] = ..., evidence: _Optional[str] = ..., cost: _Optional[float] = ..., cached: _Optional[bool] = ...) -> None: ...
 
 class SpanReward(_message.Message):
-    __slots__ = ("begin", "end", "value")
+    __slots__ = ("begin", "end", "value", "turn", "of_total")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    OF_TOTAL_FIELD_NUMBER: _ClassVar[int]
     begin: int
     end: int
     value: float
-    def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    turn: int
+    of_total: bool
+    def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., value: _Optional[float] = ..., turn: _Optional[int] = ..., of_total: _Optional[bool] = ...) -> None: ...
 
 class Unscorable(_message.Message):
     __slots__ = ("reason",)
@@ -156,7 +166,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("name", "version", "max_items", "scorers", "max_bytes", "max_concurrency", "needs_group", "deterministic", "wants_ids", "wants_messages", "wants_offsets", "streams")
+    __slots__ = ("name", "version", "max_items", "scorers", "max_bytes", "max_concurrency", "needs_group", "deterministic", "wants_ids", "wants_messages", "wants_offsets", "streams", "wants_turns", "wants_images")
     class ScorersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +186,8 @@ class InfoResponse(_message.Message):
     WANTS_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     WANTS_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     STREAMS_FIELD_NUMBER: _ClassVar[int]
+    WANTS_TURNS_FIELD_NUMBER: _ClassVar[int]
+    WANTS_IMAGES_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     max_items: int
@@ -188,4 +200,6 @@ class InfoResponse(_message.Message):
     wants_messages: bool
     wants_offsets: bool
     streams: bool
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., max_items: _Optional[int] = ..., scorers: _Optional[_Mapping[str, str]] = ..., max_bytes: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., needs_group: _Optional[bool] = ..., deterministic: _Optional[bool] = ..., wants_ids: _Optional[bool] = ..., wants_messages: _Optional[bool] = ..., wants_offsets: _Optional[bool] = ..., streams: _Optional[bool] = ...) -> None: ...
+    wants_turns: bool
+    wants_images: bool
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., max_items: _Optional[int] = ..., scorers: _Optional[_Mapping[str, str]] = ..., max_bytes: _Optional[int] = ..., max_concurrency: _Optional[int] = ..., needs_group: _Optional[bool] = ..., deterministic: _Optional[bool] = ..., wants_ids: _Optional[bool] = ..., wants_messages: _Optional[bool] = ..., wants_offsets: _Optional[bool] = ..., streams: _Optional[bool] = ..., wants_turns: _Optional[bool] = ..., wants_images: _Optional[bool] = ...) -> None: ...

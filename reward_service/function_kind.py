@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-WANTS = frozenset({"ids", "messages", "offsets"})
-"""Parts of items that are left out unless they are wanted: `response_ids`, `messages`, `token_ends`."""
+WANTS = frozenset({"ids", "messages", "offsets", "turns", "images"})
+"""Parts of items that are left out unless they are wanted: `response_ids`, `messages`, `token_ends`, `turns`, and
+`image_contents`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ These signatures are accepted unchanged, distinguished by their parameter names:
 Each may be a coroutine function. The batch forms see whole groups: one call per group.
 
 Attributes of a function say more about it. `wants` names the parts of items that it reads and that are not sent
-otherwise: `ids`, `messages`, `offsets`. Without it, functions of TRL's form that take `completion_ids`, and those of
-ours, get `ids`. `deterministic` is true if equal items get equal scores. `needs_group` is false for a batch form that
-scores each item by itself: it may be given parts of a group.
+otherwise: `ids`, `messages`, `offsets`, `turns`, `images`. Without it, functions of TRL's form that take
+`completion_ids`, and those of ours, get `ids`. `deterministic` is true if equal items get equal scores. `needs_group`
+is false for a batch form that scores each item by itself: it may be given parts of a group.
 
 Invariant: an adapted function returns one outcome per item or raises.
 """

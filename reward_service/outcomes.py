@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.text import bounded
@@ -61,7 +61,10 @@ class RewardItem:
         images: address or path of each image of the prompt, and the SHA-256 of its bytes (empty if not read).
         token_ends: for each token the characters of `response` up to its end, where they are wanted; else empty.
         spans: parts of the response.
+        image_contents: the bytes of each image, where they are wanted; else empty.
         content_key: equal for items of equal content; empty if there is none.
+        turn_count: of the model in an episode, at least 1; 0 if it is not known.
+        turns: their texts, where they are wanted; else empty.
     """
 
     item_id: str
@@ -82,6 +85,9 @@ class RewardItem:
     token_ends: Sequence[int] = ()
     spans: Sequence[Span] = ()
     content_key: bytes = b""
+    turn_count: int = 0
+    turns: Sequence[str] = ()
+    image_contents: Sequence[bytes] = ()
 
     @classmethod
     def from_proto(cls, message: reward_pb2.ScoreItem) -> RewardItem:
@@ -117,6 +123,9 @@ class RewardItem:
             token_ends=message.token_ends,
             spans=[Span(span.begin, span.end, span.kind) for span in message.spans],
             content_key=message.content_key,
+            turn_count=message.turn_count,
+            turns=message.turns,
+            image_contents=[image.content for image in message.images if image.content],
         )
 
 
@@ -133,6 +142,51 @@ def _decode(text: str, field_name: str) -> Any:
         raise PayloadError(field_name, "JSON that is nested too deeply") from error
 
 
+class SpanValue(NamedTuple):
+    """The reward of a part.
+
+    Attributes:
+        begin, end: characters (Unicode code points) of the response, or of the turn; both 0: all of the turn.
+        value: finite.
+        turn: of an episode, from 1; 0: the part is one of the response.
+        of_total: the value is a part of the total, which stands here instead of at the last token.
+    """
+
+    begin: int
+    end: int
+    value: float
+    turn: int = 0
+    of_total: bool = False
+
+    @classmethod
+    def of(cls, span: SpanValue | tuple[int, int, float]) -> SpanValue:
+        """The same with numbers of the plain types.
+
+        Raises:
+            TypeError, ValueError: for anything else.
+        """
+        begin, end, value, turn, of_total = cls(*span)
+        return cls(int(begin), int(end), float(value), int(turn), bool(of_total))
+
+    def fault(self, characters: int | None, turns: int) -> str:
+        """The reason why there is no such part; empty where there is.
+
+        Args:
+            characters: of the response, or of the turn; None: not known.
+            turns: of the episode; 0: not known.
+        """
+        if self.turn < 0 or 0 < turns < self.turn:
+            return f"turn {self.turn} of {turns}"
+        if self.turn and not self.begin and not self.end:
+            return ""
+        if not 0 <= self.begin < self.end or (characters is not None and self.end > characters):
+            where = f"turn {self.turn}" if self.turn else "a response"
+            return f"{self.begin}:{self.end} of {where}" + (
+                "" if characters is None else f" of {characters} characters"
+            )
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Scored:
     """A reward.
@@ -141,7 +195,7 @@ class Scored:
         total: finite.
         components: named parts of it.
         per_token: one value per response token, or empty.
-        spans: (begin, end, value) of rewarded parts, in characters of the response; or empty.
+        spans: `SpanValue` or (begin, end, value) of rewarded parts, in characters of the response; or empty.
         evidence: grounds for a reader, at most `EVIDENCE_LENGTH` characters.
         cost: of the score, in the currency of the service's owner.
         cached: it was found earlier, for equal content.
@@ -150,7 +204,7 @@ class Scored:
     total: float
     components: Mapping[str, float] = field(default_factory=dict)
     per_token: Sequence[float] = ()
-    spans: Sequence[tuple[int, int, float]] = ()
+    spans: Sequence[SpanValue | tuple[int, int, float]] = ()
     evidence: str = ""
     cost: float = 0.0
     cached: bool = False
@@ -250,14 +304,19 @@ def checked_outcome(outcome: Outcome, item: RewardItem, function: str) -> Outcom
 
 
 def _checked_spans(outcome: Scored, item: RewardItem, function: str) -> Outcome:
-    if outcome.per_token:
-        return Failed("bad_output", f"{function} returned both per-token values and spans")
-    for begin, end, value in outcome.spans:
-        if not 0 <= begin < end <= len(item.response):
-            return Failed("bad_span", f"{function} returned span {begin}:{end} of {len(item.response)} characters")
-        if not math.isfinite(value):
-            return Failed("nan", f"{function} returned {value} for span {begin}:{end}")
+    for span in map(SpanValue.of, outcome.spans):
+        if fault := span.fault(characters_of(span.turn, item.response, item.turns), item.turn_count):
+            return Failed("bad_span", f"{function} returned span {fault}")
+        if not math.isfinite(span.value):
+            return Failed("nan", f"{function} returned {span.value} for span {span.begin}:{span.end}")
     return outcome
+
+
+def characters_of(turn: int, response: str, turns: Sequence[str]) -> int | None:
+    """Characters of a turn's text, or of the response for turn 0; None where the texts of turns are not known."""
+    if not turn:
+        return len(response)
+    return len(turns[turn - 1]) if 0 < turn <= len(turns) else None
 
 
 def to_proto(item_id: str, outcome: Outcome) -> reward_pb2.ScoreResult:
@@ -267,7 +326,7 @@ def to_proto(item_id: str, outcome: Outcome) -> reward_pb2.ScoreResult:
             total=outcome.total,
             components=outcome.components,
             per_token=outcome.per_token,
-            spans=[reward_pb2.SpanReward(begin=begin, end=end, value=value) for begin, end, value in outcome.spans],
+            spans=[reward_pb2.SpanReward(**SpanValue.of(span)._asdict()) for span in outcome.spans],
             evidence=outcome.evidence,
             cost=outcome.cost,
             cached=outcome.cached,

@@ -96,6 +96,10 @@ class Driver(ABC):
         """
         return None
 
+    def step_rewards(self) -> Sequence[float]:
+        """Those that add up to `rewards`, one for each answer; empty where there are none."""
+        return ()
+
     async def close(self) -> None:  # noqa: B027 - most hold nothing
         """Releases its resources; never raises."""
 

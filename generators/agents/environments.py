@@ -106,14 +106,14 @@ class StepDriver(_EnvironmentDriver):
 
     def __init__(self, chat: ChatRenderer, environments: Environments, task: trajectory_pb2.PromptTask) -> None:
         super().__init__(chat, environments, task)
-        self._reward = 0.0
+        self._steps: list[float] = []
 
     async def answer(self, turn: Sequence[int], *, last: bool) -> DriverAnswer:
         del last  # the reward of the last action counts as well
         text = self._chat.plain_text(turn)
         stepped = await self._environments.call("step", partial(self._environment.step, text))
         observation, reward, done = _step(self._environments.source.path, stepped)
-        self._reward += reward
+        self._steps.append(reward)
         message = {"role": "assistant", "content": text}
         if done:
             return DriverAnswer(message, ended_by="environment")
@@ -122,10 +122,13 @@ class StepDriver(_EnvironmentDriver):
     async def rewards(self) -> Mapping[str, float]:
         reward = getattr(self._environment, "reward", None)
         if reward is None:
-            return {"environment": self._reward}
+            return {"environment": sum(self._steps, 0.0)}
         if callable(reward):
             reward = await self._environments.call("reward", reward)
         return _rewards(self._environments.source.path, reward)
+
+    def step_rewards(self) -> Sequence[float]:
+        return self._steps if getattr(self._environment, "reward", None) is None else ()
 
 
 class ToolEnvironmentDriver(_EnvironmentDriver):

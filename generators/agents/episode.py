@@ -87,6 +87,8 @@ class Episode:
         self._partial: Trajectory | None = None
         self._pending: asyncio.Future[GenerationResult] | None = None
         self._count = 0
+        # For each answer the turns up to it.
+        self._answered: list[int] = []
         self.transcript = Transcript(request.prompt_ids)
         self.started = time.monotonic()
         self.turn_id = ""
@@ -185,6 +187,7 @@ class Episode:
             return "length"
         last = self._count >= self._limits.max_turns
         answer = await self._driver.answer(ids, last=last)
+        self._answered.append(len(self.transcript.turns))
         self._messages.append(answer.assistant)
         if answer.ended_by is not None:
             # A turn that was cut might have continued with a call.
@@ -268,6 +271,7 @@ class Episode:
             if answer.ended_by is not None or self._chat.after_turn(ids, answer.messages) != answered:
                 raise _DraftMismatchError(f"its environment answers turn {self._count} otherwise")
         self.transcript.add_turn(turn)
+        self._answered.append(len(self.transcript.turns))
         self.transcript.add_masked(answered)
         self._messages.extend((answer.assistant, *answer.messages))
 
@@ -278,7 +282,7 @@ class Episode:
         await self._driver.close()
         self._driver = self._make_driver(self._request)
         self._messages = _prompt_messages(self._request)
-        self.transcript, self._count = Transcript(self._request.prompt_ids), 0
+        self.transcript, self._count, self._answered = Transcript(self._request.prompt_ids), 0, []
         self.turn_id, self._partial, self.restarted = "", None, True
         await self._open()
 
@@ -298,6 +302,7 @@ class Episode:
             finish_reason=reason,
             side=self.transcript.side(),
             rewards=rewards,
+            step_rewards=() if rewards is None else self._step_rewards(),
             failure=failure,
             stats={
                 "turns": len(turns),
@@ -310,6 +315,15 @@ class Episode:
             messages=tuple(self._messages),
             tool_calls=tuple(counts.ended),
         )
+
+    def _step_rewards(self) -> list[float]:
+        """The environment's rewards by turn; empty where there are none."""
+        rewards = self._driver.step_rewards()
+        by_turn = [0.0] * (len(self.transcript.turns) if rewards else 0)
+        # An action without a token is no turn: its reward is that of the turn before it.
+        for turns, reward in zip(self._answered, rewards, strict=False):
+            by_turn[max(0, turns - 1)] += reward
+        return by_turn
 
 
 def _prompt_messages(request: MemberRequest) -> list[Message]:

@@ -43,6 +43,7 @@ class EpisodeResult(GenerationResult):
 
     Attributes:
         rewards: of the environment or the agent itself, by component; None where it gives none.
+        step_rewards: those that add up to `rewards`, one for each turn; empty where they are not known.
         failure: why the episode says nothing about the policy (the environment broke); empty where all is well. It
             ends as an error, never as a reward of zero.
         stats: of the episode, for metrics: `turns`, `tool_calls`, `tool_errors`, `tool_seconds`, ...
@@ -53,6 +54,7 @@ class EpisodeResult(GenerationResult):
     """
 
     rewards: Mapping[str, float] | None = None
+    step_rewards: Sequence[float] = ()
     failure: str = ""
     stats: Mapping[str, float] = field(default_factory=dict)
     final_text: str | None = None

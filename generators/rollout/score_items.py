@@ -19,6 +19,8 @@ from rollmesh.mesh.trajectory.image_files import IMAGES_NAME
 from rollmesh.mesh.trajectory.token_ends import placed_ends
 from rollmesh.protos import reward_pb2
 
+# Most bytes of a turn in a message besides its characters: its length, and characters that it cuts.
+_TURN_BYTES = 24
 TURN = "turn"
 """Kind of the span of an episode's last turn."""
 
@@ -52,6 +54,9 @@ class ScoredMember:
         self.finished = finished
         self._text = text
         self._task = group.grant.task
+        self._decoded = decoded
+        self._places = finished.result.sampled.turns
+        self._turn_ends: dict[int, Sequence[int]] = {}
         result = finished.result
         final = result.final_text if isinstance(result, EpisodeResult) else None
         # An agent may answer with other words than those of its last turn.
@@ -67,6 +72,31 @@ class ScoredMember:
     def token_ends(self) -> Sequence[int]:
         """See `ItemDetails`."""
         return self._token_ends
+
+    def images(self) -> Sequence[bytes]:
+        """See `ItemDetails`."""
+        return self.group.images
+
+    def turns(self) -> Sequence[str]:
+        """See `ItemDetails`."""
+        return self._turns
+
+    def most_turns_bytes(self) -> int:
+        """See `ItemDetails`."""
+        return len(self._decoded.encode()) + _TURN_BYTES * len(self._places)
+
+    def turn_ends(self, turn: int) -> Sequence[int]:
+        """For each token of a turn, from 1, the characters of the turn's text up to its end; may take a while."""
+        if turn not in self._turn_ends:
+            begin, end = self._places[turn - 1]
+            ids = self.finished.result.sampled.response_ids[begin:end]
+            self._turn_ends[turn] = self._text.token_ends(ids, self._turns[turn - 1])
+        return self._turn_ends[turn]
+
+    @cached_property
+    def _turns(self) -> list[str]:
+        ids = self.finished.result.sampled.response_ids
+        return self._text.decode([ids[begin:end] for begin, end in self._places])
 
     @cached_property
     def _messages_json(self) -> str:
@@ -115,6 +145,7 @@ class ScoredMember:
             policy_version=result.sampled.versions.newest.version,
             finish_reason=result.finish_reason,
             images=_images(group),
+            turn_count=len(self._places),
         )
         if isinstance(result, EpisodeResult) and self._is_last_turn and self._response:
             item.spans.add(begin=0, end=len(self._response), kind=TURN)
@@ -143,7 +174,7 @@ def _images(group: ActiveGroup) -> list[reward_pb2.ImageReference]:
 
 
 def _extra_info(extra_info_json: str, result: EpisodeResult) -> str:
-    """The dataset's extra_info with the episode's `messages`, and its `environment_reward` where there is one."""
+    """The dataset's extra_info with the episode's `messages`, and its environment's rewards where there are some."""
     try:
         info = json.loads(extra_info_json or "{}") or {}
     except ValueError:
@@ -155,5 +186,7 @@ def _extra_info(extra_info_json: str, result: EpisodeResult) -> str:
         info["messages"] = list(result.messages)
     if result.rewards is not None:
         info["environment_reward"] = dict(result.rewards)
+    if result.step_rewards:
+        info["environment_steps"] = list(result.step_rewards)
     # Messages come from tools and users' code: values without a form in JSON become text.
     return json.dumps(info, default=str)

@@ -234,18 +234,20 @@ class TrajectorySubmitter:
     async def _store_scored(
         self, asked: Sequence[ScoredMember], results: Sequence[reward_pb2.ScoreResult], asked_ns: int
     ) -> None:
-        if spanned := [member for member, result in zip(asked, results, strict=True) if result.scored.spans]:
-            await asyncio.to_thread(_find_token_ends, spanned)
+        pairs = list(zip(asked, results, strict=True))
+        # Where tokens end takes a while to find.
+        spanned = any(result.scored.spans for result in results)
+        rewards = await asyncio.to_thread(_token_rewards, pairs) if spanned else _token_rewards(pairs)
         writes: Writes = []
         uploads = []
         unscored: dict[ActiveGroup, list[str]] = {}
-        for member, result in zip(asked, results, strict=True):
+        for (member, result), own in zip(pairs, rewards, strict=True):
             group, finished = member.group, member.finished
             if group.dropped:
                 self.superseded += 1
                 self._owner.on_stored(group, 1)
                 continue
-            write = self._write_of(member, result)
+            write = self._write_of(member, result, own)
             self._spans.scored(group, finished, write.head.meta, asked_ns)
             if write.head.meta.outcome == trajectory_pb2.OUTCOME_ERROR:
                 unscored.setdefault(group, []).append(write.head.meta.reason)
@@ -279,7 +281,9 @@ class TrajectorySubmitter:
                 continue
             meta.side.append(entry)
 
-    def _write_of(self, member: ScoredMember, result: reward_pb2.ScoreResult) -> PendingWrite:
+    def _write_of(
+        self, member: ScoredMember, result: reward_pb2.ScoreResult, rewards: NDArray[np.float32] | None
+    ) -> PendingWrite:
         group, finished = member.group, member.finished
         meta = self._meta(group, finished)
         payload = b""
@@ -290,7 +294,6 @@ class TrajectorySubmitter:
             meta.reward = result.scored.total
             meta.components.update(result.scored.components)
             sampled = finished.result.sampled
-            rewards = token_rewards(result.scored, member.token_ends, sampled.response_mask)
             payload = self._encode(sampled if rewards is None else replace(sampled, token_rewards=rewards))
         elif kind == "unscorable":
             self.unscorable += 1
@@ -360,10 +363,11 @@ class TrajectorySubmitter:
             self._owner.on_stored(group, 1)
 
 
-def _find_token_ends(members: Sequence[ScoredMember]) -> None:
-    """Finds the ends of tokens, which members keep."""
-    for member in members:
-        member.token_ends()
+def _token_rewards(
+    pairs: Sequence[tuple[ScoredMember, reward_pb2.ScoreResult]],
+) -> list[NDArray[np.float32] | None]:
+    """Rewards of the tokens of each member; None for those without."""
+    return [token_rewards(result.scored, member, member.finished.result.sampled) for member, result in pairs]
 
 
 def _overdue(promised: reward_pb2.ScoreResult) -> reward_pb2.ScoreResult:

@@ -106,6 +106,12 @@ class Trajectory:
         )
 
     @property
+    def turns(self) -> list[tuple[int, int]]:
+        """The first token of each turn, and the one after its last: of each run of sampled tokens."""
+        edges = np.flatnonzero(np.diff(self.response_mask != 0, prepend=False, append=False)).tolist()
+        return list(zip(edges[::2], edges[1::2], strict=True))
+
+    @property
     def last_turn(self) -> NDArray[np.int32]:
         """Ids of the tokens after the last masked one: an end token or a stop string counts only there."""
         masked = np.flatnonzero(self.response_mask == 0)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollmesh.mesh.errors import PayloadError, RewardError
-from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, SpanValue, Unscorable
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +57,14 @@ def read_score(value: Any) -> Outcome:
     return Scored(number(value["score"]), components, spans=_spans(value.get("spans")))
 
 
-def _spans(value: Any) -> Sequence[tuple[int, int, float]]:
-    """Rewards of parts: a list of (begin, end, value), in characters of the response.
+def _spans(value: Any) -> Sequence[SpanValue]:
+    """Rewards of parts: a list of (begin, end, value), in characters of the response, or of `SpanValue`.
 
     Raises:
         OutputError: for anything else.
     """
     try:
-        return tuple((int(begin), int(end), float(number)) for begin, end, number in value or ())
+        return tuple(SpanValue.of(span) for span in value or ())
     except (TypeError, ValueError) as error:
         raise OutputError(f"returned spans that are no list of (begin, end, value): {error}") from error
 

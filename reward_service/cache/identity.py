@@ -141,6 +141,8 @@ def _details(item: reward_pb2.ScoreItem, wants: Collection[str]) -> Iterator[byt
         finish_reason=item.finish_reason,
         token_ends=item.token_ends if "offsets" in wants else (),
         spans=item.spans,
+        turn_count=item.turn_count,
+        turns=item.turns if "turns" in wants else (),
     )
     yield seen.SerializeToString(deterministic=True)
 

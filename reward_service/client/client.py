@@ -147,13 +147,12 @@ class LocalScorer:
         # Items say so themselves where a function cannot be loaded.
         with contextlib.suppress(RewardError):
             await self._engine.start()
-        wants = self._engine.needs.wants
-        wanted = Wants("ids" in wants, "messages" in wants, "offsets" in wants)
+        wanted = Wants.of_functions(self._engine.needs.wants)
 
         def make() -> list[reward_pb2.ScoreItem]:
             return [outgoing(item, own, wanted) for item, own in zip(items, details, strict=True)]
 
-        return await asyncio.to_thread(make) if wanted.offsets else make()
+        return await asyncio.to_thread(make) if wanted.takes_a_while else make()
 
     @property
     def scorers(self) -> Mapping[str, str]:

@@ -420,8 +420,7 @@ async def _outgoing(endpoint: RewardEndpoint, batch: Sequence[Entry]) -> list[re
     def make() -> list[reward_pb2.ScoreItem]:
         return [entry.outgoing(wants) for entry in batch]
 
-    # Where tokens end takes a while to find.
-    return await asyncio.to_thread(make) if wants.offsets else make()
+    return await asyncio.to_thread(make) if wants.takes_a_while else make()
 
 
 def _refuse_large(entries: Sequence[Entry], endpoint: RewardEndpoint, size: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.outcomes import error_result
+from rollmesh.reward_service.outcomes import SpanValue, characters_of, error_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ def match_answer(items: Sequence[reward_pb2.ScoreItem], response: reward_pb2.Sco
     """Pairs items with results by item_id.
 
     Codes of what breaks the contract: missing_result (retryable), duplicate_result, no_outcome, nan,
-    per_token_length, bad_span, bad_output.
+    per_token_length, bad_span.
     """
     by_id = {result.item_id: result for result in without_repeats(response.results)}
     results = []
@@ -82,12 +82,10 @@ def contract_fault(item: reward_pb2.ScoreItem, result: reward_pb2.ScoreResult) -
 
 
 def _span_fault(item: reward_pb2.ScoreItem, scored: reward_pb2.Scored) -> tuple[str, str] | None:
-    if scored.per_token:
-        return "bad_output", "both per-token values and spans"
-    characters = len(item.response)
-    for span in scored.spans:
-        if not span.begin < span.end <= characters:
-            return "bad_span", f"span {span.begin}:{span.end} of a response of {characters} characters"
+    for sent in scored.spans:
+        span = SpanValue(sent.begin, sent.end, sent.value, sent.turn, sent.of_total)
+        if fault := span.fault(characters_of(span.turn, item.response, item.turns), item.turn_count):
+            return "bad_span", f"span {fault}"
         if not math.isfinite(span.value):
             return "nan", f"the value of span {span.begin}:{span.end} is {span.value}"
     return None

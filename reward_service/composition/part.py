@@ -12,7 +12,7 @@ from typing import Self
 
 from rollmesh.mesh.config.scorers.parts import OnError, PartSection, distinct_names
 from rollmesh.reward_service.function_spec import FunctionSpec, label_of
-from rollmesh.reward_service.outcomes import Scored
+from rollmesh.reward_service.outcomes import Scored, SpanValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,10 @@ def names_of(parts: Iterable[Part]) -> list[str]:
     return distinct_names([(label_of(part.use), str(part.use)) for part in listed], [part.name for part in listed])
 
 
-def scaled(scored: Scored, factor: float) -> tuple[list[float], list[tuple[int, int, float]]]:
+def scaled(scored: Scored, factor: float) -> tuple[list[float], list[SpanValue]]:
     """Per-token values and spans, multiplied."""
+    spans = map(SpanValue.of, scored.spans)
     return (
         [factor * value for value in scored.per_token],
-        [(begin, end, factor * value) for begin, end, value in scored.spans],
+        [span._replace(value=factor * span.value) for span in spans],
     )

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from rollmesh.mesh.config.scorers.parts import depths, gates
 from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.composition.part import Entry, Part, names_of, on_scale, scaled
-from rollmesh.reward_service.outcomes import NO_FAILURES, PENDING, Failed, Outcome, Scored, Unscorable
+from rollmesh.reward_service.outcomes import NO_FAILURES, PENDING, Failed, Outcome, Scored, SpanValue, Unscorable
 
 Interval = tuple[float, float]
 
@@ -102,13 +102,7 @@ class Composition:
         if not math.isfinite(total):
             return Failed("nan", f"the sum of {', '.join(each.name for each in counted)} is {total}")
         per_token, spans = self._details(counted)
-        if per_token and spans:
-            return Failed(
-                "tokens_and_spans",
-                f"of the parts {', '.join(each.name for each in counted)} one rewards tokens and another one spans; "
-                "let them do the same",
-            )
-        if not all(map(math.isfinite, [*per_token, *(value for *_, value in spans)])):
+        if not all(map(math.isfinite, [*per_token, *(span.value for span in spans)])):
             return Failed("nan", "a sum of per-token values or spans is not finite")
         return Scored(
             total=total,
@@ -174,19 +168,20 @@ class Composition:
                 components[f"{name}/error"] = float(isinstance(outcome, Failed))
         return components
 
-    def _details(self, counted: Sequence[_Counted]) -> tuple[list[float], tuple[tuple[int, int, float], ...]]:
+    def _details(self, counted: Sequence[_Counted]) -> tuple[list[float], tuple[SpanValue, ...]]:
         """Sums of per-token values, and spans, which are summed where they are equal."""
         slope = 1.0 if self._normalize is None else 1.0 / (self._normalize[1] - self._normalize[0])
         tokens: list[list[float]] = []
-        spans: dict[tuple[int, int], float] = {}
+        spans: dict[SpanValue, float] = {}
         for each in counted:
             per_token, rewarded = scaled(each.raw, slope * each.part.factor)
             if per_token:
                 tokens.append(per_token)
-            for begin, end, value in rewarded:
-                spans[begin, end] = spans.get((begin, end), 0.0) + value
+            for span in rewarded:
+                place = span._replace(value=0.0)
+                spans[place] = spans.get(place, 0.0) + span.value
         per_token = [sum(values) for values in zip(*tokens, strict=True)]
-        return per_token, tuple((*ends, value) for ends, value in spans.items())
+        return per_token, tuple(place._replace(value=value) for place, value in spans.items())
 
     def _evidence(self, outcomes: Sequence[PartOutcome]) -> Iterator[str]:
         several = len(self.parts) > 1

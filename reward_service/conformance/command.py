@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checking.add_argument("--restart-command", default="", help="starts the server; it is killed in a call")
     checking.add_argument("--key-file", type=Path, help="file with the server's key")
     checking.add_argument("--tls-ca", type=Path, help="authorities of its certificate, PEM")
-    add_proxy_options(commands.add_parser("proxy", help="Forward calls to a gRPC server, with faults."))
+    add_proxy_options(commands.add_parser("proxy", help="Forward calls to a server, with faults."))
     chosen = parser.parse_args(arguments)
     try:
         if chosen.command == "proxy":

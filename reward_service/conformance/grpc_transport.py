@@ -68,7 +68,7 @@ class GrpcTransport:
         has_key: calls carry a credential; it may be one of the channel's own.
     """
 
-    has_streams = True
+    two_way = True
 
     def __init__(self, open_channel: OpenChannel, key: str = "", *, has_key: bool | None = None) -> None:
         self.has_key = bool(key) if has_key is None else has_key

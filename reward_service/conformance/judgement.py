@@ -18,7 +18,6 @@ _REMEDIES = {
     "nan": "totals, components, per-token values and spans must be finite; a failed computation is an `error`",
     "per_token_length": "per_token must be empty or have one value per entry of response_ids",
     "bad_span": "begin and end count characters (Unicode code points) of the response, not bytes or UTF-16 units",
-    "bad_output": "give per_token or spans, not both",
 }
 _LONGEST_PAUSE_MS = 600_000
 

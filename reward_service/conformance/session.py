@@ -181,7 +181,8 @@ class Session:
     def _as_wished(self, asked: reward_pb2.ScoreItem) -> reward_pb2.ScoreItem:
         """An item with the fields that the server wants, as callers send it."""
         wants_ids = not self.info.HasField("wants_ids") or self.info.wants_ids
-        if wants_ids and not self.info.wants_offsets and not self.info.wants_messages:
+        wants_more = self.info.wants_offsets or self.info.wants_messages or self.info.wants_turns
+        if wants_ids and not wants_more:
             return asked
         sent = reward_pb2.ScoreItem()
         sent.CopyFrom(asked)
@@ -189,6 +190,8 @@ class Session:
             del sent.response_ids[:]
         if self.info.wants_offsets:
             sent.token_ends[:] = range(1, len(asked.response) + 1)
+        if self.info.wants_turns:
+            sent.turns[:] = [asked.response]
         if self.info.wants_messages:
             sent.messages_json = _messages(asked)
         return sent

@@ -76,11 +76,11 @@ class Transport(Protocol):
     """Calls to one server.
 
     Attributes:
-        has_streams: the protocol has ScoreStream.
+        two_way: items and cancels may be sent on a stream while its results come; else all items go at once.
         has_key: calls carry a credential.
     """
 
-    has_streams: bool
+    two_way: bool
     has_key: bool
 
     async def connect(self, timeout_s: float) -> None:
@@ -116,7 +116,7 @@ class Transport(Protocol):
         ...
 
     def stream(self, timeout_s: float) -> Stream:
-        """Opens a ScoreStream; only where `has_streams`."""
+        """Opens a ScoreStream."""
         ...
 
     def with_key(self, key: str) -> Transport:

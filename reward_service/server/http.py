@@ -12,7 +12,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import TypeVar
 
 from aiohttp import web
@@ -150,15 +150,17 @@ class _Answers:
         clock = asyncio.get_running_loop().time
         ends = None if remaining_s is None else clock() + remaining_s
         response = web.StreamResponse(headers={"Content-Type": _LINES})
-        await response.prepare(request)
-        stream = self._servicer.open_stream(lambda: None if ends is None else ends - clock())
-        try:
-            async with aclosing(self._servicer.results_of(stream, _each(scored.items))) as results:
-                async for result in results:
-                    await response.write(to_json(result, defaults=True) + b"\n")
-        finally:
-            stream.stop()
-        await response.write_eof()
+        # A caller may go at any time.
+        with suppress(ConnectionResetError):
+            await response.prepare(request)
+            stream = self._servicer.open_stream(lambda: None if ends is None else ends - clock())
+            try:
+                async with aclosing(self._servicer.results_of(stream, _each(scored.items))) as results:
+                    async for result in results:
+                        await response.write(to_json(result, defaults=True) + b"\n")
+            finally:
+                stream.stop()
+            await response.write_eof()
         return response
 
     async def _read(self, request: web.BaseRequest) -> reward_pb2.ScoreRequest:

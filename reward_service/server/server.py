@@ -135,6 +135,8 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
             wants_ids="ids" in needs.wants,
             wants_messages="messages" in needs.wants,
             wants_offsets="offsets" in needs.wants,
+            wants_turns="turns" in needs.wants,
+            wants_images="images" in needs.wants,
             streams=True,
         )
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgpack
 
-from rollmesh.reward_service.outcomes import Failed, Outcome, Scored, Unscorable
+from rollmesh.reward_service.outcomes import Failed, Outcome, Scored, SpanValue, Unscorable
 
 READY, REFUSED, DONE = "ready", "refused", "done"
 ANSWER_BYTES = 16 << 20
@@ -62,7 +62,7 @@ def _packed(outcome: Outcome) -> tuple[Any, ...]:
     try:
         components = {_sendable(str(name)): float(value) for name, value in outcome.components.items()}
         per_token = [float(value) for value in outcome.per_token]
-        spans = [(int(begin), int(end), float(value)) for begin, end, value in outcome.spans]
+        spans = [SpanValue.of(span) for span in outcome.spans]
         grounds = _sendable(outcome.evidence), float(outcome.cost)
         return _SCORED, float(outcome.total), components, per_token, spans, *grounds, bool(outcome.cached)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -81,7 +81,7 @@ def _unpacked(kind: int, *values: Any) -> Outcome:
             float(total),
             {str(name): float(value) for name, value in components.items()},
             [float(value) for value in per_token],
-            [(int(begin), int(end), float(value)) for begin, end, value in spans],
+            [SpanValue.of(span) for span in spans],
             str(evidence),
             float(cost),
             bool(cached),

@@ -201,7 +201,12 @@ def _audit(
 
 
 def _proxy(
-    to: Annotated[str, typer.Option("--to", metavar="GRPC://HOST:PORT", help="Reward service to forward calls to.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="URL", help="Reward service to forward calls to: grpc://HOST:PORT, http://HOST:PORT/BASE."
+        ),
+    ],
     listen: Annotated[str, typer.Option("--listen", metavar="[HOST:]PORT", help="Where to listen.")] = "127.0.0.1:0",
     delay_s: Annotated[float, typer.Option("--delay", help="Seconds that answers may come later.")] = 0.0,
     error_rate: Annotated[float, typer.Option("--error-rate", help="Share of calls that fail at once.")] = 0.0,

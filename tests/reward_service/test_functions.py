@@ -13,7 +13,7 @@ from rollmesh.mesh.config.scorers.parts import part_names
 from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.functions import adapt
 from rollmesh.reward_service.loading import load_function
-from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable, later
+from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, SpanValue, Unscorable, later
 from tests.repository import REPOSITORY
 
 EXAMPLE = REPOSITORY / "examples" / "custom_reward.py"
@@ -95,7 +95,7 @@ def test_own_signature_with_typed_outcomes() -> None:
 
 def test_verl_function_with_rewards_of_parts_or_a_promise() -> None:
     assert run(verl({"score": 1.0, "spans": [(0, 1, 0.5), [1, 2, 0.25]]})) == [
-        Scored(1.0, spans=((0, 1, 0.5), (1, 2, 0.25)))
+        Scored(1.0, spans=(SpanValue(0, 1, 0.5), SpanValue(1, 2, 0.25)))
     ]
     assert run(verl(later("job-1"))) == [Failed("pending", "job-1", retryable=True)]
 

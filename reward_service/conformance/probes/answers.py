@@ -100,6 +100,7 @@ async def all_fields(session: Session) -> None:
             images=[reward_pb2.ImageReference(uri="images/1.png", sha256=bytes(32))],
             spans=[reward_pb2.Span(begin=0, end=len(like.response), kind="turn")] if like.response else [],
             content_key=bytes(range(32)),
+            turn_count=1,
         )
     )
     before = await session.call([plain], probe=FIELDS)

@@ -23,10 +23,13 @@ _ENDS = "end the stream when the caller has closed its side and each item has it
 _SLOW_S, _SLOWER, _ROUNDS = 0.3, 5, 3
 
 
-def _open(session: Session, probe: str) -> Stream | None:
-    """A stream, where there are any."""
-    if not session.transport.has_streams or not session.info.streams:
-        session.skipped[probe] = "no streams over HTTP" if session.info.streams else "Info does not say streams"
+def _open(session: Session, probe: str, *, two_way: bool = False) -> Stream | None:
+    """A stream, where there are any of the kind."""
+    if not session.info.streams:
+        session.skipped[probe] = "Info does not say streams"
+        return None
+    if two_way and not session.transport.two_way:
+        session.skipped[probe] = "over HTTP a stream has all its items at once"
         return None
     return session.transport.stream(session.timeout_s)
 
@@ -84,7 +87,7 @@ async def answers(session: Session) -> None:
 
 async def early(session: Session) -> None:
     """A result comes while the caller's side is open."""
-    if (stream := _open(session, EARLY)) is None:
+    if (stream := _open(session, EARLY, two_way=True)) is None:
         return
     if session.info.needs_group:
         session.skipped[EARLY] = "Info says needs_group"
@@ -105,8 +108,8 @@ async def early(session: Session) -> None:
 
 async def slow_item(session: Session) -> None:
     """A slow item, sent first, holds no other."""
-    if not session.transport.has_streams or not session.info.streams:
-        session.skipped[SLOW] = "no streams"
+    if not session.info.streams:
+        session.skipped[SLOW] = "Info does not say streams"
         return
     seconds = [(await session.call([item])).seconds for item in session.samples]
     usual = sorted(seconds)[len(seconds) // 2]
@@ -129,7 +132,7 @@ async def slow_item(session: Session) -> None:
 
 async def cancel(session: Session) -> None:
     """A cancelled item has one result, a cancel of nothing none."""
-    if (stream := _open(session, CANCEL)) is None:
+    if (stream := _open(session, CANCEL, two_way=True)) is None:
         return
     items = session.many(2, "cancel")
     try:
@@ -146,7 +149,7 @@ async def cancel(session: Session) -> None:
 
 async def timeout(session: Session) -> None:
     """Items with a millisecond to live have results, late or not."""
-    if (stream := _open(session, TIMEOUT)) is None:
+    if (stream := _open(session, TIMEOUT, two_way=True)) is None:
         return
     items = session.many(8, "timeout")
     found = await _finish(session, TIMEOUT, stream, items, timeout_ms=1)
@@ -163,6 +166,9 @@ async def vanish(session: Session) -> None:
         return
     try:
         await _send(stream, session.many(64, "vanish"))
+        if not session.transport.two_way:
+            # Nothing has been sent before.
+            await stream.close()
     except CallError as error:
         session.find("error", VANISH, f"the stream ended while items were sent: {error}", _ENDS)
     stream.cancel()

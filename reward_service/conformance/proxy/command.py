@@ -10,13 +10,15 @@ from urllib.parse import urlsplit
 
 from rollmesh.mesh.errors import ConfigError, PortInUseError
 from rollmesh.reward_service.conformance.grpc_transport import channels
+from rollmesh.reward_service.conformance.opening import SCHEMES
 from rollmesh.reward_service.conformance.proxy.faults import Faults
+from rollmesh.reward_service.conformance.proxy.http_server import HttpFaultProxy
 from rollmesh.reward_service.conformance.proxy.server import FaultProxy
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `run`."""
-    parser.add_argument("--to", required=True, help="grpc://HOST:PORT or grpcs://HOST:PORT of the server")
+    parser.add_argument("--to", required=True, help="grpc://HOST:PORT or http://HOST:PORT/BASE of the server")
     parser.add_argument("--listen", default="127.0.0.1:0", help="[HOST:]PORT; any free port, if left out")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds that answers may come later")
     for name, words in (
@@ -60,16 +62,22 @@ async def serve(to: str, listen: str, faults: Faults) -> None:
         PortInUseError: the port is taken.
     """
     url, (host, _, port) = urlsplit(to), listen.rpartition(":")
-    if url.scheme not in ("grpc", "grpcs") or not url.netloc or not port.isdecimal():
+    if url.scheme not in SCHEMES or not url.netloc or not port.isdecimal():
         raise ConfigError(
-            f"proxy from {listen!r} to {to!r}", hint="give --to grpc://host:port and --listen [host:]port"
+            f"proxy from {listen!r} to {to!r}",
+            hint="give --to grpc://host:port or http://host:port/base, and --listen [host:]port",
         )
-    proxy = FaultProxy(channels(url.netloc, None, tls=url.scheme == "grpcs"), faults)
+    is_http = url.scheme.startswith("http")
+    proxy: FaultProxy | HttpFaultProxy
+    if is_http:
+        proxy = HttpFaultProxy(to, faults)
+    else:
+        proxy = FaultProxy(channels(url.netloc, None, tls=url.scheme == "grpcs"), faults)
     try:
         await proxy.start(host or "127.0.0.1", int(port))
     except RuntimeError as error:
         raise PortInUseError(f"{listen}: {error}", hint="give another --listen") from error
-    print(f"listening on grpc://{host or '127.0.0.1'}:{proxy.port}", flush=True)  # noqa: T201 - a command
+    print(f"listening on {'http' if is_http else 'grpc'}://{host or '127.0.0.1'}:{proxy.port}", flush=True)  # noqa: T201 - a command
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)

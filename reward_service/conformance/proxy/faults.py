@@ -66,5 +66,14 @@ class Counts:
     lost_results: int = 0
     cuts: int = 0
 
+    def meet(self, faults: Faults) -> CallFaults:
+        """Counts one more call, and decides about it; cuts are counted where they happen."""
+        self.calls += 1
+        own = faults.for_call(self.calls)
+        self.failed += own.fails
+        self.dropped += own.drops
+        self.repeated += own.repeats
+        return own
+
     def __str__(self) -> str:
         return ", ".join(f"{each.name.replace('_', ' ')} {getattr(self, each.name)}" for each in fields(self))

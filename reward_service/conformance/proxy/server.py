@@ -82,14 +82,10 @@ class FaultProxy:
 
     def _begin(self) -> CallFaults:
         """Counts a call, and decides about it."""
-        self.counts.calls += 1
-        faults = self.faults.for_call(self.counts.calls)
+        faults = self.counts.meet(self.faults)
         if faults.cuts and (self._cutting is None or self._cutting.done()):
             self.counts.cuts += 1
             self._cutting = asyncio.create_task(self._cut())
-        self.counts.failed += faults.fails
-        self.counts.dropped += faults.drops
-        self.counts.repeated += faults.repeats
         return faults
 
     async def _cut(self) -> None:

@@ -212,6 +212,7 @@ async def test_an_environment_of_the_own_form() -> None:
     assert [sampled for sampled, _ in runs_of(result.sampled)] == [False, True, False, True, False, True]
     assert result.sampled.versions == VersionRuns(((len(result.sampled.response_ids), V0),))
     assert (result.finish_reason, result.rewards) == ("stop", {"environment": 2.0})
+    assert result.step_rewards == [1.0, 0.0, 1.0]
     assert result.messages[0]["content"] == "Count. Start at 3."
 
 
@@ -219,6 +220,7 @@ async def test_gymnasiums_returns_async_methods_and_components() -> None:
     stage = Stage(environment=f"{HERE}:Gym")
     result = await stage.play("a<eot>", "the end<eot>")
     assert (result.finish_reason, result.rewards) == ("stop", {"length": 1.0, "seed": 1.0})
+    assert not result.step_rewards, "they do not add up to the reward"
 
 
 async def test_an_environment_in_trls_form() -> None:
@@ -346,7 +348,7 @@ async def test_a_draft_is_gone_on_from_elsewhere(agent: dict[str, Any]) -> None:
     if "tools" in agent:
         assert [m["content"] for m in result.messages] == ["?", "", "2", "12!"]
     else:
-        assert result.rewards == {"environment": 1.0}
+        assert (result.rewards, result.step_rewards) == ({"environment": 1.0}, [1.0, 0.0])
         assert [m["content"] for m in result.messages] == ["Count. Start at 2.", "2", "next: 1", "12!"]
 
 

@@ -12,6 +12,7 @@ import pytest
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client.client import CallLimits, LocalScorer, RewardClient
 from rollmesh.reward_service.client.outgoing import Wants, outgoing
+from rollmesh.reward_service.client.validation import contract_fault
 from rollmesh.reward_service.outcomes import RewardItem
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 
@@ -30,14 +31,32 @@ class Details:
         self.made.append("ends")
         return [1, 2]
 
+    def images(self) -> Sequence[bytes]:
+        self.made.append("images")
+        return [b"a picture"]
+
+    def turns(self) -> Sequence[str]:
+        self.made.append("turns")
+        return ["4", "42"]
+
+    def most_turns_bytes(self) -> int:
+        return 99
+
 
 async def test_servers_get_what_they_want_and_no_more(scripted: Any, make_item: Any) -> None:
     plain, lean, rich = await scripted(), await scripted(), await scripted()
     lean.info = {"wants_ids": False}
-    rich.info = {"wants_ids": True, "wants_messages": True, "wants_offsets": True}
+    rich.info = {
+        "wants_ids": True,
+        "wants_messages": True,
+        "wants_offsets": True,
+        "wants_turns": True,
+        "wants_images": True,
+    }
     routes = {"lean": [lean.address], "rich": [rich.address]}
     client = RewardClient([plain.address], routes)
-    items = [make_item(name, data_source=name) for name in ("plain", "lean", "rich")]
+    picture = [{"uri": "images/1", "sha256": bytes(32)}]
+    items = [make_item(name, data_source=name, images=picture) for name in ("plain", "lean", "rich")]
     details = [Details() for _ in items]
     results = await asyncio.wait_for(client.score(items, timeout_s=60, details=details), 120)
     assert [result.scored.total for result in results] == [1.0] * 3
@@ -45,6 +64,11 @@ async def test_servers_get_what_they_want_and_no_more(scripted: Any, make_item: 
     assert [list(item.response_ids) for item in sent] == [[52, 50], [], [52, 50]]
     assert [bool(item.messages_json) for item in sent] == [False, False, True]
     assert [list(item.token_ends) for item in sent] == [[], [], [1, 2]]
+    assert [list(item.turns) for item in sent] == [[], [], ["4", "42"]]
+    assert [(item.images[0].uri, item.images[0].content) for item in sent] == [
+        *[("images/1", b"")] * 2,
+        ("images/1", b"a picture"),
+    ]
     assert [own.made for own in details[:2]] == [[], []]
     assert all(len(item.response_ids) == 2 for item in items), "the caller's item is as it was"
     await client.close()
@@ -61,11 +85,12 @@ def test_an_item_that_is_sent_as_it_is_is_not_copied(make_item: Any) -> None:
 
 async def test_functions_here_get_what_they_want_too(make_item: Any) -> None:
     def score(items: Sequence[RewardItem]) -> list[float]:
-        return [float(bool(item.messages and item.token_ends and not item.response_ids)) for item in items]
+        wanted = [(item.messages, item.token_ends, item.turns, item.image_contents) for item in items]
+        return [float(all(parts) and not item.response_ids) for parts, item in zip(wanted, items, strict=True)]
 
-    score.wants = ("messages", "offsets")  # type: ignore[attr-defined]
+    score.wants = ("messages", "offsets", "turns", "images")  # type: ignore[attr-defined]
     scorer = LocalScorer(ScoringEngine([score]))
-    (result,) = await scorer.score([make_item()], details=[Details()])
+    (result,) = await scorer.score([make_item(images=[{"uri": "images/1"}])], details=[Details()])
     assert result.scored.total == 1.0
     await scorer.close()
 
@@ -164,8 +189,11 @@ async def test_a_server_that_needs_groups_gets_them_whole_each_time(scripted: An
     [
         ({"spans": [{"begin": 1, "end": 3}]}, "bad_span"),
         ({"spans": [{"begin": 1, "end": 1}]}, "bad_span"),
+        ({"spans": [{"begin": 0, "end": 0}]}, "bad_span"),
+        ({"spans": [{"turn": 3}]}, "bad_span"),
+        ({"spans": [{"begin": 1, "end": 1, "turn": 1}]}, "bad_span"),
+        ({"spans": [{"begin": 0, "end": 9, "turn": 2}]}, "bad_span"),
         ({"spans": [{"begin": 0, "end": 2, "value": float("nan")}]}, "nan"),
-        ({"spans": [{"begin": 0, "end": 2}], "per_token": [1.0, 1.0]}, "bad_output"),
         ({"cost": float("inf")}, "nan"),
     ],
 )
@@ -176,6 +204,16 @@ async def test_spans_and_costs_that_make_no_sense(
         return reward_pb2.ScoreResponse(results=[{"item_id": "a", "scored": {"total": 1.0, **fields}}])
 
     client = RewardClient([(await scripted(wrong)).address])
-    (result,) = await asyncio.wait_for(client.score([make_item("a")], timeout_s=60), 120)
+    (result,) = await asyncio.wait_for(
+        client.score([make_item("a", turn_count=2, turns=["4", "42"])], timeout_s=60), 120
+    )
     assert (result.error.code, result.error.retryable) == (code, False)
     await client.close()
+
+
+def test_spans_of_turns_that_make_sense(make_item: Any) -> None:
+    spans = [{"turn": 1, "value": 1.0, "of_total": True}, {"begin": 1, "end": 2, "turn": 2}, {"begin": 0, "end": 2}]
+    result = reward_pb2.ScoreResult(item_id="a", scored={"total": 1.0, "spans": spans})
+    assert contract_fault(make_item("a", turn_count=2, turns=["4", "42"]), result) is None
+    assert contract_fault(make_item("a", turn_count=2), result) is None, "its server was not sent the texts"
+    assert contract_fault(make_item("a"), result) is None, "their number is not known"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.composition.part import Part
 from rollmesh.reward_service.composition.plan import SHUT, Composition, PartOutcome
-from rollmesh.reward_service.outcomes import NOT_BEGUN, Failed, Outcome, Scored, Unscorable, not_begun
+from rollmesh.reward_service.outcomes import NOT_BEGUN, Failed, Outcome, Scored, SpanValue, Unscorable, not_begun
 
 NUMBERS = st.floats(-1e6, 1e6, allow_nan=False)
 INTERVALS = st.tuples(st.floats(-100, 100), st.floats(0.1, 100)).map(lambda pair: (pair[0], pair[0] + pair[1]))
@@ -141,10 +141,14 @@ def test_tokens_and_spans_are_weighted_as_their_part_and_never_shifted() -> None
     assert both.per_token == pytest.approx([0.5, 1.5])
     spans = composed(entries, [Scored(1.0, spans=[(0, 2, 1.0)]), Scored(1.0, spans=[(0, 2, 1.0), (2, 4, 2.0)])])
     assert isinstance(spans, Scored)
-    assert list(spans.spans) == [(0, 2, 0.5), (2, 4, -2.0)]
+    assert list(spans.spans) == [SpanValue(0, 2, 0.5), SpanValue(2, 4, -2.0)]
+    kinds = [SpanValue(0, 2, 1.0), SpanValue(0, 2, 1.0, turn=1), SpanValue(0, 2, 1.0, of_total=True)]
+    apart = composed([Part("a", weight=2.0)], [Scored(1.0, spans=kinds)])
+    assert isinstance(apart, Scored)
+    assert list(apart.spans) == [span._replace(value=2.0) for span in kinds], "only equal parts are one"
     mixed = composed(entries, [Scored(1.0, spans=[(0, 2, 1.0)]), Scored(1.0, per_token=[0.5])])
-    assert isinstance(mixed, Failed)
-    assert mixed.code == "tokens_and_spans"
+    assert isinstance(mixed, Scored)
+    assert (list(mixed.per_token), list(mixed.spans)) == ([-0.5], [SpanValue(0, 2, 1.5)])
 
 
 def test_a_sum_that_is_no_number_fails() -> None:

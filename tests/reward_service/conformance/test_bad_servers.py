@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import math
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 import pytest
+from aiohttp import web
+from google.protobuf import json_format
 from grpc_health.v1 import health_pb2
 
 from rollmesh.protos import reward_pb2
@@ -61,14 +64,6 @@ class Utf16Spans(Server):
         if item.response:
             end = len(item.response.encode("utf-16-le")) // 2
             result.scored.spans.add(begin=0, end=end, value=1.0)
-        return result
-
-
-class SpansAndTokens(Server):
-    def one(self, item: Any) -> Any:
-        result = right(item)
-        result.scored.per_token.extend([1.0] * len(item.response_ids))
-        result.scored.spans.add(begin=0, end=1, value=1.0)
         return result
 
 
@@ -239,7 +234,6 @@ class MixesCalls(Server):
         (Renames, "answers.samples", "error", "missing_result: 8 of 8 items"),
         (ShortTokens, "answers.samples", "error", "one value per entry of response_ids"),
         (Twice, "answers.samples", "error", "duplicate_result"),
-        (SpansAndTokens, "answers.samples", "error", "not both"),
         (Utf16Spans, "answers.odd", "error", "not bytes or UTF-16 units"),
         (AlwaysZero, "answers.samples", "warning", "all scores are 0.0"),
         (AlwaysZero, "answers.unreadable-truth", "warning", "failure in disguise"),
@@ -417,3 +411,59 @@ async def test_golden_packs(serving: Any, checked: Any) -> None:
     claims = Server()
     claims.info = Info(scorers={"gsm8k": "1"})
     assert found(await checked(await serving(claims), "known"), "known.gsm8k", "note", "scored otherwise")
+
+
+Rows = Callable[[web.StreamResponse, list[bytes]], Awaitable[None]]
+
+
+async def _all(response: web.StreamResponse, rows: list[bytes]) -> None:
+    await response.write(b"".join(rows))
+
+
+async def _without_the_last(response: web.StreamResponse, rows: list[bytes]) -> None:
+    await _all(response, rows[:-1])
+
+
+async def _cut(response: web.StreamResponse, rows: list[bytes]) -> None:
+    await _all(response, rows[:-1])
+    request = response._req
+    assert request is not None
+    assert request.transport is not None
+    request.transport.close()
+
+
+async def _one_list(response: web.StreamResponse, rows: list[bytes]) -> None:
+    await response.write(b"[" + b",".join(row.strip() for row in rows) + b"]")
+
+
+async def _other_scores(response: web.StreamResponse, rows: list[bytes]) -> None:
+    await _all(response, [row.replace(b'"total": 1.0', b'"total": 0.5') for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (_all, ""),
+        (_without_the_last, "missing_result"),
+        (_cut, "the stream ended as"),
+        (_one_list, "what came is no ScoreResult"),
+        (_other_scores, "by ScoreStream"),
+    ],
+)
+async def test_bad_streams_over_http(end: Rows, words: str, checked: Any, scripted_http: Any) -> None:
+    info = {"name": "rows", "streams": True, "deterministic": True}
+
+    async def answer(request: web.BaseRequest, body: Any) -> web.StreamResponse:
+        if request.method == "GET":
+            return web.json_response(info)
+        asked = json_format.ParseDict(body, reward_pb2.ScoreRequest())
+        results = [json_format.MessageToDict(right(item), preserving_proto_field_name=True) for item in asked.items]
+        if "stream" not in request.query:
+            return web.json_response({"results": results})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await end(response, [json.dumps(result).encode() + b"\n" for result in results])
+        return response
+
+    report = await checked(await scripted_http(answer), "answers.samples", "stream.answers")
+    assert found(report, "stream.answers", "error", words) if words else not report.findings, report.findings

@@ -50,6 +50,14 @@ async def test_ours(serve: Any, checked: Any) -> None:
     assert not {probe for probe in report.skipped if probe.startswith("stream")} - {"stream.slow-item"}
 
 
+async def test_ours_over_http(serve_http: Any, checked: Any, caplog: pytest.LogCaptureFixture) -> None:
+    report = await checked(await serve_http("auto"), "stream", "answers.samples")
+    assert not report.findings
+    streams = {probe for probe in report.skipped if probe.startswith("stream")}
+    assert streams == {"stream.early", "stream.slow-item", "stream.cancel", "stream.timeout"}
+    assert not [record for record in caplog.records if record.levelname == "ERROR"], "callers may go"
+
+
 class Http(BaseHTTPRequestHandler):
     """The same contract over HTTP."""
 

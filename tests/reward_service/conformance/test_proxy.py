@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -16,6 +16,7 @@ from rollmesh.reward_service.client.client import CallLimits, RewardClient
 from rollmesh.reward_service.conformance.grpc_transport import channels
 from rollmesh.reward_service.conformance.opening import open_transport
 from rollmesh.reward_service.conformance.proxy.faults import Faults
+from rollmesh.reward_service.conformance.proxy.http_server import HttpFaultProxy
 from rollmesh.reward_service.conformance.proxy.server import FaultProxy
 from rollmesh.reward_service.conformance.transport import CallError
 from tests.command import Command
@@ -34,10 +35,13 @@ class Counting(Server):
 @pytest_asyncio.fixture
 async def proxy_to() -> AsyncIterator[Any]:
     """Starts proxies: `await proxy_to(address, faults)`."""
-    started: list[FaultProxy] = []
+    started: list[FaultProxy | HttpFaultProxy] = []
 
-    async def start(address: str, faults: Faults) -> FaultProxy:
-        proxy = FaultProxy(channels(address.removeprefix("grpc://"), None, tls=False), faults)
+    async def start(address: str, faults: Faults) -> FaultProxy | HttpFaultProxy:
+        if address.startswith("http"):
+            proxy: FaultProxy | HttpFaultProxy = HttpFaultProxy(address, faults)
+        else:
+            proxy = FaultProxy(channels(address.removeprefix("grpc://"), None, tls=False), faults)
         await proxy.start()
         started.append(proxy)
         return proxy
@@ -78,6 +82,62 @@ async def test_the_client_loses_nothing(
     assert not faults.duplicate or max(server.asked.values()) > 1
 
 
+async def test_streams_over_http_meet_them_too(serve_http: Any, proxy_to: Any, make_item: Any) -> None:
+    """Spoiled answers, a seed, and a client that loses nothing; keys and other calls pass."""
+
+    async def through(faults: Faults, streams: bool, asked: Sequence[str]) -> tuple[HttpFaultProxy, list[str]]:
+        proxy = await proxy_to(target, faults)
+        transport = open_transport(f"http://127.0.0.1:{proxy.port}")
+        assert (await transport.info(60)).name == "rollmesh"
+        items = [make_item(name) for name in asked]
+        if streams:
+            stream = transport.stream(60)
+            for item in items:
+                await stream.send(reward_pb2.ScoreStreamRequest(item=item))
+            await stream.close()
+            ids = [result.item_id async for result in stream.results()]
+        else:
+            ids = [
+                result.item_id for result in (await transport.score(reward_pb2.ScoreRequest(items=items), 60)).results
+            ]
+        await transport.close()
+        return proxy, ids
+
+    target = await serve_http("exact_match")
+    names = [str(number) for number in range(32)]
+    for streams in (False, True):
+        proxy, ids = await through(Faults(reorder=True, lose=0.3, seed=5), streams, names)
+        assert len(ids) == 32 - proxy.counts.lost_results < 32
+        assert ids != sorted(ids, key=int)
+        for faults, kind in ((Faults(error_rate=1.0), "busy"), (Faults(cut_after=1), "unavailable")):
+            with pytest.raises(CallError) as caught:
+                await through(faults, streams, names)
+            assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("faults", "met"),
+    [
+        (Faults(delay_s=0.02, error_rate=0.3, lose=0.1, duplicate=0.3, reorder=True, seed=1), "lost_results"),
+        (Faults(drop=0.3, seed=4), "dropped"),
+        (Faults(cut_after=3), "cuts"),
+    ],
+)
+async def test_the_client_loses_nothing_over_http(
+    serve_http: Any, proxy_to: Any, make_item: Any, faults: Faults, met: str
+) -> None:
+    proxy = await proxy_to(await serve_http("exact_match"), faults)
+    limits = CallLimits(attempts=1000, timeout_s=1.0 if faults.drop else 30.0)
+    client = RewardClient([f"http://127.0.0.1:{proxy.port}"], limits=limits)
+    async with asyncio.timeout(240):
+        for turn in range(6):
+            items = [make_item(f"{turn}/{n}", "42" if n % 3 else "41") for n in range(16)]
+            results = await client.score(items, timeout_s=120)
+            assert [result.scored.total for result in results] == [1.0 if n % 3 else 0.0 for n in range(16)]
+    await client.close()
+    assert getattr(proxy.counts, met) > 0, str(proxy.counts)
+
+
 async def test_streams_meet_them_too(serving: Any, proxy_to: Any, make_item: Any) -> None:
     proxy = await proxy_to(await serving(Server()), Faults(reorder=True, lose=0.3, seed=5))
     transport = open_transport(f"grpc://127.0.0.1:{proxy.port}")
@@ -116,5 +176,5 @@ def test_a_seed_decides() -> None:
 
 
 def test_the_command_refuses_what_is_no_server(rollmesh: Command) -> None:
-    for wrong in (("--to", "http://127.0.0.1:1"), ("--to", "grpc://127.0.0.1:1", "--listen", "here")):
+    for wrong in (("--to", "ftp://127.0.0.1:1"), ("--to", "grpc://127.0.0.1:1", "--listen", "here")):
         assert rollmesh("reward", "proxy", *wrong).returncode == 2

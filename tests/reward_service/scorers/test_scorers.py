@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmesh.mesh.config.scorers.code import NAMES as CODE
-from rollmesh.reward_service.outcomes import Failed, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.outcomes import Failed, RewardItem, Scored, SpanValue, Unscorable
 from rollmesh.reward_service.scorers import SCORERS, graders
 from rollmesh.reward_service.scorers.versions import VERSIONS, versions_of
 
@@ -84,6 +84,10 @@ def test_an_episode_is_worth_what_its_environment_says() -> None:
         assert judged(name, {"environment_reward": {"won": "lots"}}).code == "bad_output"
     assert judged("auto", {"index": 3}) == Scored(0.0), "else the source decides"
     assert judged("arithmetic", worth) == Scored(0.0)
+    # Rewards of steps stand at their turns, and the last one at the end.
+    steps = {"environment_reward": {"environment": 1.5}, "environment_steps": [0.5, 0, 1]}
+    assert judged("auto", steps).spans == (SpanValue(0, 0, 0.5, turn=1, of_total=True),)
+    assert judged("environment", steps | {"environment_steps": 3}).code == "bad_output"
     for nothing in ({}, {"environment_reward": {}}, {"environment_reward": None}):
         assert judged("environment", nothing).code == "no_environment_reward"
 

@@ -14,7 +14,7 @@ import pytest
 
 from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.liveness.process_ends import survivors
-from rollmesh.reward_service.outcomes import Failed, Scored, Unscorable
+from rollmesh.reward_service.outcomes import Failed, Scored, SpanValue, Unscorable
 from rollmesh.reward_service.workers.messages import ANSWER_BYTES, pack_answer, unpack_answer
 from rollmesh.reward_service.workers.shared_page import SharedPage
 from tests.repository import REPOSITORY
@@ -153,7 +153,7 @@ def test_the_page_says_what_and_since_when() -> None:
 def test_answers_survive_and_are_bounded() -> None:
     outcomes = [
         Scored(1.5, {"part": 2.0}, [0.5], [], "grounds", 0.25, cached=True),
-        Scored(1.5, {}, [], [(0, 2, 0.5)]),
+        Scored(1.5, {}, [], [SpanValue(0, 2, 0.5, turn=1, of_total=True)]),
         Unscorable("why"),
         Failed("code", "message", retryable=True, retry_after_s=2.0),
     ]

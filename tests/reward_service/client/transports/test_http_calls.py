@@ -162,6 +162,34 @@ async def test_rows_that_end_too_early_or_are_none(end: bytes, status: str, scri
     await transport.close()
 
 
+async def test_a_broken_stream_keeps_what_was_answered(scripted_http: Any, make_item: Any) -> None:
+    """The rest alone is asked again."""
+    asked: list[list[str]] = []
+
+    async def breaks_once(request: web.BaseRequest, body: Any) -> web.StreamResponse:
+        if request.method == "GET":
+            return web.json_response({"streams": True})
+        ids = [item["item_id"] for item in body["items"]]
+        asked.append(ids)
+        results = [{"item_id": name, "scored": {"total": len(asked)}} for name in ids]
+        if len(asked) > 1:
+            # A call that was over in a moment is followed by one of the plain kind.
+            assert "stream" not in request.query
+            return web.json_response({"results": results})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(json.dumps(results[0]).encode() + b"\n")
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    client = RewardClient([await scripted_http(breaks_once)])
+    results = await asyncio.wait_for(client.score([make_item(name) for name in "abc"], timeout_s=60), 120)
+    assert [result.scored.total for result in results] == [1.0, 2.0, 2.0]
+    assert [sorted(ids) for ids in asked] == [["a", "b", "c"], ["b", "c"]]
+    await client.close()
+
+
 async def test_no_one_there(make_item: Any) -> None:
     client = RewardClient(["http://127.0.0.1:1/base"])
     (result,) = await client.score([make_item()], timeout_s=0.3)
