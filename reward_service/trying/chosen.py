@@ -14,7 +14,7 @@ from rollmesh.mesh.errors import ConfigError
 from rollmesh.reward_service.client.client import RewardScorer, build_scorer
 
 # A trial trains nothing.
-_NOTHING = {"model": {"path": "none"}, "data": {"train": "none.jsonl"}}
+NOTHING: dict[str, Any] = {"model": {"path": "none"}, "data": {"train": "none.jsonl"}}
 
 
 def chosen_scorer(
@@ -41,7 +41,7 @@ def chosen_scorer(
     """
     if functions and endpoint is not None:
         raise ConfigError("--function and --endpoint exclude each other", hint="give one of them")
-    base = config or load_config(_NOTHING)
+    base = config or load_config(NOTHING)
     reward: dict[str, Any] = {}
     if functions:
         reward = {"functions": list(functions), "by_data_source": {}, "endpoints": []}

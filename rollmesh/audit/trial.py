@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollmesh.learner.metrics.files import SAMPLES
-from rollmesh.mesh.config.load import load_config
+from rollmesh.mesh.config.load import load_config, read_values
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.variables import overrides_from
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.reward_service.client.client import RewardScorer
 from rollmesh.reward_service.samples import SampleRow, read_rows
-from rollmesh.reward_service.trying.chosen import chosen_scorer
+from rollmesh.reward_service.trying.chosen import NOTHING, chosen_scorer
 from rollmesh.reward_service.trying.summary import summarize
 from rollmesh.reward_service.trying.trial import try_rows
 from rollmesh.reward_service.trying.tried import Tried
@@ -86,7 +86,8 @@ def trial_of(
     is_run = source.is_dir()
     config: Config | None = None
     if config_path is not None:
-        config = load_config(config_path, [*overrides_from(os.environ), *overrides])
+        values = NOTHING | read_values(config_path, {})
+        config = load_config(values, [*overrides_from(os.environ), *overrides])
     elif overrides:
         raise ConfigError(f"{overrides[0]} changes a configuration, and none is given", hint="--config names its file")
     elif is_run:

@@ -65,6 +65,13 @@ def test_functions_and_configurations_are_named(run: Path, tmp_path: Path) -> No
         shown(run, "--reward.functions=[none]")
 
 
+def test_a_configuration_of_the_reward_alone_is_enough(run: Path) -> None:
+    config = run / "reward.yaml"
+    config.write_text("reward: {functions: [none]}\n")
+    status, text = shown(run / "samples.jsonl", "--reward.functions=[exact_match]", config=config)
+    assert (status, "6 responses: scored 6" in text) == (1, True), text
+
+
 def test_what_has_no_responses_is_refused(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": "p", "data_source": "s", "reward_model": {"ground_truth": "1"}}))
