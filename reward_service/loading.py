@@ -48,6 +48,8 @@ def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunct
     if takes_option(spec):
         scorer, _, option = spec.partition(":")
         return from_scorer(name or scorer, WITH_OPTION[scorer](option))
+    if spec.lstrip().startswith("{"):
+        raise RewardError(f"reward function {spec}: this is a text", hint="write the part as a mapping, without quotes")
     path, arguments = split_arguments(spec)
     if path.startswith(VERIFIERS):
         return adapt(name or label_of(spec), load_verifiers(path.removeprefix(VERIFIERS), arguments))
@@ -91,7 +93,11 @@ def split_arguments(spec: str) -> tuple[str, dict[str, Any]]:
 
 def _registered(name: str) -> Any:
     if name not in SCORERS:
-        raise RewardError(f"unknown reward function {name!r}", hint=_nearest(name, [*SCORERS, *BUILDERS]))
+        if name.endswith(".py"):
+            hint = f"name the function in the file: {name}:FUNCTION"
+        else:
+            hint = _nearest(name, [*SCORERS, *BUILDERS])
+        raise RewardError(f"unknown reward function {name!r}", hint=hint)
     return SCORERS[name]
 
 

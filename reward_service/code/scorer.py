@@ -72,7 +72,10 @@ class Code:
             self._busy_at = time.monotonic()
             return not_begun("all turns in the sandbox are taken")
         except SandboxError as error:
-            return Failed("sandbox", f"{self.__name__}: {error}", retryable=True)
+            why = f"{self.__name__}: {error}"
+            if time.monotonic() >= deadline:
+                why += f"; {self._time_s:.3g} s are nine tenths of reward.scorer_timeout_s, compiling included"
+            return Failed("sandbox", why, retryable=True)
         except ValueError as error:
             return Unscorable(f"{self.__name__}: {error}")
         except RollmeshError as error:

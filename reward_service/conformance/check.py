@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.conformance.findings import Finding, Report
 from rollmesh.reward_service.conformance.probes import answers, reaching
-from rollmesh.reward_service.conformance.probes.order import FOUNDATIONS, PROBES, is_chosen
+from rollmesh.reward_service.conformance.probes.order import FOUNDATIONS, PROBES, is_chosen, refuse_unknown
 from rollmesh.reward_service.conformance.probes.restarting import KILL, ServerProcess, kill
 from rollmesh.reward_service.conformance.session import Options, Session
 from rollmesh.reward_service.conformance.transport import CallError, Transport
@@ -27,9 +27,10 @@ async def check(
         samples: items to score, those of one prompt in one group, right responses before wrong ones.
 
     Raises:
-        ConfigError: a restart command that cannot be executed, or a golden pack that does not exist.
+        ConfigError: a restart command that cannot be executed, or a golden pack or probes that do not exist.
     """
     session = Session(transport, samples, options or Options())
+    refuse_unknown(session.options.only)
     process = ServerProcess(session.options.restart)
     try:
         if session.options.restart:

@@ -102,7 +102,8 @@ class Tried:
         if self.differs:
             parts.append(f"recorded {self.recorded:g}")
         if explained and self.text:
-            parts.append(repr(bounded(self.text, _SHOWN)))
+            # An error says what to do at its end.
+            parts.append(repr(self.text if self.outcome == ERROR else bounded(self.text, _SHOWN)))
         return "  ".join(parts)
 
     def to_json(self) -> dict[str, Any]:

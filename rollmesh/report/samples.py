@@ -89,12 +89,16 @@ def sample_lines(sample: Mapping[str, Any]) -> Iterator[str]:
     """A sample for a person to read."""
     parts = {name: value for name, value in (sample.get("components") or {}).items() if name != "total"}
     detail = " (" + ", ".join(f"{name} {value:g}" for name, value in parts.items()) + ")" if len(parts) > 1 else ""
-    yield f"step {sample['step']}  reward {float(sample['reward']):g}{detail}  {sample.get('finish_reason', '')}"
+    source = f"  {sample['data_source']}" if sample.get("data_source") else ""
+    ended = f"  {sample.get('finish_reason', '')}"
+    yield f"step {sample['step']}  reward {float(sample['reward']):g}{detail}{ended}{source}"
     if token_line := _token_line(sample):
         yield f"  tokens:   {token_line}"
     yield f"  prompt:   {sample.get('prompt', '')!r}"
     yield f"  response: {sample.get('response', '')!r}"
     yield f"  truth:    {sample.get('ground_truth')!r}"
+    if evidence := sample.get("evidence"):
+        yield f"  evidence: {evidence!r}"
 
 
 def _token_line(sample: Mapping[str, Any]) -> str:

@@ -196,6 +196,8 @@ def test_functions_of_one_name_are_told_apart(tmp_path: Path) -> None:
         ("no_such_module_here:f", "ModuleNotFoundError"),
         ("/nowhere/mine.py:f", "no file /nowhere/mine.py"),
         (f"{EXAMPLE}:compute_scor", "did you mean 'compute_score'"),
+        ("mine.py", "mine.py:FUNCTION"),
+        ("{use: math, weight: 2}", "without quotes"),
     ],
 )
 def test_a_wrong_name_says_what_to_do(spec: str, words: str) -> None:

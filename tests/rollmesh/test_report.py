@@ -609,3 +609,9 @@ def test_speed_is_the_median_of_the_steps_and_memory_the_largest() -> None:
     speed = speed_of([{"timing_s/step": 1.0}, *steps])
     assert speed == {"timing_s/update/actor": 2.0, "perf/mfu/actor": 0.4, "perf/max_rss_gb": 5.0}
     assert list(speed_lines(speed)) == ["actor update 2 s", "actor MFU 40.0%", "host memory of a rank 5.00 GiB"]
+
+
+def test_a_sample_is_shown_with_its_source_and_evidence() -> None:
+    sample = {"step": 1, "reward": 0.5, "data_source": "my/chat", "evidence": "judge: 5: it is kind"}
+    lines = list(sample_lines(sample))
+    assert (lines[0].endswith("my/chat"), lines[-1]) == (True, "  evidence: 'judge: 5: it is kind'")

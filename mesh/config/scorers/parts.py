@@ -174,7 +174,8 @@ def gates(names: Sequence[str], texts: Sequence[str | None]) -> list[tuple[int, 
         other, above = gate_of(text)
         if other not in names or other == name:
             others = ", ".join(each for each in names if each != name) or "there is none"
-            raise ValueError(f"the gate of {name!r} names no other part: {other!r}; others: {others}")
+            form = "; a threshold is written `PART above X`" if ">" in other else ""
+            raise ValueError(f"the gate of {name!r} names no other part: {other!r}; others: {others}{form}")
         found.append((names.index(other), above))
     depths(found)
     return found

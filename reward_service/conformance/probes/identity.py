@@ -16,6 +16,7 @@ REPEAT, RANDOM, SAME_ID, EQUAL, ALONE, MEAN = (
     "identity.group-mean",
 )
 _MIXED_UP = "normal for a sampling judge, which is not deterministic; otherwise items are mixed up"
+_CLAIMED = "its Info says `deterministic`: leave that out if scores may change, or see whether items are mixed up"
 # Responses of each kind, and rounds, by which chance is told from judgement; and the distance in standard errors.
 _EACH, _ROUNDS, _DISTANCE = 8, 4, 3.0
 _NO_PAIR = "it scores the sample items alike; a sample file may help"
@@ -32,7 +33,8 @@ async def repeat(session: Session) -> None:
     if changed:
         key = min(changed)
         message = f"{len(changed)} scores changed ({key!r}: {before[key]:g}, then {after[key]:g})"
-        session.find(_by_claim(session, "note"), REPEAT, message, _MIXED_UP)
+        remedy = _CLAIMED if session.info.deterministic else _MIXED_UP
+        session.find(_by_claim(session, "note"), REPEAT, message, remedy)
 
 
 async def random_scores(session: Session) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import time
 from typing import Any
 
 import pytest
 
 from examples.demo.problems import programs
 from rollmesh.mesh.config.reward import RewardSection
+from rollmesh.reward_service.code.scorer import Code
 from rollmesh.reward_service.configured import with_configured
+from rollmesh.reward_service.outcomes import Failed, RewardItem
 from rollmesh.reward_service.sandbox.interface import Job, Ran
 from tests.reward_service.code.conftest import Score, make_engine, reward, scoring
 
@@ -224,6 +228,26 @@ class Lost:
 
     async def close(self) -> None:
         return None
+
+
+class Late(Lost):
+    """A sandbox whose programs are not done by the deadline."""
+
+    async def run_all(self, job: Job, inputs: Any, *, stop: Any = None) -> list[Ran]:
+        await asyncio.sleep(job.deadline - time.monotonic())
+        return [Ran("infrastructure", reason="the deadline has passed")] * len(inputs)
+
+
+async def test_a_program_without_time_names_the_key_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def opened(*_: Any, **__: Any) -> Late:
+        return Late()
+
+    monkeypatch.setattr("rollmesh.reward_service.code.workplace.open_executor", opened)
+    section = RewardSection(scorer_timeout_s=0.5, code={"time_s": 0.3, "case_s": 0.2})
+    result = await Code(section, "code", fraction=False)(RewardItem("i", "g", "s", "", ADD, SUMS))
+    assert isinstance(result, Failed)
+    assert (result.code, result.retryable) == ("sandbox", True)
+    assert "0.45 s are nine tenths of reward.scorer_timeout_s" in result.message
 
 
 async def test_what_the_infrastructure_did_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

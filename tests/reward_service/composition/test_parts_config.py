@@ -63,6 +63,7 @@ def test_gates_are_read(text: str, gate: tuple[str, float]) -> None:
         ([{"use": "a", "name": "a/b"}], r"functions\.0\.name: needs some text without `/`"),
         ([{"use": "a", "gate": "b above all"}], r"functions\.0\.gate: needs `PART` or `PART above X` with a number"),
         (["a", {"use": "b", "gate": "c"}], r"functions: the gate of 'b' names no other part: 'c'; others: a"),
+        (["a", {"use": "b", "gate": "a > 0.5"}], r"'a > 0.5'; others: a; a threshold is written `PART above X`"),
         (["a", {"use": "b", "gate": "b"}], r"the gate of 'b' names no other part: 'b'"),
         ([{"use": "a", "gate": "b"}, {"use": "b", "gate": "a"}], r"functions: gates form a cycle"),
         ([{"use": "a", "name": "x"}, {"use": "b", "name": "x"}], r"functions: several parts have the name 'x'"),

@@ -248,7 +248,7 @@ class MixesCalls(Server):
         (CachesById, "identity.same-id", "error", "never keep scores by item_id"),
         (Random, "identity.random", "warning", "no difference beyond chance"),
         (Random, "identity.repeat", "note", "scores changed"),
-        (RandomAndClaimsNot, "identity.repeat", "error", "scores changed"),
+        (RandomAndClaimsNot, "identity.repeat", "error", "its Info says"),
         (ById, "identity.equal-content", "error", "equal items under different ids"),
         (GroupMean, "identity.group-mean", "error", "the same within a group"),
         (LessTheCallsMean, "identity.alone", "error", "another group in the call"),

@@ -19,6 +19,7 @@ from rollmesh.mesh.errors import ConfigError
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.conformance.command import check_with
 from rollmesh.reward_service.conformance.opening import open_transport
+from rollmesh.reward_service.conformance.probes.order import refuse_unknown
 from rollmesh.reward_service.conformance.session import Options
 from rollmesh.reward_service.conformance.transport import CallError
 from rollmesh.reward_service.member_check import member_transport
@@ -123,6 +124,12 @@ async def test_statuses_of_http(http_server: str, status: int, kind: str) -> Non
         await transport.score(reward_pb2.ScoreRequest(), 60)
     await transport.close()
     assert caught.value.kind == kind
+
+
+async def test_probes_that_do_not_exist_are_refused() -> None:
+    refuse_unknown(["answers.odd", "stream", "restart", "reach.info"])
+    with pytest.raises(ConfigError, match="no probe has an id that begins with 'identiti'"):
+        await check_with(open_transport("grpc://127.0.0.1:9"), "grpc://127.0.0.1:9", None, Options(only=["identiti"]))
 
 
 async def test_ours_in_a_mesh(tmp_path: Path) -> None:
