@@ -225,7 +225,7 @@ def _deliver(
         str,
         typer.Argument(
             metavar="STORE|URL",
-            help="The file reward.late.store on this host, or http://HOST:PORT of the reward service (reward.http.port).",
+            help="The file reward.late.store of this host, or http://HOST:PORT of the service (reward.http.port).",
         ),
     ],
     ticket: Annotated[str, typer.Argument(help="The ticket, as the reward function gave it.")],
