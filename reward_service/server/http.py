@@ -27,8 +27,8 @@ from rollmesh.mesh.http.server import http_key, is_bearer, serving
 from rollmesh.mesh.text import bounded
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.json_messages import TIMEOUT_HEADER, JsonError, from_json, to_json
-from rollmesh.reward_service.late.network import PATH, receive
 from rollmesh.reward_service.late.store import LateStoreError
+from rollmesh.reward_service.late_delivery import PATH, receive
 from rollmesh.reward_service.server.server import RewardServicer
 
 log = logging.getLogger(__name__)

@@ -245,7 +245,7 @@ def _deliver(
     from rollmesh.mesh.errors import ConfigError
     from rollmesh.mesh.private_files import read_secret
     from rollmesh.reward_service.late import Arrival, Delivery, deliver
-    from rollmesh.reward_service.late.network import deliver_to
+    from rollmesh.reward_service.late_delivery import deliver_to
 
     parts = dict(part.partition("=")[::2] for part in component or ())
     try:

@@ -15,9 +15,9 @@ from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client.client import CallLimits, RewardClient, is_pending
 from rollmesh.reward_service.composition.part import Part
 from rollmesh.reward_service.late import Arrival, Delivery, deliver, later
-from rollmesh.reward_service.late.network import deliver_to, receive
 from rollmesh.reward_service.late.rewards import LateRewards
 from rollmesh.reward_service.late.store import LateStore, LateStoreError
+from rollmesh.reward_service.late_delivery import deliver_to, receive
 from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from tests.command import Command
