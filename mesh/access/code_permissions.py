@@ -119,7 +119,7 @@ def requested_code(config: Config) -> list[CodeRequest]:
 
 
 def _of_model(name: str, section: ModelSection) -> Iterator[CodeRequest]:
-    """What the server of a reward model is, and the key that is sent to one at a URL."""
+    """The parts of a server of a reward model that are code, and the key that is sent to one at a URL."""
     for key in ("python", "api_key_file"):
         path = getattr(section, key)
         yield from _named(f"reward.{name}.{key}", None if path is None else str(path))

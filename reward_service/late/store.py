@@ -40,7 +40,7 @@ class LateStoreError(RewardError):
 
 
 class Arrival(StrEnum):
-    """What became of a delivery.
+    """The fate of a delivery.
 
     Attributes:
         DELIVERED: a response waits for it.
