@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.scorers.classifier import ModelSection
 from rollmesh.mesh.config.scorers.parts import uses
 from rollmesh.mesh.errors import ConfigError
 
@@ -106,6 +107,7 @@ def requested_code(config: Config) -> list[CodeRequest]:
         found += _named("reward.functions", *filter(_is_path, uses(reward.functions)))
         for functions in reward.by_data_source.values():
             found += _named("reward.by_data_source", *filter(_is_path, uses(functions)))
+        found += [*_of_model("classifier", reward.classifier), *_of_model("process", reward.process)]
     if rollout.engine == "vllm":
         found += _named("rollout.vllm.options", *_code_options(rollout.vllm.options, _VLLM_WORDS))
     if rollout.engine == "sglang":
@@ -114,6 +116,15 @@ def requested_code(config: Config) -> list[CodeRequest]:
             found += _named(f"rollout.sglang.{key}", None if path is None else str(path))
         found += _named("rollout.sglang.options", *_code_options(rollout.sglang.options, _SGLANG_WORDS))
     return found
+
+
+def _of_model(name: str, section: ModelSection) -> Iterator[CodeRequest]:
+    """The parts of a server of a reward model that are code, and the key that is sent to one at a URL."""
+    for key in ("python", "api_key_file"):
+        path = getattr(section, key)
+        yield from _named(f"reward.{name}.{key}", None if path is None else str(path))
+    words = _VLLM_WORDS if section.engine == "vllm" else _SGLANG_WORDS
+    yield from _named(f"reward.{name}.options", *_code_options(section.options, words))
 
 
 def _named(key: str, *names: str | None) -> Iterable[CodeRequest]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from rollmesh.mesh.errors import PayloadError, RewardError
@@ -25,6 +26,7 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS waiting (item TEXT PRIMARY KEY, ticket TEXT NOT NULL, since REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS delivered (ticket TEXT PRIMARY KEY, total REAL, components TEXT NOT NULL, reason TEXT NOT
 NULL, at REAL NOT NULL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS tickets ON waiting (ticket);
 """
 # Seconds that a process waits for another's write, which takes a few milliseconds.
 _LOCK_S = 5.0
@@ -35,6 +37,20 @@ class LateStoreError(RewardError):
     """The file cannot be read or written."""
 
     code = "late_store"
+
+
+class Arrival(StrEnum):
+    """The fate of a delivery.
+
+    Attributes:
+        DELIVERED: a response waits for it.
+        EARLY: it is kept, and no response has its ticket yet.
+        BEFORE: another one came before, and counts.
+    """
+
+    DELIVERED = "delivered"
+    EARLY = "early"
+    BEFORE = "before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +143,7 @@ class LateStore:
         self._file.close()
 
 
-def deliver(store: Path | str, ticket: str, delivery: Delivery | float) -> bool:
+def deliver(store: Path | str, ticket: str, delivery: Delivery | float) -> Arrival:
     """Brings the reward for a ticket; from any process on the store's host.
 
     Args:
@@ -136,7 +152,7 @@ def deliver(store: Path | str, ticket: str, delivery: Delivery | float) -> bool:
         delivery: the reward, or its total alone.
 
     Returns:
-        False where one was delivered before, which counts.
+        its fate. A mistyped ticket is `EARLY` for ever.
 
     Raises:
         PayloadError: it is not finite, or the ticket is empty.
@@ -154,7 +170,10 @@ def deliver(store: Path | str, ticket: str, delivery: Delivery | float) -> bool:
         if not path.parent.is_dir():
             raise FileNotFoundError(f"{path.parent} is no folder")
         with closing(_opened(path)) as file, file:
-            return file.execute("INSERT OR IGNORE INTO delivered VALUES (?, ?, ?, ?, ?)", row).rowcount == 1
+            if file.execute("INSERT OR IGNORE INTO delivered VALUES (?, ?, ?, ?, ?)", row).rowcount == 0:
+                return Arrival.BEFORE
+            known = file.execute("SELECT 1 FROM waiting WHERE ticket = ? LIMIT 1", (ticket,)).fetchone()
+            return Arrival.EARLY if known is None else Arrival.DELIVERED
     except (OSError, sqlite3.Error) as error:
         raise _unusable(path, error) from error
 

@@ -12,7 +12,7 @@ engine is not there: these jobs are not begun any more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 READY, REFUSED, ASK, DROP, HEARD, BEGUN, DONE, FAILED, AWAY = (
@@ -29,8 +29,11 @@ class ModelOptions:
     Attributes:
         kind: `response`: one value of all; `steps`: one after each step.
         folder: of the model and its tokenizer.
-        engine: transformers, vllm or sglang; the latter two at `url`.
-        url: http://HOST:PORT; empty for transformers.
+        engine: transformers, vllm or sglang; the latter two are servers.
+        url: http://HOST:PORT of a server elsewhere; empty: one is started where the engine needs it.
+        key: of the server; empty: none.
+        python: interpreter of a server that is started; empty: that of the process.
+        server_options: further arguments of such a server, by their names.
         timeout_s: of one request to it.
         device: of torch; empty: CUDA if there is one.
         dtype: of the weights; `auto`: as they are stored.
@@ -48,6 +51,9 @@ class ModelOptions:
     folder: str
     engine: str = "transformers"
     url: str = ""
+    key: str = field(default="", repr=False)
+    python: str = ""
+    server_options: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = 30.0
     device: str = ""
     dtype: str = "auto"

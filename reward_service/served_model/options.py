@@ -8,6 +8,7 @@ from typing import Any
 from rollmesh.mesh.config.scorers.classifier import ClassifierSection
 from rollmesh.mesh.config.scorers.process import ProcessSection
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.private_files import read_secret
 from rollmesh.reward_service.outcomes import RewardItem
 from rollmesh.reward_service.served_model.messages import Kind, ModelOptions
 
@@ -24,7 +25,7 @@ def model_options(section: ClassifierSection | ProcessSection, kind: Kind, call_
         call_timeout_s: seconds in which a call has to end.
 
     Raises:
-        ConfigError: there is no model.
+        ConfigError: there is no model, or its key cannot be read.
     """
     if section.model is None:
         name = "process" if isinstance(section, ProcessSection) else "classifier"
@@ -37,6 +38,9 @@ def model_options(section: ClassifierSection | ProcessSection, kind: Kind, call_
         folder=section.model,
         engine=section.engine,
         url=section.url or "",
+        key=read_secret(section.api_key_file, "api_key_file") if section.api_key_file is not None else "",
+        python="" if section.python is None else str(section.python.expanduser()),
+        server_options=section.options,
         timeout_s=_REQUEST_SHARE * call_timeout_s,
         device=section.device or "",
         dtype=section.dtype,

@@ -148,7 +148,10 @@ def load(options: ModelOptions) -> tuple[Reader, Engine]:
         RewardError: it cannot be loaded.
     """
     from transformers import AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
+    # They would fill the service's log.
+    transformers_logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(Path(options.folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -158,9 +161,13 @@ def load(options: ModelOptions) -> tuple[Reader, Engine]:
         from rollmesh.reward_service.served_model.local import LocalModel
 
         return reader, LocalModel(options, tokenizer)
-    from rollmesh.reward_service.served_model.remote import RemoteModel
+    if options.url:
+        from rollmesh.reward_service.served_model.remote import RemoteModel
 
-    return reader, RemoteModel(options)
+        return reader, RemoteModel(options)
+    from rollmesh.reward_service.served_model.server import OwnedModel
+
+    return reader, OwnedModel(options)
 
 
 def _read(

@@ -23,7 +23,7 @@ from rollmesh.reward_service.served_model.texts import Sequence
 # The engine batches too, so several are on their way.
 _LANES = 4
 _MOST_BYTES = 256 << 20
-_PROXIES = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+WITHOUT_PROXIES = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class RemoteModel:
@@ -43,6 +43,7 @@ class RemoteModel:
             raise RewardError("SGLang has no values of single tokens", hint="use engine vllm or transformers")
         self._options = options
         self._label = label_index(options, _labels(options))
+        self._authorization = {"Authorization": f"Bearer {options.key}"} if options.key else {}
         self.longest = self._declared_length()
 
     def values(self, batch: Listed[Sequence]) -> list[list[float]]:
@@ -75,10 +76,10 @@ class RemoteModel:
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         content = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(  # noqa: S310  # http or https, by the configuration
-            self._options.url + path, content, {"Content-Type": "application/json"}
+            self._options.url + path, content, {"Content-Type": "application/json", **self._authorization}
         )
         try:
-            with _PROXIES.open(request, timeout=self._options.timeout_s) as response:
+            with WITHOUT_PROXIES.open(request, timeout=self._options.timeout_s) as response:
                 return json.loads(response.read(_MOST_BYTES))
         except urllib.error.HTTPError as error:
             text = bounded(error.read(2000).decode("utf-8", "replace"), 500)

@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
 
 from aiohttp import web
@@ -20,17 +21,19 @@ from aiohttp import web
 from rollmesh.mesh.access.tls import server_context
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.scorers.http import HttpSection
-from rollmesh.mesh.errors import PortInUseError
+from rollmesh.mesh.errors import PayloadError, PortInUseError
 from rollmesh.mesh.http.connections import Connections
 from rollmesh.mesh.http.server import http_key, is_bearer, serving
 from rollmesh.mesh.text import bounded
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.json_messages import TIMEOUT_HEADER, JsonError, from_json, to_json
+from rollmesh.reward_service.late.store import LateStoreError
+from rollmesh.reward_service.late_delivery import PATH, receive
 from rollmesh.reward_service.server.server import RewardServicer
 
 log = logging.getLogger(__name__)
 SCORE, INFO, HEALTH = "/v1/score", "/v1/info", "/healthz"
-_METHODS = {SCORE: "POST", INFO: "GET", HEALTH: "GET"}
+_METHODS = {SCORE: "POST", PATH: "POST", INFO: "GET", HEALTH: "GET"}
 _JSON = "application/json"
 _LINES = "application/x-ndjson"
 # Seconds that a connection has for the head of its request and may be idle, and that a body has.
@@ -57,7 +60,13 @@ class _RefusalError(Exception):
 
 @asynccontextmanager
 async def http_server(
-    servicer: RewardServicer, section: HttpSection, host: str, security: SecuritySection, *, max_message_mb: int
+    servicer: RewardServicer,
+    section: HttpSection,
+    host: str,
+    security: SecuritySection,
+    *,
+    max_message_mb: int,
+    late_store: Path | None = None,
 ) -> AsyncIterator[str]:
     """Serves while the context lasts; yields the URL, empty where the configuration names no port.
 
@@ -65,6 +74,7 @@ async def http_server(
         servicer: answers.
         host: address to bind.
         max_message_mb: the longest body, in MiB.
+        late_store: `reward.late.store`; None: no late reward is taken.
 
     Raises:
         ConfigError: a non-loopback address without a key; an unreadable key or certificate.
@@ -75,7 +85,7 @@ async def http_server(
         return
     key = http_key(section.key_file, "reward.http.key_file", host, "rewards over HTTP", security)
     connections = Connections(_MOST_CONNECTIONS)
-    answers = _Answers(servicer, key, connections, max_message_mb << 20)
+    answers = _Answers(servicer, key, connections, max_message_mb << 20, late_store)
     async with AsyncExitStack() as closers:
         tls = server_context(security)
         try:
@@ -97,13 +107,22 @@ class _Answers:
     Args:
         key: that callers must send; None: none.
         most_bytes: of a body.
+        late_store: of late rewards; None: there is none.
     """
 
-    def __init__(self, servicer: RewardServicer, key: str | None, connections: Connections, most_bytes: int) -> None:
+    def __init__(
+        self,
+        servicer: RewardServicer,
+        key: str | None,
+        connections: Connections,
+        most_bytes: int,
+        late_store: Path | None,
+    ) -> None:
         self._servicer = servicer
         self._key = key
         self._connections = connections
         self._most_bytes = most_bytes
+        self._late_store = late_store
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answers one request."""
@@ -114,6 +133,8 @@ class _Answers:
                     return web.Response(text="ok\n")
                 if request.path == INFO:
                     return web.Response(body=to_json(self._servicer.describe(), defaults=True), content_type=_JSON)
+                if request.path == PATH:
+                    return await self._deliver(request)
                 return await self._score(request)
             except _RefusalError as refusal:
                 body = json.dumps({"error": {"code": refusal.status, "message": bounded(str(refusal), 2000)}})
@@ -121,7 +142,7 @@ class _Answers:
 
     def _admit(self, request: web.BaseRequest) -> None:
         if (method := _METHODS.get(request.path)) is None:
-            raise _RefusalError(404, f"there are {SCORE}, {INFO} and {HEALTH}")
+            raise _RefusalError(404, f"there are {SCORE}, {PATH}, {INFO} and {HEALTH}")
         if request.method != method:
             raise _RefusalError(405, f"{request.path} is for {method}", Allow=method)
         authorization = request.headers.get("Authorization", "")
@@ -141,6 +162,18 @@ class _Answers:
             return await self._stream(request, scored, remaining)
         answer = await self._servicer.answer(scored, remaining)
         body = await _off_the_loop(answer.ByteSize(), lambda: to_json(answer, defaults=True))
+        return web.Response(body=body, content_type=_JSON)
+
+    async def _deliver(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self._late_store is None:
+            raise _RefusalError(501, "no late rewards are taken: reward.late.store is not set there")
+        content = await self._content(request)
+        try:
+            body = await asyncio.to_thread(receive, self._late_store, content)
+        except PayloadError as error:
+            raise _RefusalError(400, str(error)) from error
+        except LateStoreError as error:
+            raise _RefusalError(503, str(error)) from error
         return web.Response(body=body, content_type=_JSON)
 
     async def _stream(
@@ -164,6 +197,13 @@ class _Answers:
         return response
 
     async def _read(self, request: web.BaseRequest) -> reward_pb2.ScoreRequest:
+        content = await self._content(request)
+        try:
+            return await _off_the_loop(len(content), lambda: from_json(content, reward_pb2.ScoreRequest()))
+        except JsonError as error:
+            raise _RefusalError(400, f"the body is no ScoreRequest: {error}") from error
+
+    async def _content(self, request: web.BaseRequest) -> bytes:
         content = bytearray()
         try:
             async with asyncio.timeout(_BODY_S):
@@ -173,10 +213,7 @@ class _Answers:
                         raise _RefusalError(413, f"the body is longer than {self._most_bytes} bytes; send fewer items")
         except TimeoutError:
             raise _RefusalError(408, f"the body did not arrive within {_BODY_S:g} s") from None
-        try:
-            return await _off_the_loop(len(content), lambda: from_json(bytes(content), reward_pb2.ScoreRequest()))
-        except JsonError as error:
-            raise _RefusalError(400, f"the body is no ScoreRequest: {error}") from error
+        return bytes(content)
 
 
 async def _each(items: Iterable[reward_pb2.ScoreItem]) -> AsyncIterator[reward_pb2.ScoreStreamRequest]:

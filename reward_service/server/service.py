@@ -89,7 +89,14 @@ async def serve(
         port=network.metrics_port,
         enabled=network.metrics,
     )
-    http = http_server(server.servicer, reward.http, host, config.security, max_message_mb=network.max_message_mb)
+    http = http_server(
+        server.servicer,
+        reward.http,
+        host,
+        config.security,
+        max_message_mb=network.max_message_mb,
+        late_store=reward.late.store,
+    )
     try:
         async with metrics, http:
             if mesh is None:

@@ -226,7 +226,13 @@ def _proxy(
 
 
 def _deliver(
-    store: Annotated[Path, typer.Argument(help="File of the run's late rewards: reward.late.store.")],
+    to: Annotated[
+        str,
+        typer.Argument(
+            metavar="STORE|URL",
+            help="The file reward.late.store of this host, or http://HOST:PORT of the service (reward.http.port).",
+        ),
+    ],
     ticket: Annotated[str, typer.Argument(help="The ticket, as the reward function gave it.")],
     value: Annotated[
         float | None, typer.Argument(help="The reward; left out: the response is unscorable, see --why.")
@@ -235,10 +241,16 @@ def _deliver(
         list[str] | None, typer.Option("--component", metavar="NAME=VALUE", help="A named part of it; may be repeated.")
     ] = None,
     why: Annotated[str, typer.Option("--why", help="Reason why there is no reward.")] = "",
+    key_file: Annotated[
+        Path | None, typer.Option("--key-file", help="File with the key for a URL (reward.http.key_file).")
+    ] = None,
+    tls_ca: TlsCa = None,
 ) -> None:
     """Deliver a reward that a reward function has promised for later."""
     from rollmesh.mesh.errors import ConfigError
-    from rollmesh.reward_service.late import Delivery, deliver
+    from rollmesh.mesh.private_files import read_secret
+    from rollmesh.reward_service.late import Arrival, Delivery, deliver
+    from rollmesh.reward_service.late_delivery import deliver_to
 
     parts = dict(part.partition("=")[::2] for part in component or ())
     try:
@@ -247,13 +259,25 @@ def _deliver(
         raise ConfigError(f"--component: {error}", hint="write --component NAME=VALUE") from error
     if value is None and not why:
         raise ConfigError("there is no reward to deliver", hint="give a number, or --why for a response without one")
-    # A mistyped path would make a store that no service reads.
-    if not store.expanduser().is_file():
-        raise ConfigError(f"there is no store {store}", hint="name the file of reward.late.store; the service makes it")
-    if not deliver(store.expanduser(), ticket, Delivery(value, components, why)):
-        typer.echo(f"{ticket}: a reward was delivered before, which counts")
-        raise typer.Exit(1)
-    typer.echo(f"{ticket}: delivered")
+    delivery = Delivery(value, components, why)
+    if to.startswith(("http://", "https://")):
+        key = "" if key_file is None else read_secret(key_file, "--key-file")
+        arrival = asyncio.run(deliver_to(to, ticket, delivery, key=key, ca=tls_ca))
+    else:
+        store = Path(to).expanduser()
+        # A mistyped path would make a store that no service reads.
+        if not store.is_file():
+            raise ConfigError(
+                f"there is no store {to}", hint="name the file of reward.late.store; the service makes it"
+            )
+        arrival = deliver(store, ticket, delivery)
+    said = {
+        Arrival.DELIVERED: "delivered",
+        Arrival.EARLY: "kept, but no response has this ticket yet",
+        Arrival.BEFORE: "a reward was delivered before, which counts",
+    }
+    typer.echo(f"{ticket}: {said[arrival]}")
+    raise typer.Exit(int(arrival is Arrival.BEFORE))
 
 
 def _languages(

@@ -125,13 +125,13 @@ async def serve_http() -> AsyncIterator[Callable[..., Awaitable[str]]]:
     async with AsyncExitStack() as closers:
 
         async def start(
-            *functions: Any, key_file: Any = None, security: SecuritySection | None = None, max_message_mb: int = 64
+            *functions: Any, key_file: Any = None, security: SecuritySection | None = None, **options: Any
         ) -> str:
             server = RewardServer(ScoringEngine(functions or ("auto",)), timeout_s=5.0)
             await server.start()
             closers.push_async_callback(server.stop, 0)
             section, security = HttpSection(port=0, key_file=key_file), security or SecuritySection()
-            context = http_server(server.servicer, section, "localhost", security, max_message_mb=max_message_mb)
+            context = http_server(server.servicer, section, "localhost", security, **{"max_message_mb": 64, **options})
             return await closers.enter_async_context(context)
 
         yield start

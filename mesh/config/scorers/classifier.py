@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -21,12 +22,24 @@ class ModelSection(Section):
         None, description="Folder of the model and its tokenizer. See docs/reward-models.md."
     )
     engine: Literal["transformers", "vllm", "sglang"] = Field(
-        "transformers", description="The engine: transformers in a process of ours, or a server at `url`."
+        "transformers", description="The engine. The service starts it, unless `url` names a server of vLLM or SGLang."
     )
-    url: str | None = Field(None, description="`http://HOST:PORT` of a server of vLLM or SGLang that has the model.")
-    device: str | None = Field(None, description="Device of transformers (`cuda:1`); none: CUDA if there is one.")
+    url: str | None = Field(
+        None, description="`http://HOST:PORT` of a server of vLLM or SGLang that has the model; none: one is started."
+    )
+    api_key_file: Path | None = Field(
+        None, description="A file with the key of the server at `url`, closed to other users."
+    )
+    python: Path | None = Field(
+        None,
+        description="Interpreter of the environment in which vLLM or SGLang is installed; none: that of the service.",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments of a server that is started, by its own names."
+    )
+    device: str | None = Field(None, description="Its device (`cuda:1`); none: CUDA if there is one.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Weights of transformers; `auto`: as they are stored."
+        "auto", description="Of the weights; `auto`: as they are stored."
     )
     max_tokens_per_batch: PositiveInt = Field(16384, description="Most tokens of one batch, padding included.")
     max_wait_ms: float = Field(
@@ -45,8 +58,12 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def _has_its_server(self) -> ModelSection:
-        if (self.engine == "transformers") == (self.url is not None):
-            raise ValueError("engine vllm or sglang needs a url, and transformers has none")
+        if self.engine == "transformers" and (self.url or self.python or self.options):
+            raise ValueError("url, python and options are for the engines vllm and sglang")
+        if self.url is not None and (self.python or self.options):
+            raise ValueError("python and options are for a server that is started here, and url names a running one")
+        if self.url is None and self.api_key_file is not None:
+            raise ValueError("api_key_file is for a server at `url`; one that is started here has a key of its own")
         return self
 
 

@@ -67,6 +67,18 @@ def test_reward_functions_are_code_where_generators_score() -> None:
     }
 
 
+def test_servers_of_reward_models_are_asked_for_where_they_would_be_started() -> None:
+    started = {"engine": "vllm", "python": "/opt/bin/python", "options": {"trust_remote_code": True, "block_size": 16}}
+    sent = {"engine": "vllm", "url": "http://there:1", "api_key_file": "/root/.cache/token"}
+    reward = {"classifier": started, "process": sent}
+    assert asked(reward=reward) == {}
+    assert asked(reward={**reward, "in_process": True}) == {
+        "reward.classifier.python": ["/opt/bin/python"],
+        "reward.classifier.options": ["trust_remote_code=true"],
+        "reward.process.api_key_file": ["/root/.cache/token"],
+    }
+
+
 def test_files_of_the_host_that_are_sent_away_are_asked_for() -> None:
     reward = {"endpoints": ["grpc://judge:1"], "key_files": {"grpc://judge:1": "/root/.cache/token"}}
     assert asked(reward=reward) == {"reward.key_files": ["/root/.cache/token"]}

@@ -96,8 +96,9 @@ def test_what_cannot_be_asked_is_refused_before_it_is_loaded(folder: Path, tmp_p
         with_configured(RewardSection(), [f"model:{tmp_path}"], {})
     with pytest.raises(ValueError, match=r"needs reward\.classifier\.model"):
         RewardSection(functions=["classifier"])
-    with pytest.raises(ValueError, match="needs a url"):
-        RewardSection.model_validate({"classifier": {"engine": "vllm"}})
+    for wrong in ({"url": "http://a"}, {"engine": "vllm", "url": "http://a", "python": "p"}, {"api_key_file": "k"}):
+        with pytest.raises(ValueError, match=r"started here|for the engines|of its own"):
+            RewardSection.model_validate({"classifier": wrong})
     given = {"model": {"path": "m"}, "data": {"train": "t"}, "reward": {"functions": [f"model:{folder}"]}}
     given["reward"]["in_process"] = True
     assert [asked.name for asked in requested_code(load_config(given))] == [f"model:{folder}"]

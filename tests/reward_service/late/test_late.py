@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 
 from rollmesh.mesh.config.scorers.late import LateSection
-from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.errors import PayloadError, RewardError
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client.client import CallLimits, RewardClient, is_pending
 from rollmesh.reward_service.composition.part import Part
-from rollmesh.reward_service.late import Delivery, deliver, later
+from rollmesh.reward_service.late import Arrival, Delivery, deliver, later
 from rollmesh.reward_service.late.rewards import LateRewards
 from rollmesh.reward_service.late.store import LateStore, LateStoreError
+from rollmesh.reward_service.late_delivery import deliver_to, receive
 from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from tests.command import Command
+from tests.secrets_here import write_secret
 
 
 class Promises:
@@ -56,7 +58,7 @@ async def test_a_promise_is_made_once_and_kept_over_a_restart(make_item: Any, tm
     assert results[2].scored.total == 0.5
     assert is_pending((await score(first, one))[0])
     await first.close()
-    assert deliver(store, "job-1", Delivery(2.0, {"clicks": 2.0}))
+    assert deliver(store, "job-1", Delivery(2.0, {"clicks": 2.0})) is Arrival.DELIVERED
     again = engine(store, promises)
     found, missing = await score(again, one, two)
     assert (found.scored.total, dict(found.scored.components)) == (2.0, {"promises": 2.0, "clicks": 2.0})
@@ -69,9 +71,9 @@ async def test_a_promise_is_made_once_and_kept_over_a_restart(make_item: Any, tm
 
 async def test_deliveries_may_come_first_and_the_first_counts(make_item: Any, tmp_path: Path) -> None:
     store = tmp_path / "late.sqlite"
-    assert deliver(store, "job-1", 1.0)
-    assert not deliver(store, "job-1", 2.0)
-    assert deliver(store, "job-2", Delivery(None, reason="the user has left"))
+    assert deliver(store, "job-1", 1.0) is Arrival.EARLY
+    assert deliver(store, "job-1", 2.0) is Arrival.BEFORE
+    assert deliver(store, "job-2", Delivery(None, reason="the user has left")) is Arrival.EARLY
     with pytest.raises(PayloadError, match="not finite"):
         deliver(store, "job-3", float("nan"))
     with pytest.raises(LateStoreError, match="no folder"):
@@ -82,6 +84,33 @@ async def test_deliveries_may_come_first_and_the_first_counts(make_item: Any, tm
     assert left.unscorable.reason.endswith("the user has left")
     await scoring.close()
     assert store.stat().st_mode & 0o077 == 0
+
+
+async def test_rewards_are_delivered_over_the_network(serve_http: Any, tmp_path: Path) -> None:
+    key_file = write_secret(tmp_path / "key", "a-key-of-the-service")
+    path = tmp_path / "late.sqlite"
+    store = LateStore(path)
+    store.add("item", "job")
+    url = await serve_http(key_file=key_file, late_store=path)
+
+    async def bring(ticket: str, delivery: Delivery, key: str = key_file.read_text()) -> Arrival:
+        return await deliver_to(url, ticket, delivery, key=key.strip(), ca=None)
+
+    brought = Delivery(0.5, {"clicks": 2.0})
+    with pytest.raises(RewardError, match="401"):
+        await bring("job", brought, "another")
+    for wrong, words in ((Delivery(None), "neither"), (Delivery(1.0, {"x": float("inf")}), "components")):
+        with pytest.raises(PayloadError, match=words):
+            await bring("job", wrong)
+    with pytest.raises(PayloadError, match="misspelt"):
+        receive(path, b'{"ticket": "job", "total": 1, "misspelt": 2}')
+    assert [await bring("job", brought), await bring("job", Delivery(9.0))] == [Arrival.DELIVERED, Arrival.BEFORE]
+    assert await bring("jbo", brought) is Arrival.EARLY
+    assert store.add("item", "job").delivery == brought
+    store.close()
+    without = await serve_http()
+    with pytest.raises(RewardError, match=r"reward\.late\.store"):
+        await deliver_to(without, "job", brought, key="", ca=None)
 
 
 async def test_a_reward_that_never_comes_is_late(make_item: Any, tmp_path: Path) -> None:
@@ -134,7 +163,7 @@ def test_the_command_delivers(rollmesh: Command, tmp_path: Path) -> None:
     assert not store.exists()
     LateStore(store).close()
     done = rollmesh("reward", "deliver", str(store), "a", "-1.5", "--component", "clicks=2")
-    assert (done.returncode, done.stdout) == (0, "a: delivered\n")
+    assert (done.returncode, done.stdout) == (0, "a: kept, but no response has this ticket yet\n")
     again = rollmesh("reward", "deliver", str(store), "a", "2")
     assert again.returncode == 1
     assert "delivered before" in again.stdout
