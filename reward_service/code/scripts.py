@@ -15,16 +15,16 @@ from typing import Any
 from rollmesh.reward_service.code.programs import PYTHON, Program
 from rollmesh.reward_service.code.rows import Script
 from rollmesh.reward_service.code.verdicts import CaseEnd, Verdict, is_compile_error, last_words, rows_of, trouble
-from rollmesh.reward_service.code.workplace import Workplace, inside, run_one, solution
+from rollmesh.reward_service.code.workplace import Workplace, run_one, solution
 from rollmesh.reward_service.sandbox.interface import Executor
 
 # Times that tests are run: calls whose arguments are results of other calls take one more for each of these.
 _ROUNDS = 12
 # Bytes of a program's answers to its tests.
 _ANSWERS = 4 << 20
-_TESTS = ("trial.py", "runner.py", "link.py", "values.py", "loading.py", "pytest.py")
-_PROGRAM = ("session.py", "values.py", "loading.py")
-_TOGETHER = ("together.py", "runner.py", "loading.py", "pytest.py")
+_TESTS = ("trial", "runner", "link", "values", "loading", "pytest")
+_PROGRAM = ("session", "values", "loading")
+_TOGETHER = ("together", "runner", "loading", "pytest")
 
 
 class _Trial:
@@ -67,7 +67,7 @@ class _Trial:
 
     async def _run_tests(self, ops: Sequence[Any], results: Sequence[Any]) -> tuple[dict[str, Any] | None, str]:
         """The answer of `trial.py`, or the reason why there is none."""
-        job = self._place.python_job(inside(*_TESTS), "trial.py", self._deadline, cpu_s=self._place.section.time_s)
+        job = self._place.inside_job(_TESTS, {}, self._deadline, cpu_s=self._place.section.time_s)
         request = {**self._request, "ops": ops, "results": results}
         ran = await run_one(self._executor, job, json.dumps(request).encode())
         if why := trouble(ran, job.limits.wall_s):
@@ -79,8 +79,8 @@ class _Trial:
         if self._left_s <= 0:
             self._ended = "its CPU time is over"
             return [{"ended": self._ended}] * len(ops)
-        files = {**inside(*_PROGRAM), "solution.py": self._source}
-        job = self._place.python_job(files, "session.py", self._deadline, cpu_s=self._left_s)
+        files = {"solution.py": self._source}
+        job = self._place.inside_job(_PROGRAM, files, self._deadline, cpu_s=self._left_s)
         job = replace(job, limits=replace(job.limits, output=_ANSWERS))
         ran = await run_one(self._executor, job, json.dumps({"ops": ops}).encode())
         verdict.cpu_s += ran.cpu_s
@@ -101,8 +101,8 @@ class _Trial:
                 f"the tests need the program's own process, which reward.code.same_process refuses: {reason}"
             )
         passwords = [secrets.token_hex(16) for _ in names]
-        files = {**inside(*_TOGETHER), "solution.py": self._source}
-        job = self._place.python_job(files, "together.py", self._deadline, cpu_s=self._left_s)
+        files = {"solution.py": self._source}
+        job = self._place.inside_job(_TOGETHER, files, self._deadline, cpu_s=self._left_s)
         request = {**self._request, "passwords": passwords}
         ran = await run_one(self._executor, job, json.dumps(request).encode())
         verdict.same_process = True
