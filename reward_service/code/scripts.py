@@ -1,11 +1,13 @@
 """Assertions and test files, run in another process than the program.
 
 The tests run with the answers of the program that are known. All that they ask beyond is asked of the program, and
-they run again (`inside/link.py`). Where they hand the program functions or objects of their own, both share a process.
+they run again (`inside/link.py`). What they ask first is the same for all programs, and is kept. Where they hand the
+program functions or objects of their own, both share a process.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import Sequence
@@ -68,11 +70,17 @@ class _Trial:
     async def _run_tests(self, ops: Sequence[Any], results: Sequence[Any]) -> tuple[dict[str, Any] | None, str]:
         """The answer of `trial.py`, or the reason why there is none."""
         job = self._place.inside_job(_TESTS, {}, self._deadline, cpu_s=self._place.section.time_s)
-        request = {**self._request, "ops": ops, "results": results}
-        ran = await run_one(self._executor, job, json.dumps(request).encode())
+        request = json.dumps({**self._request, "ops": ops, "results": results}).encode()
+        key = hashlib.sha256(request).digest()
+        if (kept := self._place.asked.get(key)) is not None:
+            return json.loads(kept), ""
+        ran = await run_one(self._executor, job, request)
         if why := trouble(ran, job.limits.wall_s):
             return None, f"{why}: {last_words(ran)}"
-        return json.loads(ran.stdout), ""
+        answer = json.loads(ran.stdout)
+        if not ops:
+            self._place.asked.put(key, ran.stdout)
+        return answer, ""
 
     async def _run_program(self, ops: Sequence[Any], verdict: Verdict) -> list[Any]:
         """Results of operations; those for which the program did not live are told as such."""

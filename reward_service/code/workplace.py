@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.errors import RollmeshError
+from rollmesh.reward_service.cache.memory import MemoryStore
 from rollmesh.reward_service.code.imports import PRELOADED, with_imports
 from rollmesh.reward_service.code.programs import PYTHON, Program
 from rollmesh.reward_service.code.verdicts import SandboxError
@@ -34,6 +35,8 @@ _UNCHECKED = (1).to_bytes(4, "little")
 _PRELOADED = ("ast", "builtins", "inspect", "traceback", "types", *PRELOADED)
 # A case that waits ends after so many times its CPU time, or this share of the time of a call.
 _WAITS, _WAIT_SHARE = 4, 0.3
+# Bytes for what tests ask first.
+_ASKED = 16 << 20
 # Bytes of output above what is expected.
 _OUTPUT = 1 << 16
 
@@ -51,11 +54,13 @@ class Workplace:
     Attributes:
         reward: of the configuration.
         section: `reward.code`.
+        asked: what tests have answered before they knew anything of a program, by their digest.
     """
 
     def __init__(self, reward: RewardSection) -> None:
         self.reward = reward
         self.section = reward.code
+        self.asked = MemoryStore(_ASKED)
         self._isolation = reward.isolation
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened: asyncio.Task[Opened] | None = None
