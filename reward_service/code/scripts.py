@@ -1,8 +1,8 @@
 """Assertions and test files, run in another process than the program.
 
 The tests run with the answers of the program that are known. All that they ask beyond is asked of the program, and
-they run again (`inside/link.py`). What they ask first is the same for all programs, and is kept. Where they hand the
-program functions or objects of their own, both share a process.
+they run again (`inside/link.py`). Their first questions are the same for all programs, and are kept. Where they hand
+the program functions or objects of their own, both share a process.
 """
 
 from __future__ import annotations
