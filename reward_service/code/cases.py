@@ -24,7 +24,7 @@ FIRST = (
 )
 """In front of a program whose function is called: what it prints is none of the result."""
 # Inputs from which one process for all is worth its start.
-_BATCH = 3
+_BATCH = 2
 
 
 @dataclass(frozen=True, slots=True)
