@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import time
@@ -18,6 +19,8 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 _PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "redis")
@@ -99,6 +102,14 @@ def yardstick(seconds: float = 0.3) -> dict[str, float]:
         "matmul_gflops": round(matmul_rate / 1e9, 1),
         "load_1min": round(os.getloadavg()[0], 2),
     }
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process, and of all that it has started: what a namespace's end kills is in no account."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    living = [each.cpu_times() for each in psutil.Process().children(recursive=True)]
+    below = sum(each.user + each.system + each.children_user + each.children_system for each in living)
+    return below + sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """User code by import path: `package.module:function` or `path/to/file.py:function`.
 
 Modules are also looked for in the working directory, files may import their neighbours; a file is run once per process.
+A reward function may be named in other ways too. They are told apart here, so that a worker loads no configuration.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import re
 import signal
 import sys
 import threading
@@ -18,6 +20,12 @@ from types import ModuleType
 from typing import Any
 
 from rollmesh.mesh.errors import RollmeshError
+
+WITH_OPTION = ("json_schema", "json_schema_fraction", "regex")
+"""Scorers that take an option, as in `regex:PATTERN`."""
+WITH_ARGUMENTS = re.compile(r"(.+?:[\w./@-]+)\((.*)\)", re.DOTALL)
+"""A path, and the arguments in its parentheses."""
+_REWARD_MODEL = "model:"
 
 
 def load_callable(path: str, what: str, raises: type[RollmeshError]) -> Callable[..., Any]:
@@ -110,3 +118,14 @@ def _from_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def label(use: str) -> str:
+    """The short name of a function: `function` of `file.py:function`, `regex` of `regex:PATTERN`."""
+    if use.startswith(_REWARD_MODEL):
+        return "reward_model"
+    scorer, colon, _ = use.partition(":")
+    if colon and scorer in WITH_OPTION:
+        return scorer
+    # The owner of an environment `owner/name` is left out: a slash stands between a part and its components.
+    return WITH_ARGUMENTS.sub(r"\1", use).rpartition(":")[2].rpartition("/")[2]

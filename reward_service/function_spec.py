@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rollmesh.mesh.config.scorers.parts import label
+from rollmesh.mesh.user_code import label
 
 FunctionSpec = str | Callable[..., Any]
 

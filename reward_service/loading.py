@@ -15,12 +15,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from rollmesh.mesh.config.scorers.parts import WITH_ARGUMENTS
 from rollmesh.mesh.errors import RewardError
-from rollmesh.mesh.user_code import load_callable
+from rollmesh.mesh.user_code import WITH_ARGUMENTS, load_callable
 from rollmesh.reward_service.adapters.verifiers import PREFIX as VERIFIERS
 from rollmesh.reward_service.adapters.verifiers import load_verifiers
-from rollmesh.reward_service.configured import BUILDERS
 from rollmesh.reward_service.function_spec import FunctionSpec, label_of
 from rollmesh.reward_service.functions import RewardFunction, adapt, from_scorer
 from rollmesh.reward_service.scorers import SCORERS, WITH_OPTION, takes_option
@@ -94,10 +92,14 @@ def split_arguments(spec: str) -> tuple[str, dict[str, Any]]:
 def _registered(name: str) -> Any:
     if name not in SCORERS:
         if name.endswith(".py"):
-            hint = f"name the function in the file: {name}:FUNCTION"
-        else:
-            hint = _nearest(name, [*SCORERS, *BUILDERS])
-        raise RewardError(f"unknown reward function {name!r}", hint=hint)
+            raise RewardError(
+                f"unknown reward function {name!r}", hint=f"name the function in the file: {name}:FUNCTION"
+            )
+        # Only here: it loads the configuration, which no worker needs.
+        from rollmesh.mesh.config.scorers import classifier, code, judge, process
+
+        known = [*SCORERS, *code.NAMES, judge.NAME, classifier.NAME, process.NAME]
+        raise RewardError(f"unknown reward function {name!r}", hint=_nearest(name, known))
     return SCORERS[name]
 
 

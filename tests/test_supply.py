@@ -67,6 +67,8 @@ REASONS = {
     ("reward_service/sandbox/program.py", "marshal"): "the same, read before the program runs",
     ("reward_service/sandbox/python_program.py", "compile"): "a model's program, in a process that the kernel confines",
     ("reward_service/sandbox/python_program.py", "exec"): "the same",
+    ("reward_service/code/workplace.py", "compile"): "files of this package, for the sandbox",
+    ("reward_service/code/workplace.py", "marshal"): "the same, written and never read here",
     ("reward_service/code/inside/batch.py", "compile"): "a model's program, in the sandbox",
     ("reward_service/code/inside/batch.py", "exec"): "the same",
     ("reward_service/code/inside/loading.py", "compile"): "the same",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -18,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import HelpFormatter, machine, summarize, table, write_json, yardstick
+from benchmarks.common import HelpFormatter, cpu_s, machine, summarize, table, write_json, yardstick
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.reward_service.code.scorer import Code
 from rollmesh.reward_service.outcomes import RewardItem, Scored
@@ -80,9 +79,12 @@ def _ways(options: argparse.Namespace) -> dict[str, Run]:
     }
     script = [f"assert total({values}) == {[sum(values), max(values)]}" for values in given]
     ways: dict[str, Run] = {
-        _OURS: partial(_ours, _PROGRAM, texts),
-        "code, functions": partial(_ours, _FUNCTION, calls),
-        "code, assertions": partial(_ours, _FUNCTION, script),
+        _OURS: partial(_ours, _PROGRAM, lambda _: texts),
+        "code, functions": partial(_ours, _FUNCTION, lambda _: calls),
+        "code, assertions": partial(_ours, _FUNCTION, lambda _: script),
+        "code, assertions, each answer to another row": partial(
+            _ours, _FUNCTION, lambda row: [*script, f"assert {row} + 1"]
+        ),
         "a process for each case, not confined": partial(_plain, texts["inputs"]),
     }
     if options.verl is not None:
@@ -92,25 +94,25 @@ def _ways(options: argparse.Namespace) -> dict[str, Run]:
     return ways
 
 
-async def _ours(answer: str, tests: Any, answers: int) -> float:
-    # Opening the sandbox is paid once for all answers of a service.
-    return await _ours_in_all(answer, tests, answers + 1) - await _ours_in_all(answer, tests, 1)
+async def _ours(answer: str, tests: Callable[[int], Any], answers: int) -> float:
+    """In a thread of its own, whose event loop closes the sandbox at its end.
 
+    Args:
+        tests: by the number of an answer. Opening the sandbox, for number 0, is paid once for all answers of a service.
+    """
 
-async def _ours_in_all(answer: str, tests: Any, answers: int) -> float:
-    """In a thread of its own, whose event loop closes the sandbox at its end."""
-
-    async def score() -> None:
+    async def score() -> float:
         section = RewardSection(scorer_timeout_s=600.0, code={"time_s": 60.0, "case_s": 60.0})  # type: ignore[arg-type]  # as of a file
         code = Code(section, "code", fraction=False)
-        for _ in range(answers):
-            outcome = await code(RewardItem("i", "g", "", "", answer, tests))
+        began = 0.0
+        for number in range(answers + 1):
+            outcome = await code(RewardItem("i", "g", "", "", answer, tests(number)))
             assert isinstance(outcome, Scored), outcome
             assert outcome.total == 1.0, outcome
+            began = began or cpu_s()
+        return cpu_s() - began
 
-    began = _cpu_s()
-    await asyncio.to_thread(asyncio.run, score())
-    return _cpu_s() - began
+    return await asyncio.to_thread(asyncio.run, score())
 
 
 async def _plain(inputs: list[str], answers: int) -> float:
@@ -120,9 +122,9 @@ async def _plain(inputs: list[str], answers: int) -> float:
                 argv = [sys.executable, "-I", "-S", "-c", _PROGRAM]
                 subprocess.run(argv, input=text.encode(), capture_output=True, check=True)
 
-    began = _cpu_s()
+    began = cpu_s()
     await asyncio.to_thread(run)
-    return _cpu_s() - began
+    return cpu_s() - began
 
 
 async def _verl(python: str, folder: Path, answer: str, tests: Any, answers: int) -> float:
@@ -132,12 +134,6 @@ async def _verl(python: str, folder: Path, answer: str, tests: Any, answers: int
     found = json.loads(done.stdout)
     assert found["score"] == 1.0, found
     return float(found["cpu_s"])
-
-
-def _cpu_s() -> float:
-    """CPU seconds of this process and of the children that it has waited for."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 if __name__ == "__main__":

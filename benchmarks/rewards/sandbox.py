@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import resource
 import shutil
 import subprocess
 import tempfile
@@ -21,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.common import HelpFormatter, machine, summarize, table, write_json, yardstick
+from benchmarks.common import HelpFormatter, cpu_s, machine, summarize, table, write_json, yardstick
 from rollmesh.reward_service.sandbox.executor import Sandbox
 from rollmesh.reward_service.sandbox.interface import Executor, Job, Limits, Ran
 from rollmesh.reward_service.sandbox.plugins.bubblewrap import Bubblewrap
@@ -82,7 +81,7 @@ async def _ways(cases: int) -> dict[str, tuple[Callable[[int], Awaitable[float]]
         for _ in range(calls):
             argv = [_PYTHON, "-I", "-S", "-c", _SOURCE.decode()]
             await asyncio.to_thread(subprocess.run, argv, input=b"1 2\n", capture_output=True, check=True)
-        return _cpu_s()
+        return cpu_s()
 
     def rung(number: int, inputs: int) -> Callable[[int], Awaitable[float]]:
         async def run(calls: int) -> float:
@@ -90,7 +89,7 @@ async def _ways(cases: int) -> dict[str, tuple[Callable[[int], Awaitable[float]]
             try:
                 for _ in range(calls):
                     _checked(await sandbox.run_all(_ADDS, [b"1 2\n"] * inputs))
-                return _cpu_s()
+                return cpu_s()
             finally:
                 await sandbox.close()
 
@@ -114,7 +113,7 @@ def _of(executor: Executor) -> Callable[[int], Awaitable[float]]:
     async def run(calls: int) -> float:
         for _ in range(calls):
             _checked([await executor.run(_ADDS)])
-        return _cpu_s()
+        return cpu_s()
 
     return run
 
@@ -124,16 +123,8 @@ def _checked(ran: list[Ran]) -> None:
 
 
 async def _cost_s(run: Callable[[int], Awaitable[float]], calls: int) -> float:
-    began = _cpu_s()
+    began = cpu_s()
     return await run(calls) - began
-
-
-def _cpu_s() -> float:
-    """CPU seconds of this process, and of all that it has started: what a namespace's end kills is in no account."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    living = [each.cpu_times() for each in psutil.Process().children(recursive=True)]
-    below = sum(each.user + each.system + each.children_user + each.children_system for each in living)
-    return below + sum(each.ru_utime + each.ru_stime for each in used)
 
 
 async def _overdue(rung: int, count: int) -> tuple[float, float]:

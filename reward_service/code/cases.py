@@ -13,7 +13,7 @@ from rollmesh.reward_service.code.imports import with_imports
 from rollmesh.reward_service.code.programs import PYTHON, Program
 from rollmesh.reward_service.code.rows import Calls, Texts
 from rollmesh.reward_service.code.verdicts import CaseEnd, Verdict, is_compile_error, last_words, rows_of, trouble
-from rollmesh.reward_service.code.workplace import Workplace, inside, run_one
+from rollmesh.reward_service.code.workplace import Workplace, run_one, text_inside
 from rollmesh.reward_service.sandbox.interface import Executor, Job, Ran
 
 # Characters of an input or an output in the evidence.
@@ -24,7 +24,7 @@ FIRST = (
 )
 """In front of a program whose function is called: what it prints is none of the result."""
 # Inputs from which one process for all is worth its start.
-_BATCH = 3
+_BATCH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,8 @@ async def run_calls(
             "fn_name, inputs and outputs are standard input and output in any language"
         )
     cases = tests.cases[: most.cases]
-    (calling,) = inside("calling.py").values()
     source = with_imports(program.source, first=FIRST).encode(errors="replace")
-    job = place.python_job({"solution.py": source + b"\n" + calling}, "solution.py", deadline)
+    job = place.python_job({"solution.py": source + b"\n" + text_inside("calling.py")}, "solution.py", deadline)
 
     def shown(number: int, found: str) -> dict[str, str]:
         arguments, expected = (json.dumps(each)[:_SHOWN] for each in cases[number])
@@ -199,7 +198,7 @@ class _Cases:
 
     async def _run_batch(self, numbers: Sequence[int], deadline: float) -> None:
         (file,) = self._job.argv
-        job = self._place.python_job({**self._job.files, **inside("batch.py", "loading.py")}, "batch.py", deadline)
+        job = self._place.inside_job(("batch", "loading"), self._job.files, deadline)
         # JSON may take six characters for one.
         job = replace(job, limits=replace(job.limits, output=6 * len(numbers) * self._job.limits.output))
         inputs = [self._inputs[number] for number in numbers]

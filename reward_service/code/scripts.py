@@ -1,11 +1,13 @@
 """Assertions and test files, run in another process than the program.
 
 The tests run with the answers of the program that are known. All that they ask beyond is asked of the program, and
-they run again (`inside/link.py`). Where they hand the program functions or objects of their own, both share a process.
+they run again (`inside/link.py`). Their first questions are the same for all programs, and are kept. Where they hand
+the program functions or objects of their own, both share a process.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import Sequence
@@ -15,16 +17,16 @@ from typing import Any
 from rollmesh.reward_service.code.programs import PYTHON, Program
 from rollmesh.reward_service.code.rows import Script
 from rollmesh.reward_service.code.verdicts import CaseEnd, Verdict, is_compile_error, last_words, rows_of, trouble
-from rollmesh.reward_service.code.workplace import Workplace, inside, run_one, solution
+from rollmesh.reward_service.code.workplace import Workplace, run_one, solution
 from rollmesh.reward_service.sandbox.interface import Executor
 
 # Times that tests are run: calls whose arguments are results of other calls take one more for each of these.
 _ROUNDS = 12
 # Bytes of a program's answers to its tests.
 _ANSWERS = 4 << 20
-_TESTS = ("trial.py", "runner.py", "link.py", "values.py", "loading.py", "pytest.py")
-_PROGRAM = ("session.py", "values.py", "loading.py")
-_TOGETHER = ("together.py", "runner.py", "loading.py", "pytest.py")
+_TESTS = ("trial", "runner", "link", "values", "loading", "pytest")
+_PROGRAM = ("session", "values", "loading")
+_TOGETHER = ("together", "runner", "loading", "pytest")
 
 
 class _Trial:
@@ -67,20 +69,26 @@ class _Trial:
 
     async def _run_tests(self, ops: Sequence[Any], results: Sequence[Any]) -> tuple[dict[str, Any] | None, str]:
         """The answer of `trial.py`, or the reason why there is none."""
-        job = self._place.python_job(inside(*_TESTS), "trial.py", self._deadline, cpu_s=self._place.section.time_s)
-        request = {**self._request, "ops": ops, "results": results}
-        ran = await run_one(self._executor, job, json.dumps(request).encode())
+        job = self._place.inside_job(_TESTS, {}, self._deadline, cpu_s=self._place.section.time_s)
+        request = json.dumps({**self._request, "ops": ops, "results": results}).encode()
+        key = hashlib.sha256(request).digest()
+        if (kept := self._place.asked.get(key)) is not None:
+            return json.loads(kept), ""
+        ran = await run_one(self._executor, job, request)
         if why := trouble(ran, job.limits.wall_s):
             return None, f"{why}: {last_words(ran)}"
-        return json.loads(ran.stdout), ""
+        answer = json.loads(ran.stdout)
+        if not ops:
+            self._place.asked.put(key, ran.stdout)
+        return answer, ""
 
     async def _run_program(self, ops: Sequence[Any], verdict: Verdict) -> list[Any]:
         """Results of operations; those for which the program did not live are told as such."""
         if self._left_s <= 0:
             self._ended = "its CPU time is over"
             return [{"ended": self._ended}] * len(ops)
-        files = {**inside(*_PROGRAM), "solution.py": self._source}
-        job = self._place.python_job(files, "session.py", self._deadline, cpu_s=self._left_s)
+        files = {"solution.py": self._source}
+        job = self._place.inside_job(_PROGRAM, files, self._deadline, cpu_s=self._left_s)
         job = replace(job, limits=replace(job.limits, output=_ANSWERS))
         ran = await run_one(self._executor, job, json.dumps({"ops": ops}).encode())
         verdict.cpu_s += ran.cpu_s
@@ -101,8 +109,8 @@ class _Trial:
                 f"the tests need the program's own process, which reward.code.same_process refuses: {reason}"
             )
         passwords = [secrets.token_hex(16) for _ in names]
-        files = {**inside(*_TOGETHER), "solution.py": self._source}
-        job = self._place.python_job(files, "together.py", self._deadline, cpu_s=self._left_s)
+        files = {"solution.py": self._source}
+        job = self._place.inside_job(_TOGETHER, files, self._deadline, cpu_s=self._left_s)
         request = {**self._request, "passwords": passwords}
         ran = await run_one(self._executor, job, json.dumps(request).encode())
         verdict.same_process = True

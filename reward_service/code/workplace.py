@@ -7,15 +7,19 @@ so, while there is time to try them again.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import marshal
 import os
 import time
 import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from pathlib import Path
 
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.errors import RollmeshError
+from rollmesh.reward_service.cache.memory import MemoryStore
 from rollmesh.reward_service.code.imports import PRELOADED, with_imports
 from rollmesh.reward_service.code.programs import PYTHON, Program
 from rollmesh.reward_service.code.verdicts import SandboxError
@@ -24,10 +28,15 @@ from rollmesh.reward_service.sandbox.interface import Executor, Job, Limits, Ran
 from rollmesh.reward_service.sandbox.languages.building import Builder, CompileFailed
 
 _INSIDE = Path(__file__).with_name("inside")
+_START = "start.py"
+# Flags of a compiled module that is used without a look at its source: PEP 552.
+_UNCHECKED = (1).to_bytes(4, "little")
 # Modules that tests import, besides those of programs; loaded once.
 _PRELOADED = ("ast", "builtins", "inspect", "traceback", "types", *PRELOADED)
 # A case that waits ends after so many times its CPU time, or this share of the time of a call.
 _WAITS, _WAIT_SHARE = 4, 0.3
+# Bytes for what tests ask first.
+_ASKED = 16 << 20
 # Bytes of output above what is expected.
 _OUTPUT = 1 << 16
 
@@ -45,11 +54,13 @@ class Workplace:
     Attributes:
         reward: of the configuration.
         section: `reward.code`.
+        asked: what tests have answered before they knew anything of a program, by their digest.
     """
 
     def __init__(self, reward: RewardSection) -> None:
         self.reward = reward
         self.section = reward.code
+        self.asked = MemoryStore(_ASKED)
         self._isolation = reward.isolation
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened: asyncio.Task[Opened] | None = None
@@ -88,6 +99,12 @@ class Workplace:
     def python_job(self, files: Mapping[str, bytes], main: str, deadline: float, *, cpu_s: float | None = None) -> Job:
         """A job of Python files."""
         return Job("python", files, [main], limits=self.limits(cpu_s=cpu_s), deadline=deadline)
+
+    def inside_job(
+        self, names: Sequence[str], files: Mapping[str, bytes], deadline: float, *, cpu_s: float | None = None
+    ) -> Job:
+        """A job that calls `main` of the first of some modules of `inside/`, next to files."""
+        return self.python_job({**files, **_inside(*names)}, _START, deadline, cpu_s=cpu_s)
 
     async def program_job(self, program: Program, deadline: float, *, expected: int) -> Job | str:
         """The job of a whole program that reads standard input, or the compiler's words about it.
@@ -155,9 +172,24 @@ def solution(program: Program) -> bytes:
     return with_imports(program.source).encode(errors="replace")
 
 
-def inside(*names: str) -> dict[str, bytes]:
-    """Files that run in the sandbox, by name."""
-    return {name: (_INSIDE / name).read_bytes() for name in names}
+def text_inside(name: str) -> bytes:
+    """The source of a file that runs in the sandbox."""
+    return (_INSIDE / name).read_bytes()
+
+
+@lru_cache
+def _inside(*names: str) -> Mapping[str, bytes]:
+    """Modules, and the file that calls `main` of the first of them, by name.
+
+    They are compiled, which takes longer than all that they do. An interpreter of another version compiles the sources.
+    """
+    files = {_START: f"import {names[0]}\n{names[0]}.main()\n".encode()}
+    for name in (f"{name}.py" for name in names):
+        source = files[name] = text_inside(name)
+        head = importlib.util.MAGIC_NUMBER + _UNCHECKED + importlib.util.source_hash(source)
+        compiled = marshal.dumps(compile(source, name, "exec", dont_inherit=True))
+        files[importlib.util.cache_from_source(name)] = head + compiled
+    return files
 
 
 async def run_one(executor: Executor, job: Job, stdin: bytes) -> Ran:

@@ -91,8 +91,14 @@ def check_versions() -> None:
         raise RewardError(f"mathematics would be graded by untested versions: {', '.join(others)}", hint=_HINT)
 
 
+def load_library() -> None:
+    """Loads what grades mathematics, which takes half a second."""
+    response, truth, _ = _KNOWN[0]
+    math_value.grade(response, truth)
+
+
 def self_test() -> None:
-    """Grades known pairs; loads the library, which takes half a second.
+    """Grades known pairs, which takes a second.
 
     Raises:
         RewardError: a pair is graded differently here; names the installed versions.

@@ -1,6 +1,6 @@
 """Messages between a worker process and its owner: msgpack over a socket pair. Nothing is ever unpickled.
 
-To the worker: first `[[[spec, name], ...], call_timeout_s, log settings]`, then work messages
+To the worker: first `[[[spec, name], ...], tested, call_timeout_s, log settings]`, then work messages
 `[function, [[unit, deadline, [item, ...]], ...]]`, where an item is a serialized ScoreItem.
 
 From the worker: `[READY, [function kind, ...]]` or `[REFUSED, message, hint]`, then messages

@@ -89,7 +89,7 @@ class ProcessPool:
         await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
-        worker, self.kinds = await WorkerProcess.open(self._functions, self._call_timeout_s)
+        worker, self.kinds = await WorkerProcess.open(self._functions, self._call_timeout_s, tested=False)
         plain = any(not kind.asynchronous for kind in self.kinds)
         (self._plain if plain else self._coroutines).adopt(worker)
 

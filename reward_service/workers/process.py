@@ -118,9 +118,14 @@ class WorkerProcess(asyncio.Protocol):
 
     @classmethod
     async def open(
-        cls, functions: Sequence[tuple[str, str]], call_timeout_s: float
+        cls, functions: Sequence[tuple[str, str]], call_timeout_s: float, *, tested: bool
     ) -> tuple[WorkerProcess, list[FunctionKind]]:
         """A worker that has loaded functions, given as (name in the configuration, name for errors), and their kinds.
+
+        Args:
+            functions: as above.
+            call_timeout_s: seconds that one call may take.
+            tested: another worker has loaded the same, and graded what scorers are tested with.
 
         Raises:
             RewardError: no process can be started, or it cannot load them, dies over it, or takes too long.
@@ -130,7 +135,7 @@ class WorkerProcess(asyncio.Protocol):
         except OSError as error:
             raise RewardError(f"no reward worker can be started: {error}") from error
         settings = astuple(present_settings())
-        worker.send([[list(function) for function in functions], call_timeout_s, settings])
+        worker.send([[list(function) for function in functions], tested, call_timeout_s, settings])
         try:
             return worker, await worker._wait_until_loaded()
         except BaseException:

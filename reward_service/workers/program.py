@@ -98,12 +98,12 @@ def main() -> None:
 def _serve(channel: _Channel, page: SharedPage) -> None:
     if (first := channel.receive()) is None:
         return
-    specs, call_timeout_s, settings = first
+    specs, tested, call_timeout_s, settings = first
     setup_logging("reward-worker", LogSettings(*settings))
     try:
         functions = [load_function(spec, name=name) for spec, name in specs]
         for spec, _ in specs:
-            prepare(spec)
+            prepare(spec, tested=tested)
     except RewardError as error:
         channel.send([REFUSED, error.message, error.hint])
         return

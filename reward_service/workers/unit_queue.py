@@ -182,7 +182,8 @@ class UnitQueue:
         """See `UnitSource`."""
         if (excess := self._deaths - _FEW_DEATHS) > 0:
             await asyncio.sleep(min(_LONGEST_PAUSE_S, _PAUSE_S * 2 ** min(excess, 10)))
-        worker, _ = await WorkerProcess.open(self._functions, self.call_timeout_s)
+        # The pool's first worker has tested the scorers.
+        worker, _ = await WorkerProcess.open(self._functions, self.call_timeout_s, tested=True)
         return worker
 
     def name(self, function: int) -> str:

@@ -14,15 +14,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from rollmesh.mesh.config.base import FORM, Section
+from rollmesh.mesh.user_code import label
 
 Interval = Annotated[tuple[float, float], Field(description="(low, high)")]
 OnError = Literal["fail", "skip", "value"]
 
-WITH_OPTION = ("json_schema", "json_schema_fraction", "regex")
-"""Scorers that take an option, as in `regex:PATTERN`."""
-WITH_ARGUMENTS = re.compile(r"(.+?:[\w./@-]+)\((.*)\)", re.DOTALL)
-"""A path, and the arguments in its parentheses."""
-_REWARD_MODEL = "model:"
 _GATE = re.compile(r"(?P<name>.+?)(?:\s+above\s+(?P<above>\S+))?")
 
 
@@ -103,17 +99,6 @@ def describe(entry: str | PartSection) -> str:
         return entry
     weight = "" if entry.weight == 1.0 else f"{entry.weight:g} * "
     return f"{weight}{entry.use}{'' if entry.gate is None else f' if {entry.gate}'}"
-
-
-def label(use: str) -> str:
-    """The short name of a function: `function` of `file.py:function`, `regex` of `regex:PATTERN`."""
-    if use.startswith(_REWARD_MODEL):
-        return "reward_model"
-    scorer, colon, _ = use.partition(":")
-    if colon and scorer in WITH_OPTION:
-        return scorer
-    # The owner of an environment `owner/name` is left out: a slash stands between a part and its components.
-    return WITH_ARGUMENTS.sub(r"\1", use).rpartition(":")[2].rpartition("/")[2]
 
 
 def distinct_names(spelled: Sequence[tuple[str, str]], given: Sequence[str | None]) -> list[str]:

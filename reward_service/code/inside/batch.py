@@ -47,7 +47,3 @@ def _output(code: CodeType, text: str, *, calls: bool) -> str | None:
     except BaseException:  # noqa: BLE001  # it is run again, alone
         return None
     return (result if calls else written).getvalue().decode(errors="replace")
-
-
-if __name__ == "__main__":
-    main()

@@ -88,7 +88,7 @@ class Runner:
         tree = ast.parse(source, "tests")
         tree.body = [statement for statement in tree.body if not _is_main(statement)]
         if self._swallow is not None:
-            tree = ast.fix_missing_locations(_Swallowing().visit(tree))
+            _Swallowing().visit(tree)
         return tree
 
     def _find_names(self) -> None:
@@ -186,7 +186,7 @@ class Runner:
             self.cases.append({"name": name, "passed": passed, "text": text})
 
 
-class _Swallowing(ast.NodeTransformer):
+class _Swallowing(ast.NodeVisitor):
     """Puts each statement into `try: ... except BaseException as error: __swallow__(error)`.
 
     Not what leaves a function, and nothing in a `while`: passed over there, a loop would not end.
@@ -195,30 +195,31 @@ class _Swallowing(ast.NodeTransformer):
     def __init__(self) -> None:
         self._in_while = False
 
-    def generic_visit(self, node: ast.AST) -> ast.AST:
+    def generic_visit(self, node: ast.AST) -> None:
         outer = self._in_while
         if isinstance(node, ast.While):
             self._in_while = True
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
             self._in_while = False
-        for name, value in ast.iter_fields(node):
-            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
-                setattr(node, name, [self._wrapped(self.visit(statement)) for statement in value])
-            elif isinstance(value, list):
-                for entry in value:
-                    if isinstance(entry, ast.AST):
-                        self.visit(entry)
-            elif isinstance(value, ast.AST):
-                self.visit(value)
+        for value in vars(node).values():
+            # No expression holds a statement.
+            if not isinstance(value, list) or not value or isinstance(value[0], ast.expr):
+                continue
+            for number, entry in enumerate(value):
+                if isinstance(entry, ast.AST):
+                    self.visit(entry)
+                if isinstance(entry, ast.stmt):
+                    value[number] = self._wrapped(entry)
         self._in_while = outer
-        return node
 
     def _wrapped(self, statement: ast.stmt) -> ast.stmt:
         if self._in_while or isinstance(statement, _KEPT) or _is_text(statement):
             return statement
-        call = ast.Call(ast.Name("__swallow__", ast.Load()), [ast.Name("__raised__", ast.Load())], [])
-        handler = ast.ExceptHandler(ast.Name("BaseException", ast.Load()), "__raised__", [ast.Expr(call)])
-        return ast.copy_location(ast.Try([statement], [handler], [], []), statement)
+        at = {name: getattr(statement, name) for name in statement._attributes}
+        function, raised = (ast.Name(name, ast.Load(), **at) for name in ("__swallow__", "__raised__"))
+        passed_over = ast.Expr(ast.Call(function, [raised], [], **at), **at)
+        handler = ast.ExceptHandler(ast.Name("BaseException", ast.Load(), **at), "__raised__", [passed_over], **at)
+        return ast.Try([statement], [handler], [], [], **at)
 
 
 _KEPT = (

@@ -106,7 +106,3 @@ def main() -> None:
     put(channel, '{"loaded": true}\n')
     for op in ops:
         put(channel, json.dumps(session.carry_out(op)) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -34,7 +34,3 @@ def main() -> None:
     for case in runner.cases:
         if not case["passed"]:
             print(f"{case['name']}: {case['text']}", file=sys.stderr)  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

@@ -67,7 +67,3 @@ def main() -> None:
         "broken": broken,
     }
     put(channel, json.dumps(answer))
-
-
-if __name__ == "__main__":
-    main()

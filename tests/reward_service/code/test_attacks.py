@@ -68,7 +68,8 @@ async def test_what_is_expected_is_nowhere_near_the_program(score: Score) -> Non
     looks = (
         "import gc, os, sys\n"
         "seen = sys.stdin.read()\n"
-        "for name in os.listdir('.'):\n    seen += open(name, errors='replace').read()\n"
+        "for folder, _, names in os.walk('.'):\n"
+        "    for name in names: seen += open(os.path.join(folder, name), errors='replace').read()\n"
         "seen += repr([each for each in gc.get_objects() if isinstance(each, (dict, list))])\n"
         "answer = 'found' if str(7351 * 10 + 9) in seen else 'no'\n"
     )

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import itertools
+import math
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from examples.demo.problems import programs
 from rollmesh.mesh.config.reward import RewardSection
+from rollmesh.reward_service.code import scripts
 from rollmesh.reward_service.code.scorer import Code
+from rollmesh.reward_service.code.workplace import Workplace, run_one
 from rollmesh.reward_service.configured import with_configured
 from rollmesh.reward_service.outcomes import Failed, RewardItem
-from rollmesh.reward_service.sandbox.interface import Job, Ran
+from rollmesh.reward_service.sandbox.interface import Executor, Job, Ran
 from tests.reward_service.code.conftest import Score, make_engine, reward, scoring
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -177,6 +182,37 @@ async def test_assertions_and_test_files(score: Score) -> None:
         await reward(score, STACK, test=unit.replace("unittest.main()", "if __name__ == '__main__': unittest.main()"))
         == 1.0
     )
+
+
+async def test_what_assertions_ask_first_is_asked_once_for_all_programs(
+    score: Score, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[Job] = []
+
+    async def counted(executor: Executor, job: Job, stdin: bytes) -> Ran:
+        runs.append(job)
+        return await run_one(executor, job, stdin)
+
+    monkeypatch.setattr(scripts, "run_one", counted)
+    tests = "assert twice(1) == 2\nassert twice(3) == 6"
+    assert await reward(score, "def twice(x): return 2 * x", tests) == 1.0
+    assert len(runs) == 3
+    assert await reward(score, "def twice(x): return x + 1", tests) == 0.5
+    assert len(runs) == 5
+
+
+async def test_files_of_the_sandbox_need_not_be_compiled_there(tmp_path: Path) -> None:
+    job = Workplace(RewardSection()).inside_job(("values",), {}, math.inf)
+    for name, content in job.files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "values.py").write_text("raise ImportError('compiled here')")
+    spec = importlib.util.spec_from_file_location("values_inside", tmp_path / "values.py")
+    assert spec is not None
+    assert spec.loader is not None
+    values = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(values)
+    assert values.encode((1,), None) == {"t": [1]}
 
 
 async def test_a_program_that_does_not_load_fails_all_tests(score: Score) -> None:

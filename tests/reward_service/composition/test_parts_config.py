@@ -9,8 +9,9 @@ import pytest
 
 from rollmesh.mesh.config.load import load_config, save_config
 from rollmesh.mesh.config.models import Config
-from rollmesh.mesh.config.scorers.parts import WITH_OPTION, PartSection, describe, gate_of, part_names, uses
+from rollmesh.mesh.config.scorers.parts import PartSection, describe, gate_of, part_names, uses
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.user_code import WITH_OPTION
 from rollmesh.reward_service import scorers
 
 

@@ -192,7 +192,7 @@ class TestJson:
     def test_the_schema_may_be_a_file(self, tmp_path: Path) -> None:
         path = tmp_path / "person.json"
         path.write_text(json.dumps(PERSON))
-        prepare(f"json_schema:{path}")
+        prepare(f"json_schema:{path}", tested=False)
         function = load_function(f"json_schema_fraction:{path}")
         assert function.name == "json_schema_fraction"
         assert function.score([item('{"name": "Ada"}')])[0].total == pytest.approx(2 / 3)  # type: ignore[union-attr]

@@ -170,7 +170,8 @@ def test_the_grader_is_the_one_that_was_tested(monkeypatch: pytest.MonkeyPatch) 
     no_percent = math_value.Grade(True, True, False, False)
     monkeypatch.setattr(math_value, "grade", lambda response, truth: no_percent)
     with pytest.raises(RewardError, match=r"for different, .*math-verify 0\.8\.0, .*antlr4-python3-runtime 4\.9\.3"):
-        prepare("math")
+        prepare("math", tested=False)
+    prepare("math", tested=True)
 
 
 def test_a_formula_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,10 @@ import pytest
 
 from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.liveness.process_ends import survivors
+from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.outcomes import Failed, Scored, SpanValue, Unscorable
 from rollmesh.reward_service.workers.messages import ANSWER_BYTES, pack_answer, unpack_answer
+from rollmesh.reward_service.workers.process import WorkerProcess
 from rollmesh.reward_service.workers.shared_page import SharedPage
 from tests.repository import REPOSITORY
 
@@ -163,3 +165,32 @@ def test_answers_survive_and_are_bounded() -> None:
     (odd,) = unpack_answer(pack_answer([Scored(1.0, {"part": object()})]))  # type: ignore[dict-item]
     assert isinstance(odd, Failed)
     assert odd.code == "bad_output"
+
+
+async def test_scorers_are_tested_by_the_first_worker_alone(
+    make_engine: Any, worker_processes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    opened = WorkerProcess.open
+
+    async def recorded(*arguments: Any, tested: bool) -> Any:
+        told.append(tested)
+        return await opened(*arguments, tested=tested)
+
+    monkeypatch.setattr(WorkerProcess, "open", recorded)
+    engine = make_engine("compute_score", workers=1)
+    item = reward_pb2.ScoreItem(item_id="a", response="1", ground_truth_json="1", extra_info_json="{}")
+    await engine.score([item], 60.0)
+    (process,) = worker_processes()
+    process.kill()
+    while process in worker_processes():
+        await asyncio.sleep(0.01)
+    await engine.score([item], 60.0)
+    assert len(told) > 1
+    assert told == [False] + [True] * (len(told) - 1)
+
+
+def test_a_worker_starts_without_the_configuration_and_all_that_is_heavy() -> None:
+    program = "import sys; import rollmesh.reward_service.workers.program; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert not {"rollmesh.mesh.config", "pydantic", "grpc", "torch", "numpy"} & set(ran.stdout.split())
