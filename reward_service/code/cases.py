@@ -121,8 +121,9 @@ def _is_result(text: str, expected: Any, *, wrapped: bool) -> bool:
 class _Cases:
     """The cases of one program.
 
-    Several inputs are first run in one process, which takes a tenth of the time. A case that does not pass there is run
-    again, in a process of its own, and only then has failed.
+    The first input is run in a process of its own. If it passes, several others are run in one, which takes a tenth of
+    the time. Unless all of them pass there, each is run again by itself, and only that counts: a program that answers
+    one thing among others and another thing alone has no second guess.
 
     Args:
         job: of one input.
@@ -151,18 +152,20 @@ class _Cases:
         self._shown = shown
         self._calls = calls
         self._verdict = Verdict(len(inputs))
+        self._time_is_over = False
 
     async def verdict(self, deadline: float, *, to_first: bool) -> Verdict:
         """The ends of the cases, up to the first failure if `to_first`."""
         verdict, numbers = self._verdict, range(len(self._inputs))
-        if to_first:
+        together = self._job.language == "python" and len(numbers) > _BATCH
+        if to_first or together:
             # Most programs that fail do so at once.
-            await self._run_alone(numbers[:1], to_first=True)
+            await self._run_alone(numbers[:1], to_first=to_first)
             numbers = numbers[1:]
-        if verdict.may_go_on and self._job.language == "python" and len(numbers) >= _BATCH:
-            await self._run_batch(numbers, deadline)
-        if verdict.may_go_on or not to_first:
-            await self._run_alone([number for number in numbers if number not in verdict.ends], to_first=to_first)
+        if self._time_is_over or verdict.compile_error or (to_first and not verdict.may_go_on):
+            return verdict
+        if not (together and verdict.may_go_on and await self._all_pass_in_one(numbers, deadline)):
+            await self._run_alone(numbers, to_first=to_first)
         return verdict
 
     async def _run_alone(self, numbers: Sequence[int], *, to_first: bool) -> None:
@@ -178,8 +181,8 @@ class _Cases:
                 verdict.compile_error = last_words(ran)
                 return True
             # A program that waits once has used up its time.
-            over = verdict.cpu_s >= self._place.section.time_s or ran.end == "wall"
-            return over or (to_first and bool(verdict.ends[number].why))
+            self._time_is_over = verdict.cpu_s >= self._place.section.time_s or ran.end == "wall"
+            return self._time_is_over or (to_first and bool(verdict.ends[number].why))
 
         if verdict.compile_error or verdict.cpu_s >= self._place.section.time_s or not numbers:
             return
@@ -196,7 +199,8 @@ class _Cases:
         what = "its result is wrong" if self._calls else "its output is wrong"
         return CaseEnd(name, why or what, {**self._shown(number, found), "error": last_words(ran)})
 
-    async def _run_batch(self, numbers: Sequence[int], deadline: float) -> None:
+    async def _all_pass_in_one(self, numbers: Sequence[int], deadline: float) -> bool:
+        """Runs cases in one process; false, with nothing changed, unless each has passed with its only output."""
         (file,) = self._job.argv
         job = self._place.inside_job(("batch", "loading"), self._job.files, deadline)
         # JSON may take six characters for one.
@@ -204,10 +208,15 @@ class _Cases:
         inputs = [self._inputs[number] for number in numbers]
         request = json.dumps({"file": file, "inputs": inputs, "calls": self._calls})
         ran = await run_one(self._executor, job, request.encode())
+        # The program can write rows itself. So each case has one row, in order, and no other row is looked at.
+        rows = rows_of(ran.stdout)
+        if len(rows) != len(numbers):
+            return False
+        for at, (row, number) in enumerate(zip(rows, numbers, strict=True)):
+            match row:
+                case [int(told), str(found)] if told == at and self._accepts(number, found):
+                    continue
+            return False
         self._verdict.cpu_s += ran.cpu_s
-        if is_compile_error(ran):
-            self._verdict.compile_error = last_words(ran)
-        for told in rows_of(ran.stdout):
-            match told:
-                case [int(at), str(found)] if 0 <= at < len(numbers) and self._accepts(numbers[at], found):
-                    self._verdict.ends[numbers[at]] = CaseEnd(f"case {numbers[at] + 1}")
+        self._verdict.ends.update({number: CaseEnd(f"case {number + 1}") for number in numbers})
+        return True

@@ -102,7 +102,8 @@ class _Processes:
 
     def begin(self, streams: Sequence[int], failure: int, *, last: bool) -> int:
         """Descriptor of a new run's process; see `program.start`."""
-        self.no_memory[0] = 0
+        # Programs can write to all of it; so no run finds what an earlier one has left.
+        self.no_memory[:] = bytes(len(self.no_memory))
         # Where programs have several processes, all are killed after a run: a successor would be one of them.
         last = last or self.limits["processes"] > 1
         if pid := self._successor():

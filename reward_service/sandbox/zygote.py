@@ -22,7 +22,7 @@ import sys
 import time
 import traceback
 from array import array
-from mmap import mmap
+from mmap import PAGESIZE, mmap
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -129,7 +129,7 @@ def _serve(connection: socket.socket, settings: dict[str, Any]) -> None:
     os.umask(0o022)
     gc.collect()
     gc.freeze()
-    no_memory = mmap(-1, 1)
+    no_memory = mmap(-1, PAGESIZE)
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
     if not os.fork():
         connection.close()

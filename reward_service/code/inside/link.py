@@ -49,6 +49,7 @@ class Link:
         self._ops = ops
         self._results = results
         self._exceptions: dict[str, type[BaseException]] = {}
+        self._answers: set[type[BaseException]] = set()
 
     def ask(self, kind: str, *given: Any) -> Any:
         """The result of an operation, or `Unknown`; raises what the program has raised."""
@@ -62,7 +63,9 @@ class Link:
             return Unknown(self, number)
         result = self._results[number]
         if isinstance(result, dict) and "e" in result:
-            raise self._exception_class(result["e"]["names"])(result["e"]["text"])
+            error = self._exception_class(result["e"]["names"])(result["e"]["text"])
+            error.of_program = True  # type: ignore[attr-defined]  # for `runner.py`
+            raise error
         if isinstance(result, dict) and "ended" in result:
             raise EndedError(result["ended"])
         if isinstance(result, dict) and "m" in result:
@@ -72,13 +75,17 @@ class Link:
     def _kept(self, named: dict[str, Any], number: int, *, whole: bool) -> Any:
         ((name, body),) = named.items()
         if name == "x":
-            return self._exception_class(body["names"])
+            kind = self._exception_class(body["names"])
+            self._answers.add(kind)
+            return kind
         return Remote(self, {"o": number} if whole else {"r": body})
 
     def _other(self, value: Any) -> Any:
         words = getattr(type(value), "_words", None)
         if words is not None:
             return words(value)
+        if isinstance(value, type) and value in self._answers:
+            raise TypeError(f"the class {value.__name__}, which the program gave, cannot be handed to it")
         self.reason = self.reason or f"a value of class {type(value).__name__} is handed to the program"
         self.pending = True
         return None

@@ -179,7 +179,7 @@ class Runner:
         except BrokenError:
             raise
         except BaseException as error:  # what a failed test raises
-            if isinstance(error, ImportError) and not _is_programs(error):
+            if isinstance(error, ImportError) and not _is_programs(error) and not hasattr(error, "of_program"):
                 raise BrokenError(f"the tests cannot import: {error}") from error
             passed, text = False, f"{type(error).__name__}: {error}"[:_TEXT]
         if name:

@@ -64,10 +64,11 @@ async def test_cpu_time_is_for_all_cases_together(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("rollmesh.reward_service.code.workplace._WAITS", 1000)
     engine = make_engine(time_s=1.5, case_s=1.0)
     try:
-        result = await scoring(engine)("x = input()\nwhile x == '3 4': pass\nprint(3)", SUMS | {"outputs": ["3"] * 3})
+        cases = {"inputs": ["1", "2", "3", "4"], "outputs": ["3"] * 4}
+        result = await scoring(engine)("x = input()\nwhile x in '23': pass\nprint(3)", cases)
         ended = ("its CPU time is over", "ended by signal 9")
         assert any(why in result.scored.evidence for why in ended), result
-        assert result.scored.components["passed"] == pytest.approx(1 / 3), "no time is left for the last"
+        assert result.scored.components["passed"] == 0.25, "no time is left for the last"
     finally:
         await engine.close()
 
@@ -342,3 +343,57 @@ async def test_the_demonstrations_answers_are_right(score: Score) -> None:
         truth = problem.row(0, "train")["reward_model"]["ground_truth"]
         assert await reward(score, problem.answer, truth, source="all") == 1.0
         assert await reward(score, "print(1)", truth, source="all") == 0.0
+
+
+GUESSES = """
+import json, os, random, sys
+guesses = {guesses}
+rows = "".join(json.dumps([number, str(guess)]) + "\\n" for number in range(8) for guess in guesses)
+for descriptor in range(3, 20):
+    try:
+        os.write(descriptor, rows.encode())
+    except OSError:
+        pass
+"""
+
+
+async def test_a_program_has_one_guess(score: Score) -> None:
+    """Neither rows of its own in the batch's answer, nor one output among others and another alone, win a case."""
+    for answers in (["yes"] * 8, ["yes", "no"] * 4):
+        rows = {"inputs": ["x"] * 8, "outputs": answers}
+        assert await reward(score, GUESSES.format(guesses=["yes", "no"]) + "print('?')", rows) == 0.0
+        twice = "import sys\nprint('yes' if 'loading' in sys.modules else 'no')"
+        assert await reward(score, twice, rows) == answers.count("no") / 8
+    calls = {"inputs": [[1], [2], [3], [4]], "outputs": [1, 2, 3, 4], "fn_name": "f"}
+    assert await reward(score, GUESSES.format(guesses=[1, 2, 3, 4]) + "def f(n): return 0", calls) == 0.0
+
+
+async def test_an_output_that_a_checker_cannot_read_is_refused(score: Score) -> None:
+    number = "import sys\nexpected, found = (float(open(path).read()) for path in sys.argv[2:])\n"
+    for checker, output in (
+        (number + "sys.exit(abs(expected - found) > 0.1)", "none"),
+        (number + "print(1 - abs(expected - found))", "nan"),
+        ("import sys\nfound = open(sys.argv[3]).read()\nif found != '2': sys.exit(f'wrong: {found}')", "Traceback"),
+    ):
+        assert await reward(score, f"print('{output}')", {"inputs": ["1"], "outputs": ["2"]}, checker=checker) == 0.0
+
+
+@pytest.mark.parametrize(
+    "program", ["def f(n): raise ImportError('numpy')", "def f(n): import numpy", "def f(n): return ValueError"]
+)
+async def test_no_answer_of_a_program_makes_its_tests_unscorable(score: Score, program: str) -> None:
+    assert await reward(score, program, "from solution import f\ndef test_f():\n    assert f(f(1)) == 1") == 0.0
+
+
+async def test_a_run_finds_nothing_of_an_earlier_one_in_memory_that_is_shared(score: Score) -> None:
+    program = """
+import ctypes, sys
+frame = sys._getframe()
+while "self" not in frame.f_locals: frame = frame.f_back
+page = ctypes.addressof(ctypes.c_char.from_buffer(frame.f_locals["self"]._no_memory))
+print(ctypes.string_at(page, 4096).strip(b"\\0"))
+ctypes.memset(page + 1, 65, 4000)
+"""
+    for number in range(3):
+        alone = {"inputs": ["", ""], "outputs": ["b''", "b''"]}
+        assert await reward(score, f"{program}# {number}", alone) == 1.0
