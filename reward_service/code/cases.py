@@ -122,8 +122,8 @@ class _Cases:
     """The cases of one program.
 
     The first input is run in a process of its own. If it passes, several others are run in one, which takes a tenth of
-    the time. Unless all of them pass there, each is run again by itself, and only that counts: a program that answers
-    one thing among others and another thing alone has no second guess.
+    the time. Unless all of them pass there, each is run again by itself, and only that counts. So a program has no
+    second guess if it answers one thing among others and another thing alone.
 
     Args:
         job: of one input.

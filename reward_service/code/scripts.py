@@ -1,13 +1,15 @@
 """Assertions and test files, run in another process than the program.
 
 The tests run with the answers of the program that are known. All that they ask beyond is asked of the program, and
-they run again (`inside/link.py`). Their first questions are the same for all programs, and are kept. Where they hand
-the program functions or objects of their own, both share a process.
+they run again (`inside/link.py`). The program runs from its start each time; its first answer to a question stands. The
+first questions are the same for all programs, and are kept. Where the tests hand the program functions or objects of
+their own, both share a process.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import secrets
 from collections.abc import Sequence
@@ -46,7 +48,10 @@ class _Trial:
         results: list[Any] = []
         for _ in range(_ROUNDS):
             answer, why = await self._run_tests(ops, results)
+            if answer is not None and answer["too_many"]:
+                answer, why = None, "they ask more of the program than can be kept"
             if answer is None:
+                # What the program has answered decides what is asked.
                 if not ops:
                     raise ValueError(f"the tests do not work: {why}")
                 verdict.ends = {0: CaseEnd("case 1", f"the tests cannot be run with what it answers: {why}")}
@@ -63,8 +68,10 @@ class _Trial:
                     why = "" if case["passed"] else f"it failed: {case['text']}"
                     verdict.ends[number] = CaseEnd(case["name"], why, {"program": self._ended})
                 return verdict
+            same = _in_common(ops, answer["ops"])
             ops = answer["ops"]
-            results = await self._run_program(ops, verdict)
+            # The first answer stands: a program that answers otherwise the next time has no second guess.
+            results = [*results[:same], *(await self._run_program(ops, verdict))[same:]]
         raise ValueError(f"the tests ask the program again and again, with each answer, more than {_ROUNDS} times")
 
     async def _run_tests(self, ops: Sequence[Any], results: Sequence[Any]) -> tuple[dict[str, Any] | None, str]:
@@ -123,6 +130,11 @@ class _Trial:
             passed = password in shown
             verdict.ends[number] = CaseEnd(name) if passed else CaseEnd(name, why, {"error": last_words(ran)})
         return verdict
+
+
+def _in_common(before: Sequence[Any], after: Sequence[Any]) -> int:
+    """The number of operations with which both begin."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False)))
 
 
 async def run_script(place: Workplace, executor: Executor, program: Program, tests: Script, deadline: float) -> Verdict:

@@ -11,8 +11,8 @@ from typing import Any
 from rollmesh.mesh.text import bounded
 from rollmesh.reward_service.sandbox.interface import Ran
 
-# Share of its time that a program which waits does not compute.
-_BUSY = 0.02
+# Share of its time that a program which waits does not compute; share in which a busy host has had too few processors.
+_BUSY, _STALLED = 0.02, 0.1
 # Bytes of standard error that are looked at; rows of a traceback that are none of the program's.
 _READ = 8192
 _SANDBOXS_OWN = re.compile(r'  File "[^"\n]*/reward_service/sandbox/[^"\n]*", line.*\n')
@@ -100,8 +100,8 @@ class Verdict:
 def trouble(ran: Ran, wall_s: float) -> str:
     """The reason why a run failed, whatever it has put out; empty for one that ended well.
 
-    A program whose time is over has waited for something. If it has computed all the while, the machine was busy with
-    others instead.
+    A program whose time is over has waited for something. That may have been a processor, if it has computed meanwhile
+    and the host had too few. A host that keeps no account of this is taken to have had too few.
 
     Args:
         ran: its end.
@@ -112,7 +112,8 @@ def trouble(ran: Ran, wall_s: float) -> str:
     """
     if ran.end == "infrastructure":
         raise SandboxError(ran.reason)
-    if ran.end == "wall" and ran.cpu_s >= _BUSY * wall_s:
+    had_too_few = ran.stalled_s is None or ran.stalled_s >= _STALLED * wall_s
+    if ran.end == "wall" and ran.cpu_s >= _BUSY * wall_s and had_too_few:
         raise SandboxError(f"the machine is too busy: {ran.cpu_s:.1f} s of a processor in {wall_s:.1f} s")
     if ran.end == "signal":
         return f"it was ended by signal {ran.code}"

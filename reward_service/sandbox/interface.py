@@ -98,6 +98,8 @@ class Ran:
         stderr: standard error, cut at the limit.
         cpu_s: seconds of CPU time of the program and of the children that it has waited for.
         peak: largest resident memory of one process, bytes.
+        stalled_s: seconds of its time in which something on the host waited for a processor. None: it is not known, or
+            the program was not ended for its time.
         files: those of `Job.outputs` that the program has made, together at most `Limits.disk` bytes. A link is none.
         reason: cause of an end that is `infrastructure`, for people.
     """
@@ -108,6 +110,7 @@ class Ran:
     stderr: bytes = b""
     cpu_s: float = 0.0
     peak: int = 0
+    stalled_s: float | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
     reason: str = ""
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from rollmesh.reward_service.sandbox import messages, program
 from rollmesh.reward_service.sandbox.folder import JobFolder
+from rollmesh.reward_service.sandbox.pressure import Pressure
 from rollmesh.reward_service.sandbox.program import Confinement
 
 _READ_BYTES = 1 << 16
@@ -36,16 +37,18 @@ ORDER, MOST_DESCRIPTORS = struct.Struct("?i"), 6
 ENDED = struct.Struct("iddq")
 
 
-def keep(connection: socket.socket, zygote: socket.socket, means: Confinement, no_memory: mmap) -> None:
+def keep(
+    connection: socket.socket, zygote: socket.socket, means: Confinement, no_memory: mmap, pressure: Pressure
+) -> None:
     """Handles the jobs that come from `connection`, until the owner has hung up."""
     while (received := messages.receive(connection)) is not None:
         job, contents = received
         files = dict(zip(job["files"], contents, strict=True))
         folder = JobFolder(means.folder, files, job["limits"]["disk"] if means.rung > 2 else 0)
-        _handle(connection, folder, _Processes(job, zygote, no_memory))
+        _handle(connection, folder, _Processes(job, zygote, no_memory), pressure)
 
 
-def _handle(connection: socket.socket, folder: JobFolder, processes: _Processes) -> None:
+def _handle(connection: socket.socket, folder: JobFolder, processes: _Processes, pressure: Pressure) -> None:
     """Runs a job for each input that follows it."""
     while (received := messages.receive(connection)) is not None and "wall_s" in received[0]:
         run, (stdin,) = received
@@ -54,10 +57,13 @@ def _handle(connection: socket.socket, folder: JobFolder, processes: _Processes)
         try:
             folder.lay_out(last=run["last"])
             begun = _Run(connection, run, stdin, processes)
+            stalled_s = pressure.stalled_s()
         except OSError as error:
             answer: dict[str, Any] = {"failure": f"the job's process cannot be prepared: {error}"}
         else:
             answer, outputs = begun.answer()
+            if answer["cause"] == "wall" and stalled_s is not None:
+                answer["stalled_s"] = (pressure.stalled_s() or stalled_s) - stalled_s
             made = folder.fetch(processes.outputs)
         connection.sendall(messages.pack({**answer, "made": list(made)}, [*outputs, *made.values()]))
     processes.end()
@@ -200,6 +206,7 @@ class _Run:
             "out_of_memory": self._processes.no_memory[0] == 1,
             "cpu_s": cpu_s,
             "peak": peak,
+            "stalled_s": None,
         }
         _close((self._process, self._failure, *self._outputs))
         out, err = (bytes(output) for output in self._outputs.values())

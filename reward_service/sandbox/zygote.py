@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rollmesh.reward_service.sandbox import keeper, landlock, limits, linux, messages, namespaces, program
+from rollmesh.reward_service.sandbox.pressure import Pressure
 from rollmesh.reward_service.sandbox.program import Confinement, filters
 from rollmesh.reward_service.sandbox.python_program import open_streams
 
@@ -120,6 +121,7 @@ def _serve(connection: socket.socket, settings: dict[str, Any]) -> None:
     linux.die_with_parent()
     for name in settings["preload"]:
         _attempt(f"module {name}", importlib.import_module, name)
+    pressure = Pressure()  # of the host; on rung 3 its file is out of reach afterwards
     means = _prepare(settings)
     # Programs do not find this package; and what is done here is not done for each of them.
     for name in [name for name in sys.modules if name.partition(".")[0] == "rollmesh"]:
@@ -134,10 +136,11 @@ def _serve(connection: socket.socket, settings: dict[str, Any]) -> None:
     if not os.fork():
         connection.close()
         ours.close()
+        pressure.close()
         _fork_programs(theirs, means, no_memory)
     theirs.close()
     connection.sendall(messages.pack({"rung": means.rung, "landlock": means.landlock}))
-    keeper.keep(connection, ours, means, no_memory)
+    keeper.keep(connection, ours, means, no_memory, pressure)
 
 
 def _fork_programs(orders: socket.socket, means: Confinement, no_memory: mmap) -> NoReturn:

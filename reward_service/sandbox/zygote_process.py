@@ -239,4 +239,4 @@ def _ran(answer: dict[str, Any], blobs: list[bytes], *, in_full: bool, killed: b
         "memory" if killed else answer["cause"], answer["exit_code"], out_of_memory=answer["out_of_memory"]
     )
     files = dict(zip(answer["made"], blobs[2:], strict=True))
-    return Ran(end, code, blobs[0], blobs[1], answer["cpu_s"], answer["peak"], files)
+    return Ran(end, code, blobs[0], blobs[1], answer["cpu_s"], answer["peak"], answer["stalled_s"], files)

@@ -1,7 +1,7 @@
 """Runs tests of a program that is elsewhere; see `link.py`.
 
 Input: `{"setup", "parts", "entry_point", "ops": [...], "results": [...]}`, with the operations of the last run and
-their results. Output: `{"ops", "pending", "cases": [{"name", "passed", "text"}], "reason", "broken"}`.
+their results. Output: `{"ops", "pending", "cases": [{"name", "passed", "text"}], "reason", "broken", "too_many"}`.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def main() -> None:
         if not link.pending or isinstance(error, TooManyError | BrokenError):
             raise error
 
-    runner, broken = None, ""
+    runner, broken, too_many = None, "", False
     try:
         runner = Runner(
             request, lambda name: _lookup(link, name), lambda *_: None, swallow=swallow, stops=(TooManyError,)
         )
         runner.run()
     except TooManyError:
-        broken = "the tests ask more of the program than can be kept"
+        too_many = True
     except BrokenError as error:
         broken = str(error)
     answer = {
@@ -65,5 +65,6 @@ def main() -> None:
         "cases": runner.cases if runner is not None else [],
         "reason": link.reason,
         "broken": broken,
+        "too_many": too_many,
     }
     put(channel, json.dumps(answer))

@@ -123,7 +123,7 @@ class CommandExecutor(PluginExecutor):
         end, code = ended(done.cause or _cause(code, cpu_s, job.limits), code)
         stdout, files = (b"", _products(done.stdout)) if job.outputs else (done.stdout[: job.limits.output], {})
         stderr = done.stderr[len(_BEGUN) :][: max(0, job.limits.output - len(stdout))]
-        return Ran(end, code, stdout, stderr, cpu_s, done.peak, files)
+        return Ran(end, code, stdout, stderr, cpu_s, done.peak, files=files)
 
 
 def _cause(code: int, cpu_s: float, limits: Limits) -> Cause:

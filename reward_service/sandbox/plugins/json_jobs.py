@@ -68,7 +68,10 @@ def ran_from_json(found: Mapping[str, Any]) -> Ran:
             raise ValueError(f"end {found['end']!r}")
         files = {str(name): _bytes(content) for name, content in found["files"].items()}
         numbers = int(found["code"]), _bytes(found["stdout"]), _bytes(found["stderr"])
-        return Ran(found["end"], *numbers, float(found["cpu_s"]), int(found["peak"]), files, str(found["reason"]))
+        used = float(found["cpu_s"]), int(found["peak"]), found["stalled_s"]
+        if not isinstance(used[2], float | int | None):
+            raise ValueError(f"stalled_s {used[2]!r}")
+        return Ran(found["end"], *numbers, *used, files, str(found["reason"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 

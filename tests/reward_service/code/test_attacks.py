@@ -96,3 +96,19 @@ async def test_a_shared_process_is_told(score: Score) -> None:
     # The program does not choose the way by what it gives back.
     result = (await score(TRUE + "def add(a, b): return True_()", "assert add(1, 2) == 3")).scored
     assert (result.total, "same_process" in result.components) == (0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        # Other answers each time, which change what is asked next.
+        ("import time\ndef f(x): return time.perf_counter_ns()", "y = f(5)\nassert f(y + 1) == 5"),
+        # An answer for which the tests ask without end.
+        (
+            "def f(x): return list(range(30_000)) if x == 5 else 0",
+            "for y in f(5):\n    assert f(y) == 0\nassert f(6) == 1",
+        ),
+    ],
+)
+async def test_no_answer_makes_its_row_unscorable(score: Score, program: str, tests: str) -> None:
+    assert await reward(score, program, tests) == 0.0

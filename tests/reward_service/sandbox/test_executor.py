@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from pathlib import Path
@@ -78,6 +79,7 @@ async def test_limits_end_programs_by_name(run: Run, sandbox: Sandbox) -> None:
     assert (ran.end, ran.code) == ("signal", signal.SIGKILL)
     ran = await run("print('begun', flush=True)\nimport time; time.sleep(600)", wall_s=2.0)
     assert (ran.end, ran.code) == ("wall", signal.SIGKILL)
+    assert (ran.stalled_s is not None) == os.access("/proc/pressure/cpu", os.R_OK)
     ran = await run("import os\nos.kill(os.getpid(), 19)", wall_s=0.2)
     assert ran.end == "wall"
     ran = await run("x = bytearray(1 << 30)", memory=256 << 20)

@@ -83,7 +83,7 @@ async def test_a_machine_that_is_not_there_is_no_failed_program(key_file: Path) 
 def test_jobs_and_ends_survive_json() -> None:
     job = Job("native", {"a": b"\0\xff"}, ["/bin/x", "é"], limits=LIMITS, outputs=["o"], environment={"A": "b"})
     assert job_from_json(json.loads(json.dumps(job_to_json(job, [b"\xfe"])))) == (job, [b"\xfe"])
-    ran = Ran("exit", 3, b"\xff", b"e", 0.5, 7, {"o": b"\0"}, "why")
+    ran = Ran("wall", 9, b"\xff", b"e", 0.5, 7, 0.25, {"o": b"\0"}, "why")
     assert ran_from_json(json.loads(json.dumps(ran_to_json(ran)))) == ran
     with pytest.raises(ValueError, match="end 'won'"):
         ran_from_json({"end": "won"})
