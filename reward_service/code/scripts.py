@@ -51,7 +51,7 @@ class _Trial:
             if answer is not None and answer["too_many"]:
                 answer, why = None, "they ask more of the program than can be kept"
             if answer is None:
-                # What the program has answered decides what is asked.
+                # The program's answers decide what is asked.
                 if not ops:
                     raise ValueError(f"the tests do not work: {why}")
                 verdict.ends = {0: CaseEnd("case 1", f"the tests cannot be run with what it answers: {why}")}

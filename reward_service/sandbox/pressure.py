@@ -1,4 +1,4 @@
-"""How long this host has had too few processors. Source: Documentation/accounting/psi.rst of Linux."""
+"""The time in which this host has had too few processors. Source: Documentation/accounting/psi.rst of Linux."""
 
 from __future__ import annotations
 
