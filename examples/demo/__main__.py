@@ -14,7 +14,6 @@ _PROGRAMS = (
     "--rollout.max_response_tokens=14",
     "--reward.functions=[code]",
     "--reward.cache.functions=[code]",
-    "--learner.steps=400",
     "--eval.stop_at=0.6",
 )
 

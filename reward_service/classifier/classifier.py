@@ -13,7 +13,7 @@ from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored
 from rollmesh.reward_service.served_model.folders import CLASSIFIER, kind_of
 from rollmesh.reward_service.served_model.messages import Text
 from rollmesh.reward_service.served_model.model import ServedModel
-from rollmesh.reward_service.served_model.options import model_options, prompt_messages, version_of
+from rollmesh.reward_service.served_model.options import model_options, prompt_messages, told_version, version_of
 
 
 class Classifier:
@@ -27,6 +27,7 @@ class Classifier:
     Attributes:
         rollmesh_service: its process, which the scoring engine starts and ends.
         wants, deterministic, needs_group: see `reward_service.functions`.
+        version: of its scores, for people.
         cache_version: see `reward_service.cache.identity`.
 
     Raises:
@@ -41,6 +42,7 @@ class Classifier:
         kind_of(Path(options.folder), (CLASSIFIER,), "sequence classifier")
         self.__name__ = name
         self.wants = () if section.template == "text" else ("messages",)
+        self.version = told_version(section)
         self.cache_version = version_of(options)
         self.rollmesh_service = self._model = ServedModel(name, options, call_timeout_s=call_timeout_s)
 

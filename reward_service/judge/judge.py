@@ -96,7 +96,7 @@ class Judge:
         self._asker: Asker | None = None
         self._busy: BusyError | None = None
         self._busy_at = -math.inf
-        self.version = _version(section, self._template)
+        self.version = judge_version(section, self._template)
 
     def present_wait(self) -> Wait:
         """The reason why items wait: there was no room for a request a moment ago; empty while there is."""
@@ -272,7 +272,7 @@ def _paid(answers: Sequence[_Answer]) -> float:
     return sum(answer.pay() for answer in answers)
 
 
-def _version(section: JudgeSection, template: Template) -> str:
+def judge_version(section: JudgeSection, template: Template) -> str:
     """A name for everything on which a score depends, as far as it is ours."""
     fields = {"model", "mode", "scale", "opponents", "votes", "combine", "structured", "temperature", "max_tokens"}
     settings = section.model_dump(mode="json", include={*fields, "options"})

@@ -16,7 +16,7 @@ from rollmesh.reward_service.process.steps import Place, split, total_of
 from rollmesh.reward_service.served_model.folders import CAUSAL, CLASSIFIER, STEP_HEAD, TOKEN_CLASSIFIER, kind_of
 from rollmesh.reward_service.served_model.messages import Text
 from rollmesh.reward_service.served_model.model import Answer, ServedModel
-from rollmesh.reward_service.served_model.options import model_options, prompt_messages, version_of
+from rollmesh.reward_service.served_model.options import model_options, prompt_messages, told_version, version_of
 
 _KINDS = (TOKEN_CLASSIFIER, STEP_HEAD, CAUSAL, CLASSIFIER)
 
@@ -31,6 +31,7 @@ class ProcessRewards:
     Attributes:
         rollmesh_service: its process, which the scoring engine starts and ends.
         wants, deterministic, needs_group: see `reward_service.functions`.
+        version: of its scores, for people.
         cache_version: see `reward_service.cache.identity`.
 
     Raises:
@@ -50,6 +51,7 @@ class ProcessRewards:
             options = model_options(section, "response", call_timeout_s)
         self._section = section
         self.wants = () if section.template == "text" else ("messages",)
+        self.version = told_version(section)
         self.cache_version = repr((section, version_of(options)))
         self.rollmesh_service = self._model = ServedModel(NAME, options, call_timeout_s=call_timeout_s)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from rollmesh.mesh.private_files import read_secret
 from rollmesh.reward_service.outcomes import RewardItem
 from rollmesh.reward_service.served_model.messages import Kind, ModelOptions
 
+# Raised whenever the same model may judge an answer in another way; fields on which its scores depend.
+_VERSION = 1
+_JUDGED_BY = {"template", "label", "activation", "steps", "total", "per_step", "separator", "good", "bad", "system"}
 # The share of a call's time for one request to a server elsewhere: less than silence may last.
 _REQUEST_SHARE = 0.4
 
@@ -58,6 +63,20 @@ def version_of(options: ModelOptions) -> str:
     files = sorted(path for path in Path(options.folder).iterdir() if path.is_file())
     states = [(path.name, found.st_size, found.st_mtime_ns) for path in files if (found := path.stat())]
     return repr((options, states))
+
+
+def told_version(section: ClassifierSection | ProcessSection) -> str:
+    """A name of a model's scores for people: another model, template or label makes another one, another host does not.
+
+    Raises:
+        OSError: its folder cannot be read.
+    """
+    ours = section.model_dump(mode="json", include=_JUDGED_BY)
+    if section.model is not None and Path(section.model).is_dir():
+        files = [path for path in Path(section.model).iterdir() if path.is_file()]
+        ours["files"] = sorted((path.name, path.stat().st_size) for path in files)
+        ours["config"] = (Path(section.model) / "config.json").read_text(encoding="utf-8")
+    return f"{_VERSION}-{hashlib.sha256(json.dumps(ours, sort_keys=True).encode()).hexdigest()[:12]}"
 
 
 def prompt_messages(item: RewardItem) -> list[dict[str, Any]]:

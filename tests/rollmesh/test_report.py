@@ -28,6 +28,7 @@ from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_config, save_config
 from rollmesh.mesh.errors import DataError
 from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2
+from rollmesh.report.graders import grader_versions
 from rollmesh.report.memory import MemorySample, MemoryUse, peaks_from_samples, read_memory
 from rollmesh.report.metrics import MetricsTail, read_metrics, surviving_records
 from rollmesh.report.placement import placement_lines
@@ -96,6 +97,28 @@ def final_state() -> FinalState:
         wall_s=12.0,
         ended="finished",
     )
+
+
+def test_models_that_reward_have_versions(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    reward: dict[str, Any] = {
+        "functions": ["judge", "classifier", "none"],
+        "judge": {"base_url": "http://a:1/v1", "model": "m"},
+        "classifier": {"model": str(tmp_path)},
+    }
+
+    def found() -> dict[str, str]:
+        return grader_versions(load_config({"model": {"path": "m"}, "data": {"train": "t"}, "reward": reward}))
+
+    before = found()
+    assert before.keys() == {"judge", "classifier", "none", "rollmesh"}
+    reward["judge"]["model"] = "n"
+    (tmp_path / "config.json").write_text('{"labels": 1}')
+    reward["classifier"]["device"] = "cuda:3"
+    after = found()
+    assert (after["judge"] != before["judge"], after["classifier"] != before["classifier"]) == (True, True)
+    reward["classifier"]["device"] = "cpu"
+    assert found() == after
 
 
 def test_summary_has_the_runs_metrics(run_folder: Path) -> None:

@@ -35,7 +35,9 @@ class ProcessSection(ModelSection):
     )
     good: str = Field("", description="Text of a causal model's token for good steps (`+`); else empty.")
     bad: str = Field("", description="The same for bad steps (`-`).")
-    label: str | None = Field(None, description="Name or index of the label of good steps; none: the last one.")
+    label: str | None = Field(
+        None, description="Name or index of the label of good steps; none: the last one, or a classifier's only one."
+    )
     activation: Literal["none", "sigmoid", "softmax"] = Field(
         "softmax", description="From a step's logits to its value."
     )
