@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from rollmesh.mesh.config.base import Section
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.config.scorers.classifier import ModelSection
 from rollmesh.mesh.config.scorers.parts import uses
 from rollmesh.mesh.errors import ConfigError
@@ -108,6 +110,7 @@ def requested_code(config: Config) -> list[CodeRequest]:
         for functions in reward.by_data_source.values():
             found += _named("reward.by_data_source", *filter(_is_path, uses(functions)))
         found += [*_of_model("classifier", reward.classifier), *_of_model("process", reward.process)]
+        found += _of_scorers(reward)
     if rollout.engine == "vllm":
         found += _named("rollout.vllm.options", *_code_options(rollout.vllm.options, _VLLM_WORDS))
     if rollout.engine == "sglang":
@@ -125,6 +128,21 @@ def _of_model(name: str, section: ModelSection) -> Iterator[CodeRequest]:
         yield from _named(f"reward.{name}.{key}", None if path is None else str(path))
     words = _VLLM_WORDS if section.engine == "vllm" else _SGLANG_WORDS
     yield from _named(f"reward.{name}.options", *_code_options(section.options, words))
+
+
+def _of_scorers(reward: RewardSection) -> Iterator[CodeRequest]:
+    """Files of the host that scorers read and send on, write, or execute."""
+    sections: dict[str, tuple[Section, tuple[str, ...]]] = {
+        "judge": (reward.judge, ("api_key_file", "template", "evidence_file")),
+        "cache": (reward.cache, ("redis_password_file",)),
+        "isolation": (reward.isolation, ("program", "key_file")),
+        "late": (reward.late, ("store",)),
+    }
+    for name, (section, keys) in sections.items():
+        for key in keys:
+            path = getattr(section, key)
+            yield from _named(f"reward.{name}.{key}", None if path is None else str(path))
+    yield from _named("reward.isolation.toolchains", *map(str, reward.isolation.toolchains))
 
 
 def _named(key: str, *names: str | None) -> Iterable[CodeRequest]:

@@ -79,6 +79,29 @@ def test_servers_of_reward_models_are_asked_for_where_they_would_be_started() ->
     }
 
 
+def test_files_of_scorers_are_asked_for_where_generators_score() -> None:
+    reward = {
+        "judge": {
+            "base_url": "http://there:1/v1",
+            "model": "m",
+            "api_key_file": "/root/key",
+            "evidence_file": "/e",
+        },
+        "cache": {"redis": "redis://there:1/0", "redis_password_file": "/root/pass"},
+        "isolation": {"plugin": "bubblewrap", "program": "/tmp/run", "toolchains": ["/opt/go"]},
+        "late": {"store": "/root/late"},
+    }
+    assert asked(reward=reward) == {}
+    assert asked(reward={**reward, "in_process": True}) == {
+        "reward.judge.api_key_file": ["/root/key"],
+        "reward.judge.evidence_file": ["/e"],
+        "reward.cache.redis_password_file": ["/root/pass"],
+        "reward.isolation.program": ["/tmp/run"],
+        "reward.isolation.toolchains": ["/opt/go"],
+        "reward.late.store": ["/root/late"],
+    }
+
+
 def test_files_of_the_host_that_are_sent_away_are_asked_for() -> None:
     reward = {"endpoints": ["grpc://judge:1"], "key_files": {"grpc://judge:1": "/root/.cache/token"}}
     assert asked(reward=reward) == {"reward.key_files": ["/root/.cache/token"]}
