@@ -61,7 +61,7 @@ class Code:
             wanted = item.extra_info.get("language")
             program = program_of(item.response, wanted if isinstance(wanted, str) and wanted else None, _name_of)
         except ValueError as error:
-            return Unscorable(f"{self.__name__}: {error}")
+            return Unscorable(str(error))
         began = time.monotonic()
         deadline = began + self._time_s
         begin_by = max(deadline - 2 * self._place.section.time_s, began + self._time_s / 4)
@@ -77,7 +77,7 @@ class Code:
                 why += f"; {self._time_s:.3g} s are nine tenths of reward.scorer_timeout_s, compiling included"
             return Failed("sandbox", why, retryable=True)
         except ValueError as error:
-            return Unscorable(f"{self.__name__}: {error}")
+            return Unscorable(str(error))
         except RollmeshError as error:
             # No sandbox, or no such language; another service may have it.
             return Failed("no_sandbox", f"{self.__name__}: {error}", retryable=True)

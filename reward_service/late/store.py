@@ -155,15 +155,15 @@ def deliver(store: Path | str, ticket: str, delivery: Delivery | float) -> Arriv
         its fate. A mistyped ticket is `EARLY` for ever.
 
     Raises:
-        PayloadError: it is not finite, or the ticket is empty.
+        PayloadError: it is not finite, or the ticket is empty or longer than `REASON_LENGTH`.
         LateStoreError: the file cannot be written.
     """
     found = delivery if isinstance(delivery, Delivery) else Delivery(float(delivery))
     numbers = [*found.components.values(), *(() if found.total is None else (found.total,))]
     if not all(map(math.isfinite, numbers)):
         raise PayloadError("delivery", f"not finite: {numbers}")
-    if not ticket:
-        raise PayloadError("ticket", "it is empty")
+    if not 0 < len(ticket) <= REASON_LENGTH:
+        raise PayloadError("ticket", f"it is empty, or longer than {REASON_LENGTH} characters")
     path = Path(store)
     row = (ticket, found.total, json.dumps(dict(found.components)), found.reason[:REASON_LENGTH], time.time())
     try:

@@ -150,7 +150,7 @@ async def _serve_in_mesh(
 
 def _write_ready(config: Config, address: str, ready_file: Path | None) -> None:
     write_ready_file(ready_file, address)
-    log.info("serving rewards at %s: %s", address, " + ".join(map(describe, config.reward.functions)))
+    log.info("serving rewards at %s: %s", address, " + ".join(map(describe, config.reward.uses)))
 
 
 async def _report_until_end(shutdown: Shutdown, agent: MembershipAgent, server: RewardServer) -> None:

@@ -76,6 +76,9 @@ async def test_deliveries_may_come_first_and_the_first_counts(make_item: Any, tm
     assert deliver(store, "job-2", Delivery(None, reason="the user has left")) is Arrival.EARLY
     with pytest.raises(PayloadError, match="not finite"):
         deliver(store, "job-3", float("nan"))
+    for ticket in ("", "t" * 100_000):
+        with pytest.raises(PayloadError, match="empty, or longer"):
+            deliver(store, ticket, 1.0)
     with pytest.raises(LateStoreError, match="no folder"):
         deliver(tmp_path / "absent" / "late.sqlite", "job-3", 1.0)
     scoring = engine(store, Promises())
