@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
 
-Relation = Literal["at least", "less than"]
 _WORD = re.compile(r"\w+")
 _CAPITAL_WORD = re.compile(r"\w+(?:[-'’]\w+)*")
 _SENTENCE_END = re.compile(r"(?<![.!?。！？।])[.!?。！？।]+[\"'”’)\]]{0,3}(?=\s|$)|[。！？]")
