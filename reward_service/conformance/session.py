@@ -104,8 +104,10 @@ class Session:
         return self.options.timeout_s
 
     def find(self, severity: Severity, probe: str, message: str, remedy: str = "") -> None:
-        """Adds a finding."""
-        self.findings.append(Finding(severity, probe, message, remedy))
+        """Adds a finding, once: several calls of a probe may show the same."""
+        finding = Finding(severity, probe, message, remedy)
+        if finding not in self.findings:
+            self.findings.append(finding)
 
     def most(self, count: int) -> int:
         """As many items as one call may have, at most `count`."""

@@ -14,7 +14,7 @@ from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.access.token_file import identity_of
 from rollmesh.mesh.config.models import Config
-from rollmesh.mesh.config.scorers.parts import describe
+from rollmesh.mesh.config.scorers.parts import describe_all
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.failover_channel import open_mesh
@@ -25,6 +25,7 @@ from rollmesh.mesh.runtime.service import Shutdown, advertised_address, run_serv
 from rollmesh.mesh.telemetry.tracing import open_tracer
 from rollmesh.protos import membership_pb2
 from rollmesh.reward_service.judge.member import shared_judge
+from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.sandbox.configured import in_force
 from rollmesh.reward_service.scoring.configured import configured_engine
 from rollmesh.reward_service.server.http import http_server
@@ -150,7 +151,9 @@ async def _serve_in_mesh(
 
 def _write_ready(config: Config, address: str, ready_file: Path | None) -> None:
     write_ready_file(ready_file, address)
-    log.info("serving rewards at %s: %s", address, " + ".join(map(describe, config.reward.uses)))
+    reward = config.reward
+    served = describe_all(reward.functions, split_routes(reward.by_data_source)[0])
+    log.info("serving rewards at %s: %s", address, served)
 
 
 async def _report_until_end(shutdown: Shutdown, agent: MembershipAgent, server: RewardServer) -> None:

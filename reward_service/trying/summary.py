@@ -39,6 +39,7 @@ class Summary:
         slowest: rows with the longest calls, one response for each.
         recorded: responses with a recorded reward.
         differing: those of them whose reward is another one now, the greatest differences first.
+        sources: responses, scored ones and their mean by data source; empty for a single source.
     """
 
     responses: int
@@ -52,6 +53,7 @@ class Summary:
     slowest: Sequence[Tried]
     recorded: int
     differing: Sequence[Tried]
+    sources: dict[str, tuple[int, int, float | None]]
 
     @property
     def clean(self) -> bool:
@@ -68,6 +70,9 @@ class Summary:
             yield _PENDING
         if self.mean is not None:
             yield f"reward: mean {self.mean:.4g}; {_quantiles(self.totals, 1.0, '')}"
+        for source, (responses, scored, mean) in self.sources.items():
+            rewards = "-" if mean is None else f"{mean:.4g}"
+            yield f"  {source}: {responses} responses, scored {scored}, reward: mean {rewards}"
         if self.call_seconds:
             yield f"time per call: {_quantiles(self.call_seconds, 1000.0, ' ms')}; {self.per_s:.3g} responses/s"
             yield "slowest: " + ", ".join(f"{one.name} {1000 * one.seconds:.0f} ms" for one in self.slowest)
@@ -92,6 +97,10 @@ class Summary:
             "slowest": [[one.name, round(one.seconds, 6)] for one in self.slowest],
             "recorded": self.recorded,
             "differing": [[one.name, one.member, one.recorded, one.verdict] for one in self.differing],
+            "sources": {
+                source: {"responses": responses, "scored": scored, "mean": mean}
+                for source, (responses, scored, mean) in self.sources.items()
+            },
         }
 
 
@@ -121,12 +130,32 @@ def summarize(tried: Sequence[Tried], seconds: float) -> Summary:
         sorted(calls.values(), key=lambda one: -one.seconds)[:_NAMED],
         sum(one.recorded is not None for one in tried),
         sorted(differing, key=_difference, reverse=True),
+        _by_source(tried),
     )
 
 
+def _by_source(tried: Sequence[Tried]) -> dict[str, tuple[int, int, float | None]]:
+    groups: dict[str, list[Tried]] = {}
+    for one in tried:
+        groups.setdefault(one.data_source, []).append(one)
+    if len(groups) < 2:
+        return {}
+    totals = {source: [one.total for one in own if one.outcome == SCORED] for source, own in groups.items()}
+    return {
+        source: (len(own), len(totals[source]), sum(totals[source]) / len(totals[source]) if totals[source] else None)
+        for source, own in groups.items()
+    }
+
+
 def quantiles(ordered: Sequence[float], places: Sequence[float]) -> dict[float, float]:
-    """Quantiles of sorted values, each of which is one of them; empty without values."""
-    return {place: ordered[round(place * (len(ordered) - 1))] for place in places} if ordered else {}
+    """Quantiles of sorted values, interpolated between neighbours; empty without values."""
+    return {place: _quantile(ordered, place * (len(ordered) - 1)) for place in places} if ordered else {}
+
+
+def _quantile(ordered: Sequence[float], position: float) -> float:
+    low = int(position)
+    first, second = ordered[low], ordered[min(low + 1, len(ordered) - 1)]
+    return first + (position - low) * (second - first)
 
 
 def _difference(one: Tried) -> float:

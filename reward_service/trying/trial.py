@@ -63,6 +63,7 @@ async def _score(scorer: RewardScorer, group: list[SampleRow]) -> list[Tried]:
             seconds=seconds,
             recorded=row.recorded[place],
             step=row.step,
+            data_source=row.data_source,
         )
         for (row, place), result in zip(places, results, strict=True)
     ]

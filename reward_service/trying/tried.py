@@ -32,6 +32,7 @@ class Tried:
         cost: in the currency of the service's owner.
         recorded: the reward that its file has; None: none.
         step: of a run's sample; None for others.
+        data_source: of its row.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Tried:
     cost: float = 0.0
     recorded: float | None = None
     step: int | None = None
+    data_source: str = ""
 
     @classmethod
     def of(
@@ -56,6 +58,7 @@ class Tried:
         seconds: float,
         recorded: float | None = None,
         step: int | None = None,
+        data_source: str = "",
     ) -> Tried:
         """From a result; the arguments are attributes."""
         scored, error = result.scored, result.error
@@ -73,6 +76,7 @@ class Tried:
             cost=scored.cost,
             recorded=recorded,
             step=step,
+            data_source=data_source,
         )
 
     @property
@@ -112,6 +116,7 @@ class Tried:
             "name": self.name,
             "member": self.member,
             "step": self.step,
+            "data_source": self.data_source,
             "outcome": self.outcome,
             "code": self.code,
             "total": self.total if self.outcome == SCORED else None,

@@ -69,6 +69,8 @@ class IsolationSection(Section):
 
 
 def _from_word(value: Any) -> Any:
+    if isinstance(value, str | int | float) and value != "auto":
+        raise ValueError("needs `auto` or keys of its own, as reward.isolation.require=3 (2 to 4)")
     return {} if value == "auto" else value
 
 

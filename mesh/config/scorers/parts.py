@@ -101,6 +101,12 @@ def describe(entry: str | PartSection) -> str:
     return f"{weight}{entry.use}{'' if entry.gate is None else f' if {entry.gate}'}"
 
 
+def describe_all(entries: Iterable[str | PartSection], by_source: Mapping[str, Iterable[str | PartSection]]) -> str:
+    """A reward in words, then that of each data source with its own: `exact_match; code: tests + 0.1 * format`."""
+    own = (f"{source}: {' + '.join(map(describe, parts))}" for source, parts in by_source.items())
+    return "; ".join((" + ".join(map(describe, entries)), *own))
+
+
 def distinct_names(spelled: Sequence[tuple[str, str]], given: Sequence[str | None]) -> list[str]:
     """Names of parts in components and gates.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from rollmesh.reward_service.conformance.findings import Severity
@@ -138,7 +139,9 @@ async def group_mean(session: Session) -> None:
     for n, like in enumerate(session.samples[:2]):
         made = session.made(like, f"lone/{n}", like.response, group=f"lone/{n}")
         lone += (await session.call([made], probe=MEAN)).totals.values()
-    if len(lone) == 2 and lone[0] != lone[1]:
+    if not all(map(math.isfinite, lone)):
+        session.skipped[MEAN] = "a total is not finite"
+    elif len(lone) == 2 and lone[0] != lone[1]:
         message = f"responses that get {lone[0]:g} and {lone[1]:g} alone get the same within a group"
         session.find("error", MEAN, message, "score each response; the learner compares the group by itself")
 

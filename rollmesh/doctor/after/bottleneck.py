@@ -90,6 +90,15 @@ def _more_rewards(use: TimeUse, config: Config, where: str, waits: float) -> Fin
             reward_workers_wanted=wanted,
             **numbers,
         )
+    if config.reward.late.store is not None:
+        return warning(
+            CHECK,
+            f"{where}: late rewards are waited for, {use.unscored or 0.0:.0f} finished responses have none yet while "
+            f"{use.active or 0.0:.0f} are decoded",
+            "deliver rewards sooner (reward.late.store is set); or a larger buffer.max_staleness, so that generators "
+            "work ahead meanwhile",
+            **numbers,
+        )
     return warning(
         CHECK,
         f"{where}: rewards are the bottleneck, {use.unscored or 0.0:.0f} finished responses wait for theirs while "

@@ -14,6 +14,8 @@ from rollmesh.launcher.trials.opening import opening
 from rollmesh.learner.data.locations import is_hub_id
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.scorers.parts import describe_all
+from rollmesh.reward_service.routing import split_routes
 
 
 def dry_run(config: Config, *, fresh: bool = False, allow_changes: bool = False) -> list[str]:
@@ -37,10 +39,12 @@ def dry_run(config: Config, *, fresh: bool = False, allow_changes: bool = False)
             describe_threads(first, thread_plan(first)),
             f"the learner trains with {first.learner.describe_engine('actor')}",
             f"{first.rollout.replicas} generator(s) sample with {first.rollout.engine}",
+            f"rewards: {describe_all(first.reward.endpoints or first.reward.functions, first.reward.by_data_source)}",
             prepared.devices.describe(),
             describe_turns(first, prepared.devices),
             *prepared.notices,
             *_of_the_hub(config),
+            *_reward_services(config),
             "a dry run: everything that was checked is in order, and nothing was started",
         ]
 
@@ -53,6 +57,13 @@ def _of_the_hub(config: Config) -> Iterator[str]:
         for source in sources:
             if is_hub_id(source.path):
                 yield f"not checked: {key} {source.path} is no file here; the start fetches it from the hub"
+
+
+def _reward_services(config: Config) -> Iterator[str]:
+    """Says which reward services only a run calls."""
+    own = split_routes(config.reward.by_data_source)[1]
+    for endpoint in dict.fromkeys((*config.reward.endpoints, *(each for some in own.values() for each in some))):
+        yield f"not checked: the reward service {endpoint}, which was not called"
 
 
 def _begin(config: Config, *, fresh: bool, allow_changes: bool) -> list[str]:

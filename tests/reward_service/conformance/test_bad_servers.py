@@ -274,6 +274,13 @@ async def test_each_bad_behaviour(
     monkeypatch.setattr("rollmesh.reward_service.conformance.probes.load._QUICK_BATCH_S", 0.2)
     report = await checked(await serving(server()), probe)
     assert found(report, probe, severity, words), report.findings
+    assert len(set(report.findings)) == len(report.findings), "each is said once"
+
+
+async def test_totals_that_are_no_numbers_are_told_once_and_not_compared(serving: Any, checked: Any) -> None:
+    report = await checked(await serving(Nan()), "identity.")
+    assert len(set(report.findings)) == len(report.findings)
+    assert not any(finding.probe == "identity.group-mean" and "alone" in finding.message for finding in report.findings)
 
 
 class WaitsForTheEnd(Server):

@@ -25,6 +25,8 @@ from rollmesh.reward_service.sandbox.zygote_process import UnavailableError
 def test_auto_is_the_section_as_it_is() -> None:
     assert RewardSection.model_validate({"isolation": "auto"}) == RewardSection()
     assert RewardSection.model_validate({"isolation": {"require": 3}}).isolation.require == 3
+    with pytest.raises(ValidationError, match=r"needs `auto` or keys of its own"):
+        RewardSection.model_validate({"isolation": 9})
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,21 @@ def test_nothing_has_a_summary_too() -> None:
     assert quantiles([], [0.5]) == {}
 
 
+def test_quantiles_are_interpolated() -> None:
+    assert quantiles([0.0, 1.0], [0.0, 0.25, 0.5, 1.0]) == {0.0: 0.0, 0.25: 0.25, 0.5: 0.5, 1.0: 1.0}
+    assert quantiles([3.0], [0.5]) == {0.5: 3.0}
+
+
+def test_each_of_several_sources_has_a_row() -> None:
+    found = [Tried("a", str(n), "scored", 0.1, n, data_source="sums") for n in (0.0, 1.0)]
+    assert summarize(found, 1.0).sources == {}
+    summary = summarize([*found, Tried("b", "0", "error", 0.1, code="timeout", data_source="code")], 1.0)
+    text = "\n".join(summary.lines())
+    assert "sums: 2 responses, scored 2, reward: mean 0.5" in text
+    assert "code: 1 responses, scored 0, reward: mean -" in text
+    assert summary.to_json()["sources"]["sums"] == {"responses": 2, "scored": 2, "mean": 0.5}
+
+
 def test_evidence_of_any_length_and_form_is_shown() -> None:
     result = reward_pb2.ScoreResult(item_id="a")
     result.scored.total = 1.0

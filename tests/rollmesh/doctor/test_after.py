@@ -26,6 +26,15 @@ def test_a_recorded_fault_is_found_with_its_remedy(fault: str, tmp_path: Path) -
     assert worse <= {documented()[fault].check}, "one fault, and nothing else"
 
 
+def test_late_rewards_are_named_where_they_are_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    reward = {"late": {"store": str(tmp_path / "late.db")}}
+    FAULTS["rewards-far-away"].run.write(folder, config_in(folder, reward=reward))
+    (finding,) = (found for found in diagnose_run(folder).findings if found.check == "time")
+    assert "late rewards are waited for" in finding.what
+    assert "more reward services" not in finding.remedy
+
+
 def test_a_healthy_run_is_healthy(tmp_path: Path, rollmesh: Command) -> None:
     folder = tmp_path / "run"
     RecordedRun().write(folder, config_in(folder))

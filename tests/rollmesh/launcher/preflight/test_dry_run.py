@@ -46,6 +46,14 @@ def test_a_run_starts_continues_or_starts_over(config: Config, tmp_path: Path) -
     assert sorted(folder.rglob("*")) == before
 
 
+def test_rewards_are_named_and_services_not_called(tmp_path: Path) -> None:
+    endpoint = "grpc://127.0.0.1:1"
+    reward = {"functions": ["exact_match"], "by_data_source": {"far": [endpoint]}}
+    said = dry_run(make_config(tmp_path, {"reward": reward}))
+    assert f"rewards: exact_match; far: {endpoint}" in said
+    assert f"not checked: the reward service {endpoint}, which was not called" in said
+
+
 def test_the_folder_of_a_training_is_another_ones(config: Config) -> None:
     begin(config)
     (config.run.folder / "command").write_text("sft\n")
