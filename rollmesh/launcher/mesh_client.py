@@ -138,7 +138,7 @@ class Snapshot:
         )
 
     def who_waits(self) -> str:
-        """The present waits of learner and generators, in words."""
+        """The present waits of learner, generators and reward services, in words."""
         if self.table is None:
             return self.trouble
         parts = []
@@ -147,6 +147,8 @@ class Snapshot:
             parts.append(f"learner: {learner}")
         if self.table.generators_wait:
             parts.append(f"generators wait: {self.table.generators_wait}")
+        if reward := next((member.waiting_reason for member in self.rewards() if member.waiting_reason), ""):
+            parts.append(f"rewards: {reward}")
         if not self.learners() and not self.run_finished:
             parts.append(self.absent_learner())
         return "; ".join(parts) or self._present_work()

@@ -95,3 +95,12 @@ def test_a_full_disk_is_told_once_and_tried_again(tmp_path: Path) -> None:
         f"{SNAPSHOTS} is not written: No space left on device; every second it is tried again",
         f"{SNAPSHOTS} is written again",
     ]
+
+
+def test_a_reward_service_that_loads_its_model_is_named() -> None:
+    table = buffer_pb2.DescribeResponse(generators_wait="rewards")
+    service = membership_pb2.Member(
+        role=membership_pb2.ROLE_REWARD, waiting_reason="classifier: its model is being loaded"
+    )
+    text = no_step_text(40, Snapshot(table=table, members=[service]), (), {})
+    assert text.startswith("no step for 40 s: generators wait: rewards; rewards: classifier: its model is being loaded")
