@@ -113,7 +113,7 @@ async def test_status_shows_the_phase_its_reason_and_who_sleeps(mesh: Mesh) -> N
     mesh.status.waiting_reason = "waits for g-shared to give their memory back (12 s)"
     shown = await mesh.shown()
     reason = re.escape("turn 4, 1 taken back; waits for g-shared to give their memory back (12 s)")
-    assert re.search(rf"turn releasing for \d+ s, {reason}", shown)
+    assert [row for row in shown if re.fullmatch(rf"turn releasing for \d+ s, {reason}", row)]
     assert "sleep does not answer: g-gone; asleep, without weights: g-shared" in shown
 
 
