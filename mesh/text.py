@@ -9,6 +9,8 @@ import re
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # Reason why a member of a group is not scored, or a group was dropped: kept with it, and counted under it.
 REASON_CHARACTERS = 300
+# Grounds of a reward, kept with its member.
+EVIDENCE_CHARACTERS = 8000
 # Reason why a version is not in service, and the transport that brings it: the learner keeps those of all receivers.
 REPORT_CHARACTERS = 1000
 # Reason why a service waits: each heartbeat carries it.

@@ -8,13 +8,12 @@ sent, of bounded length, whatever a function, a model or a dataset has put into 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rollmesh.mesh.errors import PayloadError
-from rollmesh.mesh.text import bounded
+from rollmesh.mesh.text import EVIDENCE_CHARACTERS, bounded
 from rollmesh.protos import reward_pb2
 
 NOT_BEGUN = "not_begun"
@@ -27,7 +26,9 @@ NO_FAILURES = frozenset({NOT_BEGUN, PENDING})
 REASON_LENGTH = 2000
 _CODE_LENGTH = 64
 # Characters of evidence.
-EVIDENCE_LENGTH = 8000
+EVIDENCE_LENGTH = EVIDENCE_CHARACTERS
+# Trainers compute in float32, in which larger numbers are infinite.
+_LARGEST = 3.4028234663852886e38
 # No server makes callers wait longer.
 _LONGEST_RETRY_MS = 600_000
 # Characters of a JSON field. Decoding holds the interpreter, about 10 ms for each million of them.
@@ -275,6 +276,11 @@ OnAnswer = Callable[[int, "list[Outcome] | Failed"], None]
 """Receives the place of one call of a function among several, and its outcomes, or the failure of all of them."""
 
 
+def is_finite(value: float) -> bool:
+    """True for a number that is finite where rewards are used."""
+    return abs(value) <= _LARGEST
+
+
 def checked_outcome(outcome: Outcome, item: RewardItem, function: str) -> Outcome:
     """Turns a `Scored` that breaks the contract (not finite, wrong per-token length) into a `Failed`.
 
@@ -283,10 +289,10 @@ def checked_outcome(outcome: Outcome, item: RewardItem, function: str) -> Outcom
     """
     if not isinstance(outcome, Scored):
         return outcome
-    if not math.isfinite(outcome.total):
+    if not is_finite(outcome.total):
         return Failed("nan", f"{function} returned {outcome.total}")
     for name, value in outcome.components.items():
-        if not math.isfinite(value):
+        if not is_finite(value):
             return Failed("nan", f"{function} returned {value} for component {name!r}")
     if outcome.per_token:
         # Where neither came with the item, its caller knows their number and checks it.
@@ -296,7 +302,7 @@ def checked_outcome(outcome: Outcome, item: RewardItem, function: str) -> Outcom
                 "per_token_length",
                 f"{function} returned {len(outcome.per_token)} per-token values for {tokens} tokens",
             )
-        if not all(math.isfinite(value) for value in outcome.per_token):
+        if not all(map(is_finite, outcome.per_token)):
             return Failed("nan", f"{function} returned a per-token value that is not finite")
     if outcome.spans:
         return _checked_spans(outcome, item, function)
@@ -307,7 +313,7 @@ def _checked_spans(outcome: Scored, item: RewardItem, function: str) -> Outcome:
     for span in map(SpanValue.of, outcome.spans):
         if fault := span.fault(characters_of(span.turn, item.response, item.turns), item.turn_count):
             return Failed("bad_span", f"{function} returned span {fault}")
-        if not math.isfinite(span.value):
+        if not is_finite(span.value):
             return Failed("nan", f"{function} returned {span.value} for span {span.begin}:{span.end}")
     return outcome
 
@@ -320,7 +326,14 @@ def characters_of(turn: int, response: str, turns: Sequence[str]) -> int | None:
 
 
 def to_proto(item_id: str, outcome: Outcome) -> reward_pb2.ScoreResult:
-    """The wire form of an outcome."""
+    """The wire form of an outcome; one with a name that cannot be encoded is a failure."""
+    try:
+        return _to_proto(item_id, outcome)
+    except UnicodeEncodeError as error:
+        return _to_proto(item_id, Failed("bad_output", f"a name that is no text: {error}"))
+
+
+def _to_proto(item_id: str, outcome: Outcome) -> reward_pb2.ScoreResult:
     if isinstance(outcome, Scored):
         scored = reward_pb2.Scored(
             total=outcome.total,

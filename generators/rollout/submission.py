@@ -33,7 +33,7 @@ from rollmesh.mesh.errors import RollmeshError, UnreachableError
 from rollmesh.mesh.runtime.background_tasks import BackgroundTasks
 from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.mesh.telemetry.tracing import no_traces
-from rollmesh.mesh.text import REASON_CHARACTERS, bounded
+from rollmesh.mesh.text import EVIDENCE_CHARACTERS, REASON_CHARACTERS, bounded
 from rollmesh.mesh.trajectory import reward_record
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
 from rollmesh.mesh.trajectory.reward_record import RewardRecord
@@ -253,7 +253,9 @@ class TrajectorySubmitter:
                 unscored.setdefault(group, []).append(write.head.meta.reason)
             if write.head.meta.outcome == trajectory_pb2.OUTCOME_SCORED:
                 scored = result.scored
-                record = RewardRecord(scored.evidence, scored.cost, scored.cached, self._scorer.scorers)
+                # Servers of others may send any amount.
+                evidence = bounded(scored.evidence, EVIDENCE_CHARACTERS)
+                record = RewardRecord(evidence, scored.cost, scored.cached, self._scorer.scorers)
                 if side := _side_of(group, finished, record):
                     uploads.append(self._upload(group, finished, write.head.meta, side))
             writes.append((group, write))

@@ -42,6 +42,8 @@ def number(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError) as error:
         raise OutputError(f"returned {type(value).__name__}, expected a number") from error
+    except OverflowError as error:
+        raise OutputError(f"returned a number that is too large: {error}") from error
 
 
 def read_score(value: Any) -> Outcome:
@@ -65,14 +67,16 @@ def _spans(value: Any) -> Sequence[SpanValue]:
     """
     try:
         return tuple(SpanValue.of(span) for span in value or ())
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise OutputError(f"returned spans that are no list of (begin, end, value): {error}") from error
 
 
 def numbers_of(values: Mapping[Any, Any], *, leaving_out: str = "") -> dict[str, float]:
     """The numbers among the values of a dict; `leaving_out`: a key that does not count."""
     return {
-        str(key): float(value) for key, value in values.items() if key != leaving_out and isinstance(value, int | float)
+        str(key): number(value)
+        for key, value in values.items()
+        if key != leaving_out and isinstance(value, int | float)
     }
 
 

@@ -254,6 +254,9 @@ class Dispatcher:
             raise
         except CallError as error:
             self._on_broken_call(endpoint, call, error)
+        except Exception as error:  # no answer may leave its items without a result
+            log.exception("a call to %s failed", endpoint.address)
+            self._on_broken_call(endpoint, call, _unforeseen(error))
         else:
             self._on_answered_call(endpoint, call, len(batch))
         finally:
@@ -264,10 +267,16 @@ class Dispatcher:
             await endpoint.describe()
             endpoint.circuit.record_sign_of_life()
         except CallError as error:
-            now = asyncio.get_running_loop().time()
-            endpoint.circuit.record_failure(now, in_words(error), fatal=True, pause_s=error.retry_after_s or 0.0)
+            self._on_no_description(endpoint, error)
+        except Exception as error:  # it would be asked again at once
+            log.exception("%s could not be described", endpoint.address)
+            self._on_no_description(endpoint, _unforeseen(error))
         finally:
             self._on_call_ended(endpoint, 0)
+
+    def _on_no_description(self, endpoint: RewardEndpoint, error: CallError) -> None:
+        now = asyncio.get_running_loop().time()
+        endpoint.circuit.record_failure(now, in_words(error), fatal=True, pause_s=error.retry_after_s or 0.0)
 
     def _on_call_ended(self, endpoint: RewardEndpoint, items: int) -> None:
         endpoint.end(items)
@@ -396,6 +405,11 @@ def _by_group(entries: Iterable[Entry]) -> list[list[Entry]]:
     for entry in entries:
         groups.setdefault(entry.unit, []).append(entry)
     return list(groups.values())
+
+
+def _unforeseen(error: Exception) -> CallError:
+    """A failure that no transport foresees, as one of the call."""
+    return CallError(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
 
 
 def _rank(endpoint: RewardEndpoint, avoid: str) -> tuple[bool, int, float]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.outcomes import SpanValue, characters_of, error_result
+from rollmesh.reward_service.outcomes import SpanValue, characters_of, error_result, is_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ def contract_fault(item: reward_pb2.ScoreItem, result: reward_pb2.ScoreResult) -
     if outcome != "scored":
         return None
     scored = result.scored
-    if not math.isfinite(scored.total):
+    if not is_finite(scored.total):
         return "nan", f"total is {scored.total}"
     for name, value in scored.components.items():
-        if not math.isfinite(value):
+        if not is_finite(value):
             return "nan", f"component {name!r} is {value}"
     if scored.per_token:
         if len(scored.per_token) != len(item.response_ids):

@@ -50,7 +50,7 @@ def seconds_of(retry_after: str, now: datetime) -> float | None:
     except ValueError:
         try:
             date = parsedate_to_datetime(retry_after)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         seconds = ((date if date.tzinfo else date.replace(tzinfo=UTC)) - now).total_seconds()
     # False for what is not a number.

@@ -43,6 +43,7 @@ _MOST_CONNECTIONS = 128
 # Longer texts are read and written in a thread: JSON holds the event loop.
 _LONG = 1 << 16
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_MILLISECONDS = re.compile(r"[0-9]{1,15}")
 _GRPC_TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
 
 
@@ -230,8 +231,8 @@ def _timeout_of(request: web.BaseRequest) -> float | None:
     """Seconds that the caller waits: `Rollmesh-Timeout-Ms`, or gRPC's header; None where it does not say."""
     milliseconds = request.headers.get(TIMEOUT_HEADER)
     if milliseconds is not None:
-        if not milliseconds.isdecimal():
-            raise _RefusalError(400, f"{TIMEOUT_HEADER} is no whole number")
+        if _MILLISECONDS.fullmatch(milliseconds) is None:
+            raise _RefusalError(400, f"{TIMEOUT_HEADER} is no whole number of at most 15 digits")
         return int(milliseconds) / 1000
     if (grpc_timeout := request.headers.get("grpc-timeout")) is None:
         return None

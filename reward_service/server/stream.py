@@ -159,8 +159,18 @@ class ScoreStream:
             return
         place = next(place for place, item in enumerate(batch.items) if item.item_id == item_id)
         self._answer(batch, place, to_proto(item_id, Failed("cancelled", "the caller wants no result any more")))
+        if batch is self._gathering:
+            self._forget(batch, place)
         if not batch.open and batch.task is not None:
             batch.task.cancel()
+
+    def _forget(self, batch: _Batch, place: int) -> None:
+        """Drops a cancelled item of the batch that is being gathered: a group may be gathered for long."""
+        del batch.items[place]
+        if not batch.items:
+            self._gathering = None
+            if self._timer is not None:
+                self._timer.cancel()
 
     # ------------------------------------------------------------------------------------------ batches
 

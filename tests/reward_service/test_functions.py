@@ -115,6 +115,8 @@ def verl(result: Any) -> Callable[..., Any]:
     [
         (verl(math.nan), "nan"),
         (verl({"score": math.inf}), "nan"),
+        (verl({"score": 1e39}), "nan"),
+        (verl(10**400), "bad_output"),
         (verl({"score": 1.0, "spans": [(0, 3, 1.0)]}), "bad_span"),
         (verl({"score": 1.0, "spans": [1.0]}), "bad_output"),
         (verl({"score": 1.0, "part": math.nan}), "nan"),

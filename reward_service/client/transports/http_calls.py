@@ -103,13 +103,16 @@ class HttpCalls:
     async def post_for_rows(self, path: str, body: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
         """As `post`; the answer row by row, as it comes."""
         async with self._answered("POST", path, body, timeout_s) as response:
-            rest = b""
+            # A long row comes in many chunks, which are put together once.
+            begun: list[bytes] = []
             async for chunk in self._bounded(response):
-                *rows, rest = (rest + chunk).split(b"\n")
-                for row in rows:
-                    yield row
-            if rest:
-                yield rest
+                *ends, rest = chunk.split(b"\n")
+                for end in ends:
+                    yield b"".join([*begun, end])
+                    begun.clear()
+                begun.append(rest)
+            if last := b"".join(begun):
+                yield last
 
     async def get(self, path: str, timeout_s: float) -> bytes:
         """As `post`, without a body."""
@@ -198,6 +201,6 @@ def _seconds(header: str | None, now: datetime) -> float | None:
         return None
     try:
         seconds = float(header) if header.strip().isdecimal() else (parsedate_to_datetime(header) - now).total_seconds()
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
     return min(max(0.0, seconds), _LONGEST_PAUSE_S)

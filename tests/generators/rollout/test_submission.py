@@ -259,6 +259,20 @@ async def test_what_a_score_says_besides_its_numbers_is_side_data() -> None:
     assert around.records == [{"evidence": "because", "cost": 0.5, "cached": True, "scorers": {"sums": "3"}}]
 
 
+async def test_evidence_of_any_server_is_bounded_text() -> None:
+    def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        result = scored(item)
+        result.scored.evidence = "\x1b[2J" + "x" * 100_000
+        return result
+
+    around = Surroundings(score)
+    around.submitter.submit([(held("g1"), [finished(0, 6, 1)])])
+    await around.submitter.drained()
+    (record,) = around.records
+    assert len(record["evidence"]) == 8000
+    assert "\x1b" not in record["evidence"]
+
+
 async def test_superseded_work_is_dropped() -> None:
     around = Surroundings(scored, lambda write: WriteResult(buffer_pb2.WRITE_STATUS_SUPERSEDED))
     group = held("g1")

@@ -195,6 +195,8 @@ async def test_a_server_that_needs_groups_gets_them_whole_each_time(scripted: An
         ({"spans": [{"begin": 0, "end": 9, "turn": 2}]}, "bad_span"),
         ({"spans": [{"begin": 0, "end": 2, "value": float("nan")}]}, "nan"),
         ({"cost": float("inf")}, "nan"),
+        ({"total": 1e39}, "nan"),
+        ({"components": {"part": -1e39}}, "nan"),
     ],
 )
 async def test_spans_and_costs_that_make_no_sense(

@@ -147,6 +147,7 @@ def test_statuses_are_typed(status: int, after: str | None, text: str, kind: typ
         ("Tue, 01 Jan 2030 00:00:09 GMT", 9.0),
         ("Tue, 01 Jan 2019 00:00:09 GMT", 0.0),
         ("soon", None),
+        (f"Tue, 01 Jan {'9' * 20} 00:00:09 GMT", None),
         ("nan", None),
         ("inf", None),
     ],

@@ -35,7 +35,7 @@ async def test_many_runs_leave_nothing(rung: int, monkeypatch: pytest.MonkeyPatc
     await sandbox.close()
     assert not [folder for folder in folders if folder.exists()]
     files_after, processes_after = _held()
-    # What earlier tests have left may end meanwhile.
+    # Leavings of earlier tests may end meanwhile.
     assert files_after <= files
     assert processes_after <= processes
     assert (await sandbox.run(jobs[0])) == Ran("infrastructure", reason="the executor is closed")

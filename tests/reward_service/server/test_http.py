@@ -95,8 +95,11 @@ async def test_requests_that_are_refused(serve_http: Any) -> None:
         sent = {"method": "POST", "data": body, "headers": {"Content-Type": "application/json"}}
         assert (await _ask(score, **sent))[0] == 400, body[:20]
     assert (await _ask(score, {"items": [{**_ITEM, "response": "x" * (1 << 21)}]}))[0] == 413
-    for header in ({"Rollmesh-Timeout-Ms": "soon"}, {"grpc-timeout": "soon"}):
-        assert (await _ask(score, {"items": [_ITEM]}, headers=header))[0] == 400
+    for words in ("soon", "9" * 400, "9" * 5000):
+        for header in ({"Rollmesh-Timeout-Ms": words}, {"grpc-timeout": words}):
+            assert (await _ask(score, {"items": [_ITEM]}, headers=header))[0] == 400, words
+    for body in ([], {"items": ["x"]}, {"items": [{**_ITEM, "spans": [["begin"]]}]}):
+        assert (await _ask(score, body))[0] == 400, body
 
 
 async def test_a_key_is_asked_for(serve_http: Any, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from rollmesh.protos import reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.outcomes import RewardItem
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.server.server import RewardServer
+from rollmesh.reward_service.server.stream import ScoreStream
 
 
 class Held:
@@ -211,6 +212,28 @@ alone.needs_group = False  # type: ignore[attr-defined]
 
 def trl(prompts: list[str], completions: list[str], completion_ids: list[list[int]]) -> list[float]:
     return [float(len(ids)) for ids in completion_ids]
+
+
+async def test_a_group_that_is_gathered_keeps_no_cancelled_items(make_item: Any) -> None:
+    engine = ScoringEngine([trl])
+    await engine.start()
+    asked_again = 300
+    stream = ScoreStream(engine, lambda _: 60.0, lambda *_: None, lambda _: None)
+
+    async def requests() -> AsyncIterator[reward_pb2.ScoreStreamRequest]:
+        for number in range(asked_again):
+            yield asked(make_item(str(number), group_id="g"))
+            yield reward_pb2.ScoreStreamRequest(cancel=str(number))
+            gathered = stream._gathering
+            assert gathered is None
+        for name in ("left", "gone"):
+            yield asked(make_item(name, group_id="g", response_ids=[1, 2]))
+        yield reward_pb2.ScoreStreamRequest(cancel="gone")
+
+    results = [result async for result in stream.results(requests())]
+    assert [result.error.code for result in results if result.item_id != "left"] == ["cancelled"] * (asked_again + 1)
+    assert [result.scored.total for result in results if result.item_id == "left"] == [2.0]
+    await engine.close()
 
 
 async def async_verl(solution_str: str, ground_truth: str) -> float:

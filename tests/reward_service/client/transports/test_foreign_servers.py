@@ -43,14 +43,40 @@ async def test_openrlhfs_form(scripted_http: Any, make_item: Any) -> None:
     await client.close()
 
 
-@pytest.mark.parametrize("answer", [{}, {"rewards": [1.0, 2.0]}, {"rewards": ["x"]}, [], {"rewards": [float("nan")]}])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"rewards": [1.0, 2.0]},
+        {"rewards": ["x"]},
+        [],
+        {"rewards": [float("nan")]},
+        {"rewards": [10**400]},
+        {"rewards": [1.0], "scores": [10**400]},
+        {"rewards": [1.0], "extra_logs": {"\ud800": [1.0]}},
+    ],
+)
 async def test_an_answer_without_rewards_is_no_zero(answer: Any, scripted_http: Any, make_item: Any) -> None:
     async def get_reward(request: web.BaseRequest, body: Any) -> web.Response:
         return web.json_response(answer)
 
     client = RewardClient([f"openrlhf+{await scripted_http(get_reward)}"], limits=_ONE_TRY)
     (result,) = await client.score([make_item()], timeout_s=30)
-    assert result.error.code in ("endpoint", "nan")
+    assert result.error.code in ("endpoint", "nan", "bad_output")
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{"reward": 10**400}, {"reward": 1, "n": 10**400}, {"reward": 1, "reward_components": {"\ud800": 1.0}}],
+)
+async def test_a_reward_that_cannot_be_sent_is_an_error(answer: Any, scripted_http: Any, make_item: Any) -> None:
+    async def verify(request: web.BaseRequest, body: Any) -> web.Response:
+        return web.json_response(answer)
+
+    client = RewardClient([f"nemo-gym+{await scripted_http(verify)}"], limits=_ONE_TRY)
+    (result,) = await client.score([make_item()], timeout_s=30)
+    assert result.error.code == "bad_output"
     await client.close()
 
 

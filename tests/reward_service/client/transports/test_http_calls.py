@@ -111,7 +111,19 @@ async def test_a_body_that_is_too_large_is_sent_in_parts(scripted_http: Any, mak
     await client.close()
 
 
-@pytest.mark.parametrize("answer", ["", "[]", "{", '{"results": [{"item_id": "a"}]}', '{"results": []}'])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "[]",
+        "{",
+        '{"results": [{"item_id": "a"}]}',
+        '{"results": []}',
+        '{"results": [{"item_id": "a", "scored": "none"}]}',
+        '{"results": [{"item_id": "a", "scored": []}]}',
+        '{"results": [{"item_id": "a", "scored": {}, "scored": {}}]}',
+    ],
+)
 async def test_an_answer_of_another_form_is_no_score(answer: str, scripted_http: Any, make_item: Any) -> None:
     async def odd(request: web.BaseRequest, body: Any) -> web.Response:
         return web.Response(text=answer, content_type="application/json")
@@ -159,6 +171,25 @@ async def test_rows_that_end_too_early_or_are_none(end: bytes, status: str, scri
     assert isinstance(transport, StreamingTransport)
     with pytest.raises(CallError, match=status):
         assert [result async for result in transport.stream([make_item("a"), make_item("b")], 60)]
+    await transport.close()
+
+
+async def test_a_row_may_come_in_many_parts(scripted_http: Any, make_item: Any) -> None:
+    rows = [json.dumps({"item_id": name, "scored": {"total": 1, "evidence": "x" * 99}}) for name in "abc"]
+
+    async def parts(request: web.BaseRequest, body: Any) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        text = "\n".join(rows).encode()
+        for begin in range(0, len(text), 40):
+            await response.write(text[begin : begin + 40])
+            await asyncio.sleep(0.001)
+        return response
+
+    transport = connector(SecuritySection())(await scripted_http(parts))
+    assert isinstance(transport, StreamingTransport)
+    found = [result async for result in transport.stream([make_item(name) for name in "abc"], 60)]
+    assert [(each.item_id, len(each.scored.evidence)) for each in found] == [(name, 99) for name in "abc"]
     await transport.close()
 
 
@@ -237,7 +268,8 @@ def test_pauses_are_numbers_or_dates() -> None:
     assert _seconds("Fri, 01 May 2026 12:00:30 GMT", now) == 30.0
     assert _seconds("Fri, 01 May 2026 11:00:00 GMT", now) == 0.0
     assert _seconds("999999", now) == 600.0
-    assert [_seconds(header, now) for header in (None, "soon", "")] == [None] * 3
+    odd = (None, "soon", "", f"Fri, 31 Dec {'9' * 20} 23:59:59 GMT", f"Fri, 31 Dec 2026 23:59:59 +{'9' * 20}")
+    assert [_seconds(header, now) for header in odd] == [None] * 5
 
 
 def test_items_are_sent_with_the_names_of_the_contract() -> None:
