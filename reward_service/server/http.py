@@ -40,6 +40,8 @@ _LINES = "application/x-ndjson"
 _REQUEST_S = 30.0
 _BODY_S = 30.0
 _MOST_CONNECTIONS = 128
+# Longest bodies for which there is room while they arrive.
+_BODIES = 4
 # Longer texts are read and written in a thread: JSON holds the event loop.
 _LONG = 1 << 16
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -123,6 +125,7 @@ class _Answers:
         self._key = key
         self._connections = connections
         self._most_bytes = most_bytes
+        self._arriving_bytes = 0
         self._late_store = late_store
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -210,10 +213,15 @@ class _Answers:
             async with asyncio.timeout(_BODY_S):
                 async for chunk in request.content.iter_any():
                     content += chunk
+                    self._arriving_bytes += len(chunk)
+                    if self._arriving_bytes > _BODIES * self._most_bytes:
+                        raise _RefusalError(503, "the bodies of other callers take up all room; send it again later")
                     if len(content) > self._most_bytes:
                         raise _RefusalError(413, f"the body is longer than {self._most_bytes} bytes; send fewer items")
         except TimeoutError:
             raise _RefusalError(408, f"the body did not arrive within {_BODY_S:g} s") from None
+        finally:
+            self._arriving_bytes -= len(content)
         return bytes(content)
 
 

@@ -7,6 +7,7 @@ import json
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -79,6 +80,24 @@ async def test_the_answer_comes_before_the_callers_deadline(serve_http: Any) -> 
         assert status == 200
         (result,) = json.loads(text)["results"]
         assert result["error"]["retryable"]
+
+
+async def test_bodies_that_never_end_share_a_bound(serve_http: Any) -> None:
+    url = await serve_http("exact_match", max_message_mb=1)
+    site = urlsplit(url)
+    head = f"POST /v1/score HTTP/1.1\r\nHost: {site.netloc}\r\nContent-Type: application/json\r\n"
+    held = []
+    for _ in range(5):
+        reader, writer = await asyncio.open_connection(site.hostname, site.port)
+        writer.write(f"{head}Content-Length: {1 << 20}\r\n\r\n".encode() + b" " * ((1 << 20) - 1))
+        held.append((reader, writer))
+    async with asyncio.timeout(20):
+        ended = asyncio.as_completed([reader.readline() for reader, _ in held])
+        assert b" 503 " in await next(ended)
+    for _, writer in held:
+        writer.close()
+    while (await _ask(f"{url}/v1/score", {"items": [_ITEM]}))[0] != 200:
+        await asyncio.sleep(0.05)
 
 
 async def test_requests_that_are_refused(serve_http: Any) -> None:
