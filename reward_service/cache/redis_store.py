@@ -73,6 +73,9 @@ class RedisStore:
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             self._pause(error)
             return nothing
+        if not isinstance(found, list) or len(found) != len(keys):
+            self._pause(RedisError("its answer has another form"))
+            return nothing
         self._resume()
         return [value if isinstance(value, bytes) else None for value in found]
 

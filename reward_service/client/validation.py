@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.outcomes import SpanValue, characters_of, error_result, is_finite
 
+# Components go with each member, and each name becomes a metric.
+_MOST_COMPONENTS, _NAME_LENGTH = 256, 200
+
 
 @dataclass(frozen=True, slots=True)
 class Matched:
@@ -65,7 +68,11 @@ def contract_fault(item: reward_pb2.ScoreItem, result: reward_pb2.ScoreResult) -
     scored = result.scored
     if not is_finite(scored.total):
         return "nan", f"total is {scored.total}"
+    if len(scored.components) > _MOST_COMPONENTS:
+        return "components", f"{len(scored.components)} components, {_MOST_COMPONENTS} are the most"
     for name, value in scored.components.items():
+        if len(name) > _NAME_LENGTH:
+            return "components", f"a component's name has {len(name)} characters, {_NAME_LENGTH} are the most"
         if not is_finite(value):
             return "nan", f"component {name!r} is {value}"
     if scored.per_token:

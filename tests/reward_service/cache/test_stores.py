@@ -162,6 +162,20 @@ async def test_the_first_question_has_time_for_a_connection(monkeypatch: pytest.
     server.close()
 
 
+async def test_an_answer_of_another_length_is_none() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(4096):
+            writer.write(b"*1\r\n$1\r\nv\r\n" if b"MGET" in data else b"+OK\r\n" * data.count(b"*"))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    store = RedisStore(RedisAddress(hosts=(("127.0.0.1", port),)), timeout_s=PATIENT_S, ttl_s=60)
+    assert await store.get([b"k", b"l"]) == [None, None]
+    assert store.failures == 1
+    await store.close()
+    server.close()
+
+
 async def test_a_redis_that_does_not_answer_keeps_no_one_and_is_used_again(caplog: pytest.LogCaptureFixture) -> None:
     held: list[asyncio.StreamWriter] = []
     answers = asyncio.Event()

@@ -197,6 +197,8 @@ async def test_a_server_that_needs_groups_gets_them_whole_each_time(scripted: An
         ({"cost": float("inf")}, "nan"),
         ({"total": 1e39}, "nan"),
         ({"components": {"part": -1e39}}, "nan"),
+        ({"components": {str(n): 1.0 for n in range(257)}}, "components"),
+        ({"components": {"n" * 201: 1.0}}, "components"),
     ],
 )
 async def test_spans_and_costs_that_make_no_sense(
