@@ -23,9 +23,10 @@ from xdist.scheduler import LoadScopeScheduling
 from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom, freeze_heap
 from tests import engines_here, no_processes
 from tests.command import Command, in_this_process
-from tests.cpu_time import CpuTime
 from tests.repository import REPOSITORY
+from tests.suite.cpu_time import CpuTime
 
+pytest_plugins = ["tests.suite.tiers"]
 # An example takes as long as the machine is busy; the suite's own timeouts end what hangs.
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
@@ -34,13 +35,14 @@ settings.load_profile("suite")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the option for the quick part of the suite."""
     parser.addoption("--no-processes", action="store_true", help="skip tests that start a process")
+    parser.addoption("--cpu-log", type=Path, help="append a line of JSON per test, with its CPU seconds, to this file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Skips what starts a process, where that is asked for; xdist's own processes are started by another. Modules and
     tests are loaded with few searches for cycles."""
     collect_garbage_seldom()
-    config.pluginmanager.register(CpuTime())
+    config.pluginmanager.register(CpuTime(None if hasattr(config, "workerinput") else config.getoption("cpu_log")))
     if config.getoption("no_processes") and not config.getoption("numprocesses"):
         no_processes.forbid()
 
@@ -98,17 +100,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts long tests to the front, whole runs first, so that no process is left alone with one; skips GPU tests where
-    there is none."""
+    """Sorts long tests to the front, whole runs first, so that no process is left alone with one."""
     items.sort(key=_turn)
-    gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if not gpu:
-        return
-    import torch
-
-    if not torch.cuda.is_available():
-        for item in gpu:
-            item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
 
 
 def pytest_collection_finish() -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.cpu_time import folder_of, used_s
+from tests.suite.cpu_time import folder_of, used_s
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""How the suite runs: its tiers, its CPU budget, its progress and its summary."""
