@@ -24,9 +24,10 @@ from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom, freeze_h
 from tests import engines_here, no_processes
 from tests.command import Command, in_this_process
 from tests.repository import REPOSITORY
-from tests.suite.cpu_time import CpuTime
+from tests.suite import tiers
+from tests.suite.progress import Progress
+from tests.suite.results import Recorder
 
-pytest_plugins = ["tests.suite.tiers"]
 # An example takes as long as the machine is busy; the suite's own timeouts end what hangs.
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
@@ -35,14 +36,19 @@ settings.load_profile("suite")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the option for the quick part of the suite."""
     parser.addoption("--no-processes", action="store_true", help="skip tests that start a process")
-    parser.addoption("--cpu-log", type=Path, help="append a line of JSON per test, with its CPU seconds, to this file")
+    tiers.add_options(parser)
+    parser.addoption("--results", type=Path, help="write a record of the run, with CPU seconds, to this file")
 
 
+@pytest.hookimpl(trylast=True)  # the reporter is there
 def pytest_configure(config: pytest.Config) -> None:
     """Skips what starts a process, where that is asked for; xdist's own processes are started by another. Modules and
     tests are loaded with few searches for cycles."""
     collect_garbage_seldom()
-    config.pluginmanager.register(CpuTime(None if hasattr(config, "workerinput") else config.getoption("cpu_log")))
+    config.pluginmanager.register(tiers)
+    config.pluginmanager.register(Recorder(config))
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(config.pluginmanager.get_plugin("terminalreporter")))
     if config.getoption("no_processes") and not config.getoption("numprocesses"):
         no_processes.forbid()
 

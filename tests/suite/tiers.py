@@ -46,7 +46,7 @@ def _cover(rows: Sequence[Sequence[Any]]) -> set[int]:
     return chosen
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def add_options(parser: pytest.Parser) -> None:
     """Adds the option of the second tier."""
     parser.addoption("--all", action="store_true", dest="all_tiers", help="also run tests marked `exhaustive`")
 
