@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -133,8 +134,6 @@ def run(arguments: Sequence[str], *, timeout: float | None = None, **options: An
         timeout: seconds after which it is killed, and `subprocess.TimeoutExpired` is raised.
         options: of `popen`.
     """
-    import tempfile
-
     # Files, of which nothing has to be read while it runs.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         command = popen(arguments, stdout=out, stderr=err, **options)
@@ -151,4 +150,5 @@ def run(arguments: Sequence[str], *, timeout: float | None = None, **options: An
 
 def _for_commands(environment: Mapping[str, str]) -> dict[str, str]:
     """An environment with what the server must have had when it was loaded, and without the name of a test."""
-    return {name: value for name, value in {**_WAITING, **environment}.items() if name != "PYTEST_CURRENT_TEST"}
+    whole = {**_WAITING, "PYTHONPATH": str(REPOSITORY), **environment}
+    return {name: value for name, value in whole.items() if name != "PYTEST_CURRENT_TEST"}
