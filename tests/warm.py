@@ -32,7 +32,7 @@ _WAITING = {name: value for name, value in thread_environment(1).items() if not 
 @cache
 def server() -> WarmServer:
     """The server of this process; it ends with it."""
-    return _STARTER.submit(WarmServer.execute, SHARED, _for_commands(os.environ)).result()
+    return _STARTER.submit(WarmServer.execute, SHARED, for_commands(os.environ)).result()
 
 
 class Command:
@@ -122,7 +122,7 @@ def popen(
         module: another one to run in place of the command.
     """
     files = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
-    whole = _for_commands(os.environ if env is None else env)
+    whole = for_commands(os.environ if env is None else env)
     return Command([sys.executable, "-m", module, *arguments], whole, cwd, files, text=text)
 
 
@@ -148,7 +148,7 @@ def run(arguments: Sequence[str], *, timeout: float | None = None, **options: An
         return subprocess.CompletedProcess(command.args, status, out.read(), err.read())
 
 
-def _for_commands(environment: Mapping[str, str]) -> dict[str, str]:
+def for_commands(environment: Mapping[str, str]) -> dict[str, str]:
     """An environment with what the server must have had when it was loaded, and without the name of a test."""
     whole = {**_WAITING, "PYTHONPATH": str(REPOSITORY), **environment}
     return {name: value for name, value in whole.items() if name != "PYTEST_CURRENT_TEST"}

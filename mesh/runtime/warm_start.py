@@ -153,7 +153,7 @@ class WarmServer:
         with theirs:
             process = subprocess.Popen(
                 die_with_parent([sys.executable, "-m", __spec__.name, *modules]),
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=given,

@@ -67,7 +67,7 @@ class StartTrial:
         self._ended = False
         # A file takes what users' code prints, of which there may be more than a pipe holds.
         with theirs, tempfile.TemporaryFile() as output:
-            files = {"stdin": theirs.fileno(), "stdout": output.fileno(), "stderr": output.fileno()}
+            files: dict[str, Any] = {"stdin": theirs.fileno(), "stdout": output.fileno(), "stderr": output.fileno()}
             forked = warm.start(command, env=whole, **files) if warm is not None else None
             self._process = forked or subprocess.Popen(
                 die_with_parent(command), env=whole, start_new_session=True, **files

@@ -1,6 +1,6 @@
 """`python -m tests.mesh.runtime.warm_probe`: reports all that a process can tell of itself, in JSON on stdout.
 
-`first` and `last` arguments choose how it ends: `exit N`, `raise`, `text`, `interrupt`, `wait`.
+Arguments choose how it ends: `exit N`, `raise`, `text`, `interrupt`, `wait`.
 """
 
 from __future__ import annotations
@@ -26,33 +26,18 @@ PR_GET_PDEATHSIG, PR_GET_DUMPABLE, PR_GET_CHILD_SUBREAPER = 2, 3, 37
 
 
 def _prctl(option: int) -> int:
-    value = ctypes.c_int()
-    libc = ctypes.CDLL(None)
-    return (
-        int(libc.prctl(option))
-        if option == PR_GET_DUMPABLE
-        else (libc.prctl(option, ctypes.byref(value)), value.value)[1]
-    )
+    value, libc = ctypes.c_int(), ctypes.CDLL(None)
+    returned = libc.prctl(option, ctypes.byref(value))
+    return int(returned) if option == PR_GET_DUMPABLE else value.value
 
 
 def _openmp_threads() -> int:
     """Threads of a parallel region that the calling thread would begin."""
     import torch
 
-    torch.get_num_threads()  # each thread takes the number when it first asks, or computes
-    return (
-        int(ctypes.CDLL("libgomp.so.1").omp_get_max_threads())
-        if _openmp() is None
-        else int(_openmp().omp_get_max_threads())
-    )
-
-
-def _openmp() -> Any:
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.split()[-1]
-        if "libgomp" in path or "libiomp" in path:
-            return ctypes.CDLL(path)
-    return None
+    torch.get_num_threads()  # a thread takes the number when it first asks, or computes
+    [path, *_] = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line)
+    return int(ctypes.CDLL(path).omp_get_max_threads())
 
 
 def _threads_of_torch() -> list[int]:
@@ -130,7 +115,7 @@ def main() -> None:
     if how == "wait":
         print(os.getpid(), flush=True)
         time.sleep(3600)
-    print(json.dumps({"same": same(), "own": own()}))
+    print(json.dumps({"same": same(), "own": own()} if how == "exit" else how))
     atexit.register(print, "at the end")
     threading.Thread(target=lambda: (time.sleep(0.1), print("a thread ends"))).start()
     if how == "exit":
