@@ -48,7 +48,7 @@ from rollmesh.mesh.runtime.devices import choose_device
 from rollmesh.mesh.runtime.host_memory import is_in_memory
 from rollmesh.mesh.runtime.memory_tuning import allocate_from_one_heap
 from rollmesh.mesh.runtime.ranks import world_size
-from rollmesh.mesh.runtime.threads import available_cores, plan_threads
+from rollmesh.mesh.runtime.threads import available_cores, given_threads, plan_threads
 
 log = logging.getLogger(__name__)
 # More than the launcher's own longest, for a process that sleeps.
@@ -324,13 +324,15 @@ def build_worker(
 
 
 def set_learner_threads(config: Config) -> None:
-    """The launcher decides through the environment; a learner started by hand decides here."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        plan = plan_threads(
-            available_cores(),
-            ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-            replicas=config.rollout.replicas,
-            in_turns=config.placement.all_take_turns,
-            learner=config.resources.learner_threads,
-        )
-        torch.set_num_threads(plan.learner)
+    """The launcher decides through the environment; a learner started by hand decides here.
+
+    The numerical libraries may have been loaded in another environment: services are forked.
+    """
+    plan = plan_threads(
+        available_cores(),
+        ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        replicas=config.rollout.replicas,
+        in_turns=config.placement.all_take_turns,
+        learner=given_threads(os.environ) or config.resources.learner_threads,
+    )
+    torch.set_num_threads(plan.learner)

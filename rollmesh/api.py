@@ -28,6 +28,7 @@ from rollmesh.launcher.console.view import SilentView, View, open_view
 from rollmesh.launcher.local import LocalRun
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.launcher.trials.opening import opening
+from rollmesh.launcher.warm_modules import SHARED
 from rollmesh.learner.callbacks.interface import Callback
 from rollmesh.learner.evaluation.measurement_identity import reward_measurement, scorer_identity
 from rollmesh.mesh.access.credentials import SharedKey
@@ -36,6 +37,7 @@ from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.service import advertised_address
+from rollmesh.mesh.runtime.warm_start import WarmServer
 from rollmesh.report.summary import Summary
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.scoring.configured import configured_engine
@@ -89,7 +91,8 @@ def train(
     with _serving(resolved, _functions(reward_fn)) as served:
         check_files(served)
         first = opening(served, fresh=fresh)
-        with check_code(first, fresh=fresh) as prepared:
+        with WarmServer.execute(SHARED) as warm:
+            prepared = check_code(first, fresh=fresh, warm=warm)
             view: View = SilentView() if quiet else open_view(resolved)
             try:
                 run = LocalRun(
@@ -142,7 +145,8 @@ def evaluate(
         evaluation = Evaluation(EvaluationRequest(served, chosen, folder, fresh=fresh, rewards=rewards))
         view: View = SilentView() if quiet or sys.stdout is None else PlainView(1)
         try:
-            return evaluation.run(view, _run_in_thread)
+            with WarmServer.execute(SHARED) as warm:
+                return evaluation.run(view, _run_in_thread, warm)
         finally:
             view.close()
 

@@ -129,6 +129,10 @@ def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int
     if rank == 0:
         log.info("%s", plan.describe(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), replicas=0))
     keep_freed_memory(TENSOR_BYTES)
+    import torch
+
+    # It may have been loaded before: ranks are forked from a process that has it.
+    torch.set_num_threads(plan.learner)
     from rollmesh.learner.liveness.rank_exit import run_rank
     from rollmesh.learner.stop_signals import StopSignals
     from rollmesh.learner.trainers.process import train_rank

@@ -16,7 +16,6 @@ from rollmesh.learner.data.json_lines import JsonLines, check_first_lines
 from rollmesh.learner.data.locations import ARROW, PARQUET, data_files, is_hub_id
 from rollmesh.learner.data.records import Blocks, RowForm, RowSource, T_co
 from rollmesh.learner.data.rows import PromptForm, Row
-from rollmesh.learner.data.tables import ArrowPieces, ParquetPieces, TableRows
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.errors import DataError
 
@@ -91,10 +90,11 @@ def row_form(source: DataSource, prompt_key: str) -> PromptForm:
 
 def _open(files: Sequence[Path], form: RowForm[T], *, checked: bool = True) -> RowSource[T]:
     suffix = files[0].suffix.lower()
-    if suffix == PARQUET:
-        return TableRows(ParquetPieces(files), form, checked=checked)
-    if suffix == ARROW:
-        return TableRows(ArrowPieces(files), form, checked=checked)
+    if suffix in (PARQUET, ARROW):
+        # pyarrow starts a thread, and whoever forks processes that have this module has none.
+        from rollmesh.learner.data.tables import ArrowPieces, ParquetPieces, TableRows
+
+        return TableRows((ParquetPieces if suffix == PARQUET else ArrowPieces)(files), form, checked=checked)
     parts = [JsonLines(file, form, checked=checked) for file in files]
     return parts[0] if len(parts) == 1 else JoinedRows(parts)
 

@@ -16,6 +16,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from rollmesh.mesh.runtime.warm_start import Forked
+
 
 class Child:
     """A process that was started; in one event loop.
@@ -30,7 +32,7 @@ class Child:
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
+        process: subprocess.Popen[bytes] | Forked,
         stdin: asyncio.StreamWriter | None = None,
         stdout: asyncio.StreamReader | None = None,
     ) -> None:

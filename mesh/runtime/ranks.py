@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import importlib
 import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,11 +30,14 @@ from typing import TYPE_CHECKING
 from rollmesh.mesh.addresses import split_address
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.liveness.process_ends import signal_name
+from rollmesh.mesh.runtime.child_processes import Child
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.hosts import interface_to, is_loopback
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.rank_board import BOARD, FileBoard
 from rollmesh.mesh.runtime.scratch_folder import scratch_folder
+from rollmesh.mesh.runtime.threads import thread_environment
+from rollmesh.mesh.runtime.warm_start import Forked, become_another, end_with, has_one_thread
 
 if TYPE_CHECKING:
     from rollmesh.mesh.config.learner import DistributedSection
@@ -42,6 +48,9 @@ log = logging.getLogger(__name__)
 MEETING = "ROLLMESH_RANKS_MEET_IN"
 # In the environment of those that were started here.
 _STARTED_HERE = "ROLLMESH_STARTED_RANK"
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+# A user's own choice for threads that wait.
+_WAITING = ("OMP_WAIT_POLICY", "KMP_BLOCKTIME", "TOKENIZERS_PARALLELISM")
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # Seconds for the last work of a rank after another has ended: to log an error, to leave a process group.
 _TOGETHER_S = 10.0
@@ -84,17 +93,35 @@ def node_of(distributed: DistributedSection, number: int | None) -> Node:
     return Node(number, distributed.nodes, distributed.rendezvous or "")
 
 
-def become_ranks(ranks: int, node: Node = Node()) -> None:
-    """Starts the present command once for each rank of this machine, and ends as they do; returns only in a rank.
+def become_ranks(ranks: int, node: Node = Node(), modules: Sequence[str] = ()) -> None:
+    """Starts the ranks of this machine, and ends as they do; returns only in a rank.
+
+    They are forked from this process. Where that may lose threads, each executes the present command anew.
 
     Args:
         ranks: their number on all nodes; with one, or in a rank that another program has started, nothing happens.
         node: this machine.
+        modules: that ranks need; they are loaded once.
     """
     if ranks == 1 or world_size() > 1:
         return
-    setup_logging("ranks" if node.nodes == 1 else f"ranks of node {node.number}")
-    status = asyncio.run(_run([sys.executable, *sys.orig_argv[1:]], ranks, node))
+    here = ranks // node.nodes
+    own = _load(modules)
+    with scratch_folder("rollmesh-ranks-") as folder:
+        meeting = folder / "meeting"
+        environments = [
+            {
+                **own,
+                **(environment_of(place, ranks, meeting) if node.nodes == 1 else environment_on(node, place, ranks)),
+                _STARTED_HERE: "1",
+            }
+            for place in range(here)
+        ]
+        processes = _fork(environments) if has_one_thread() else _execute(environments)
+        if not processes:
+            return
+        setup_logging("ranks" if node.nodes == 1 else f"ranks of node {node.number}")
+        status = asyncio.run(_watch(processes, node.number * here, folder / BOARD))
     if status < 0:
         # A waiting parent sees the signal itself.
         with contextlib.suppress(OSError):  # SIGKILL has no handler
@@ -210,38 +237,64 @@ def status_of(ends: Iterable[int]) -> int:
     return next((status for status in failed if status != _CRASHED), _CRASHED if failed else 0)
 
 
-async def _run(command: Sequence[str], ranks: int, node: Node) -> int:
-    here = ranks // node.nodes
-    first = node.number * here
-    with scratch_folder("rollmesh-ranks-") as folder:
-        meeting = folder / "meeting"
-        environments = [
-            environment_of(place, ranks, meeting) if node.nodes == 1 else environment_on(node, place, ranks)
-            for place in range(here)
-        ]
-        processes = [
-            await asyncio.create_subprocess_exec(
-                *die_with_parent(command),
-                env={**os.environ, **environment, _STARTED_HERE: "1"},
-                # A Ctrl-C in the terminal reaches this process alone, which signals rank 0 once.
-                process_group=0,
-            )
-            for environment in environments
-        ]
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, _send_signal, processes[0], number)
-        try:
-            return status_of(await _wait_for_ends(processes, first, meeting.with_name(BOARD)))
-        finally:
-            for process in processes:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            # The next program finds the devices' memory free.
-            await asyncio.gather(*(process.wait() for process in processes))
+def _load(modules: Sequence[str]) -> dict[str, str]:
+    """Loads modules so that no library starts threads; returns the environment, which is another one from here on."""
+    own = dict(os.environ)
+    os.environ.update({**thread_environment(1), **{name: own[name] for name in _WAITING if name in own}})
+    for name in modules:
+        importlib.import_module(name)
+    return own
 
 
-async def _wait_for_ends(processes: Sequence[asyncio.subprocess.Process], first: int, board: Path) -> list[int]:
+def _fork(environments: Sequence[Mapping[str, str]]) -> list[Forked]:
+    """Forks a rank for each environment; returns nothing in a rank."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    gc.freeze()
+    # Until this process passes them on: a rank may run before that.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    parent, pids = os.getpid(), list[int]()
+    for environment in environments:
+        pid = os.fork()
+        if not pid:
+            end_with(parent)
+            os.setpgid(0, 0)
+            os.environ.clear()
+            os.environ.update(environment)
+            become_another()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+            return []
+        # A Ctrl-C in the terminal reaches this process alone, which signals rank 0 once.
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)
+        pids.append(pid)
+    return [Forked(pid) for pid in pids]
+
+
+def _execute(environments: Sequence[Mapping[str, str]]) -> list[subprocess.Popen[bytes]]:
+    command = die_with_parent([sys.executable, *sys.orig_argv[1:]])
+    return [subprocess.Popen(command, env=environment, process_group=0) for environment in environments]
+
+
+async def _watch(processes: Sequence[Forked | subprocess.Popen[bytes]], first: int, board: Path) -> int:
+    """Waits for the ranks of this machine, the first of which has a number; returns the program's status."""
+    ranks = [Child(process) for process in processes]
+    loop = asyncio.get_running_loop()
+    for number in _ENDING:
+        loop.add_signal_handler(number, processes[0].send_signal, number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+    try:
+        return status_of(await _wait_for_ends(ranks, first, board))
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+        # The next program finds the devices' memory free.
+        await asyncio.gather(*(rank.wait() for rank in ranks))
+
+
+async def _wait_for_ends(processes: Sequence[Child], first: int, board: Path) -> list[int]:
     """Statuses of the ranks that ended by themselves, in that order; returns when no other is worth waiting for.
 
     Args:
@@ -285,8 +338,3 @@ def _manner(status: int) -> str:
 def _killed(status: int) -> bool:
     """True if a signal has ended the process, also by way of its own handler."""
     return status < 0 or status > 128
-
-
-def _send_signal(leader: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        leader.send_signal(number)

@@ -36,10 +36,13 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
                 # Another program has taken it for abandoned, or the disk has no locks: then none removes it.
                 if folder.exists() and not isinstance(error, BlockingIOError):
                     break
+        owner = os.getpid()
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            # Processes that were forked within the block leave it too.
+            if os.getpid() == owner:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lock(folder: Path, locks: contextlib.ExitStack) -> bool:

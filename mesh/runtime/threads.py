@@ -84,9 +84,14 @@ def plan_rank_threads(cores: int, environment: Mapping[str, str]) -> ThreadPlan:
         cores: cores available.
         environment: of the rank: says how many there are on this machine, and threads set by the user.
     """
-    given = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     ranks = int(environment.get("LOCAL_WORLD_SIZE", "1"))
-    return plan_threads(cores, ranks=ranks, replicas=0, learner=int(given) if given.isdecimal() else None)
+    return plan_threads(cores, ranks=ranks, replicas=0, learner=given_threads(environment))
+
+
+def given_threads(environment: Mapping[str, str]) -> int | None:
+    """The threads that an environment names for the numerical libraries; None where it names none."""
+    given = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(given) if given.isdecimal() else None
 
 
 def reward_workers(setting: int | None) -> tuple[int, int]:

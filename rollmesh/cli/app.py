@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import metadata
 from typing import Annotated
 
@@ -33,12 +34,14 @@ from rollmesh.cli.observe import dashboard, doctor, ledger, results, status, tur
 from rollmesh.cli.override_forms import accept_overrides
 from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.errors import ServiceExitError
+from rollmesh.launcher.warm_modules import SHARED
 from rollmesh.mesh.config.variables import check_variables
 from rollmesh.mesh.errors import PERMANENT, RollmeshError
 from rollmesh.mesh.private_files import keep_private
 from rollmesh.mesh.runtime.bounded_exit import bound_exit
 from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom
 from rollmesh.mesh.runtime.ranks import started_here
+from rollmesh.mesh.runtime.warm_start import WarmServer
 
 app = typer.Typer(
     name="rollmesh",
@@ -95,6 +98,7 @@ def _rollmesh(
 # know "restart on failure": 0 keeps them from trying for ever.
 PERMANENT_CODE_VARIABLE = "ROLLMESH_PERMANENT_EXIT_CODE"
 _SERVICES = ("buffer", "reward", "generator", "learner", "evaluator")
+_LAUNCHERS = ("run", "eval", "generate")
 _TRAINERS = ("sft", "rm", "dpo")
 # Longest exit of a learner that has closed everything; trackers may send their last records meanwhile.
 _EXIT_S = 60.0
@@ -109,9 +113,12 @@ def main() -> None:
     debug = "--debug" in arguments
     if _command(arguments) not in _FOR_OTHERS:
         keep_private()
+    # It loads what services share while this process reads the configuration; before anything starts a thread.
+    warm = WarmServer.fork(SHARED) if _command(arguments) in _LAUNCHERS and "--help" not in arguments else None
     try:
         check_variables(os.environ)
-        app(args=[item for item in arguments if item != "--debug"], prog_name="rollmesh")
+        with warm or nullcontext():
+            app(args=[item for item in arguments if item != "--debug"], prog_name="rollmesh", obj=warm)
     except RollmeshError as error:
         if debug:
             raise

@@ -68,7 +68,7 @@ def _eval(
     evaluation = Evaluation(EvaluationRequest(config, model, out, fresh=fresh, with_log_probs=log_probs))
     view = PlainView(1)
     try:
-        summary = evaluation.run(view, _execute)
+        summary = evaluation.run(view, _execute, context.obj)
     finally:
         view.close()
     for line in summary_lines(summary):
@@ -115,7 +115,7 @@ def _generate(
     with os.fdopen(os.dup(sys.stderr.fileno()), "w") as stderr:
         view = PlainView(1, stderr)
         try:
-            for line in generate(request, prompt or [], prompts, view, _execute):
+            for line in generate(request, prompt or [], prompts, view, _execute, context.obj):
                 typer.echo(line)
         finally:
             view.close()

@@ -51,7 +51,7 @@ def _replay(
 
     before = read_config(run)
     config = load_config(before.model_dump(mode="json"), context.args)
-    become_ranks(config.learner.ranks)
+    become_ranks(config.learner.ranks, modules=("rollmesh.learner.coordinator.replay",))
     out = out or run / "replay"
     from rollmesh.learner.coordinator.replay import replay
     from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging

@@ -35,9 +35,10 @@ def _run(
     if dry:
         from rollmesh.launcher.preflight.dry_run import dry_run
 
-        for line in dry_run(config, fresh=fresh, allow_changes=allow_changes):
+        for line in dry_run(config, fresh=fresh, allow_changes=allow_changes, warm=context.obj):
             typer.echo(line)
         return
     from rollmesh.launcher.local import run_locally
 
-    raise typer.Exit(run_locally(config, fresh=fresh, allow_changes=allow_changes, from_checkpoint=from_checkpoint))
+    changes = {"fresh": fresh, "allow_changes": allow_changes}
+    raise typer.Exit(run_locally(config, **changes, from_checkpoint=from_checkpoint, warm=context.obj))

@@ -38,6 +38,12 @@ from rollmesh.mesh.config.variables import key_variable, option_variable
 from rollmesh.mesh.runtime.ranks import become_ranks, node_of
 from rollmesh.mesh.runtime.threads import thread_environment
 
+_LEARNER_MODULES = (
+    "rollmesh.learner.service",
+    "rollmesh.learner.role_service.service",
+    "rollmesh.learner.engines.fsdp2.engine",
+)
+
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
@@ -250,14 +256,19 @@ def _learner(
     ready_file: ReadyFile = None,
 ) -> None:
     """Serve the learner: all of its ranks, or those of one node; where a starter has set RANK, that one."""
-    config, mesh = joined_config(join, mesh, read_config(config_path, context))
-    mesh = required(mesh)
+    config, finished = read_config(config_path, context), None
+    required(mesh or join)
     if once:
         from rollmesh.learner import standby
 
-        if reason := standby.how_finished(config.run.folder):
-            _end(standby.run(config, reason, port=port, ready_file=ready_file))
-    become_ranks(config.learner.ranks, node_of(config.learner.distributed, node))
+        finished = standby.how_finished(config.run.folder)
+    if not finished:
+        become_ranks(config.learner.ranks, node_of(config.learner.distributed, node), _LEARNER_MODULES)
+    # Each rank has files of its own.
+    config, mesh = joined_config(join, mesh, config)
+    mesh = required(mesh)
+    if finished:
+        _end(standby.run(config, finished, port=port, ready_file=ready_file))
     from rollmesh.checkpoint_choice import checkpoint_path
     from rollmesh.learner import service
     from rollmesh.mesh.preemption.sources import source_of
@@ -313,9 +324,11 @@ def _role(
     ready_file: ReadyFile = None,
 ) -> None:
     """Serve the model of one role of the algorithm, in processes of its own; the learner finds it in the mesh."""
-    config, mesh = joined_config(join, mesh, read_config(config_path, context))
+    config = read_config(config_path, context)
+    required(mesh or join)
+    become_ranks(config.learner.ranks_of(name), modules=_LEARNER_MODULES)
+    config, mesh = joined_config(join, mesh, config)
     mesh = required(mesh)
-    become_ranks(config.learner.ranks_of(name))
     from rollmesh.learner.role_service import service
 
     _end(service.run(config, name, mesh, host=host, port=port, ready_file=ready_file))

@@ -10,6 +10,7 @@ import typer
 from rollmesh.cli.options import OVERRIDES, ConfigPath, Node
 from rollmesh.mesh.config.variables import overrides_from
 
+_TRAINER_MODULE = "rollmesh.learner.trainers.process"
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Start the run over; its former folder is kept under another name.")
 ]
@@ -51,5 +52,5 @@ def _train(command: str, context: typer.Context, config_path: ConfigPath, node: 
     from rollmesh.trainers import read_trainer_config, run_here
 
     config = read_trainer_config(command, config_path, [*overrides_from(os.environ), *context.args])
-    become_ranks(config.learner.ranks, node_of(config.learner.distributed, node))
+    become_ranks(config.learner.ranks, node_of(config.learner.distributed, node), (_TRAINER_MODULE,))
     raise typer.Exit(run_here(command, config, fresh=fresh))

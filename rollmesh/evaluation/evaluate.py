@@ -23,6 +23,7 @@ from rollmesh.learner.standalone.response_file import RESPONSES, read_responses
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.files import write_atomically
+from rollmesh.mesh.runtime.warm_start import WarmServer
 
 EVALUATION = "evaluation.json"
 """The summary, in the folder of an evaluation."""
@@ -78,12 +79,15 @@ class Evaluation:
         if request.fresh:
             folders.set_aside(self.folder, time.strftime("%Y%m%d-%H%M%S"))
 
-    def run(self, view: View, execute: Callable[[LocalEvaluation], None]) -> EvaluationSummary:
+    def run(
+        self, view: View, execute: Callable[[LocalEvaluation], None], warm: WarmServer | None = None
+    ) -> EvaluationSummary:
         """Asks the prompts that have no responses yet, and summarizes all.
 
         Args:
             view: shows events.
             execute: runs the services to their end.
+            warm: see `rollmesh.launcher.preflight.checks.check_code`.
 
         Raises:
             RollmeshError: what ended it early; the responses so far stay.
@@ -91,7 +95,7 @@ class Evaluation:
         identity = identity_of(self.config, self._choice, with_log_probs=self._with_log_probs, rewards=self._rewards)
         claim_folder(self.folder, identity)
         if len(self.records()) < len(self._asked):
-            prepared = check_rewards(self.config)
+            prepared = check_rewards(self.config, warm)
             launch = LocalEvaluation(
                 self.config,
                 self._choice,

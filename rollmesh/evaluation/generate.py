@@ -16,6 +16,7 @@ from rollmesh.evaluation.prompts import Prompt, parse_prompts, read_prompts, wri
 from rollmesh.evaluation.settings import WITHOUT_REWARDS, read_for_evaluation
 from rollmesh.evaluation.summary import PromptRecord
 from rollmesh.launcher.console.view import View
+from rollmesh.mesh.runtime.warm_start import WarmServer
 
 _STDIN = Path("-")
 _KEY = "prompt"
@@ -47,6 +48,7 @@ def generate(
     file: Path | None,
     view: View,
     execute: Callable[[LocalEvaluation], None],
+    warm: WarmServer | None = None,
 ) -> Iterator[str]:
     """The responses as JSON lines, in the order of the prompts: texts first, then those of the file.
 
@@ -56,6 +58,7 @@ def generate(
         file: further ones; `-` is stdin.
         view: shows events.
         execute: runs the services to their end.
+        warm: see `rollmesh.launcher.preflight.checks.check_code`.
 
     Raises:
         RollmeshError: prompts or model cannot be used, or what ended the generation early.
@@ -75,7 +78,7 @@ def generate(
                 with_log_probs=request.with_log_probs,
             )
         )
-        evaluation.run(view, execute)
+        evaluation.run(view, execute, warm)
         yield from map(_line, evaluation.records())
 
 

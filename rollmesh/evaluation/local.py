@@ -68,6 +68,7 @@ class LocalEvaluation:
             max_restarts=config.resources.max_restarts,
             frozen_after_s=config.resources.frozen_after_s,
             observer=Observer(event=self._events.record, tail=view.tail),
+            warm=prepared.warm,
         )
 
     @property

@@ -42,6 +42,7 @@ from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, RollmeshError
 from rollmesh.mesh.rpc.held_ports import HeldPorts
+from rollmesh.mesh.runtime.warm_start import WarmServer
 from rollmesh.mesh.tables import FAILED_EXAMINED, TABLES, TRAIN
 from rollmesh.mesh.weights.shared_files import SHARED_MEMORY, sweep
 from rollmesh.protos import buffer_pb2
@@ -53,12 +54,18 @@ _LOOK_EVERY_S = 1.0
 
 
 def run_locally(
-    config: Config, *, fresh: bool = False, allow_changes: bool = False, from_checkpoint: str | None = None
+    config: Config,
+    *,
+    fresh: bool = False,
+    allow_changes: bool = False,
+    from_checkpoint: str | None = None,
+    warm: WarmServer | None = None,
 ) -> int:
     """Runs the mesh with a view for the terminal; returns the command's exit status.
 
     Args:
         fresh, allow_changes, from_checkpoint: see `LocalRun`.
+        warm: forks services where that is possible; None: all are executed.
 
     Raises:
         RollmeshError: what ended the run early.
@@ -68,17 +75,16 @@ def run_locally(
     view = open_view(config)
     try:
         view.event("checks data, algorithm and reward functions")
-        with check_code(first, fresh=fresh) as prepared:
-            run = LocalRun(
-                first,
-                view,
-                prepared,
-                asked=config,
-                fresh=fresh,
-                allow_changes=allow_changes,
-                from_checkpoint=from_checkpoint,
-            )
-            asyncio.run(run.run(handle_signals=True))
+        run = LocalRun(
+            first,
+            view,
+            check_code(first, fresh=fresh, warm=warm),
+            asked=config,
+            fresh=fresh,
+            allow_changes=allow_changes,
+            from_checkpoint=from_checkpoint,
+        )
+        asyncio.run(run.run(handle_signals=True))
     finally:
         view.close()
     if not run.interrupted:
@@ -134,6 +140,7 @@ class LocalRun:
             frozen_after_s=config.resources.frozen_after_s,
             observer=Observer(event=self._events.record, tail=view.tail),
             before_last=self._collect,
+            warm=prepared.warm,
         )
         rules = WatchRules(self._folder, config.placement.learner_takes_turns, bool(prepared.devices.visible.names))
         self._memory = MemoryWatch(self._supervisor.pids, rules)

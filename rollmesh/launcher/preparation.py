@@ -1,4 +1,4 @@
-"""Results of the checks before a run: its devices, notices, and a process that has loaded the learner's code."""
+"""Results of the checks before a run: its devices, notices, and the server that they have warmed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollmesh.launcher.placement.devices import DevicePlan
-from rollmesh.launcher.service_process import LoadedProcess
+from rollmesh.mesh.runtime.warm_start import WarmServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +16,9 @@ class Preparation:
     Attributes:
         devices: of learner and generators.
         notices: about valid settings, a sentence each.
-        learner: becomes the first process of the learner; None: that one is started like its successors.
+        warm: services are forked from it; None: they are executed.
     """
 
     devices: DevicePlan
     notices: Sequence[str] = ()
-    learner: LoadedProcess | None = None
+    warm: WarmServer | None = None

@@ -36,17 +36,12 @@ from rollmesh.mesh.liveness.process_state import read_child_process
 from rollmesh.mesh.liveness.watchdog import wait_until_frozen
 from rollmesh.mesh.runtime.child_processes import Child, start_process
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
+from rollmesh.mesh.runtime.warm_start import Forked, WarmServer
 
 # A parent cannot wait for the ready file by an event; this is how often it is checked.
 _READY_POLL_S = 0.05
 # Seconds that a broken answer waits for the service's end.
 _CAUSE_S = 5.0
-
-LoadedProcess = Callable[[Sequence[str], BinaryIO], "subprocess.Popen[bytes] | None"]
-"""Makes a process that has loaded a service's code continue as that service, given its command and its log.
-
-None where it has ended. It runs in the service's environment, leads a session of its own and dies with this process.
-"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,6 @@ class ServiceSpec:
         completes_run: a clean exit of this service ends the run (the learner).
         parts: names of further processes of this service that answer the health check and write ready files of their
             own (further ranks of the learner).
-        loaded: becomes the first process of the service; None: that one is started like its successors.
         loading: it answers before it loads, and may load for longer; None: it is ready with its first answer.
     """
 
@@ -75,7 +69,6 @@ class ServiceSpec:
     final_work: FinalWork | None = None
     completes_run: bool = False
     parts: tuple[str, ...] = ()
-    loaded: LoadedProcess | None = None
     loading: Loading | None = None
 
     @property
@@ -107,12 +100,15 @@ class ServiceProcess:
         self._overdue = ""
 
     @classmethod
-    async def start(cls, spec: ServiceSpec, folder: Path, *, restart: bool) -> ServiceProcess:
-        """Starts the service, its first process from one that has loaded its code, where there is one.
+    async def start(
+        cls, spec: ServiceSpec, folder: Path, *, restart: bool, warm: WarmServer | None = None
+    ) -> ServiceProcess:
+        """Starts the service.
 
         Args:
             folder: the run folder; logs go to `logs/NAME.log`, the ready file to `services/NAME.json`.
             restart: whether the service ran before in this run.
+            warm: forks it where that is possible; None: it is executed.
         """
         log_path = log_file(folder, spec.name)
         for path in (log_path, ready_file(folder, spec.name)):
@@ -122,8 +118,7 @@ class ServiceProcess:
         command = spec.command(restart)
         with log_path.open("ab") as log:
             log_from = log.seek(0, os.SEEK_END)
-            loaded = None if restart or spec.loaded is None else spec.loaded(command, log)
-            process = await _start(spec, command, log) if loaded is None else Child(loaded)
+            process = await _start(command, {**without_settings(os.environ), **spec.environment}, log, warm)
         return cls(spec, process, folder, log_from=log_from)
 
     @property
@@ -313,15 +308,33 @@ class ServiceProcess:
                 process.send_signal(signal.SIGCONT)
 
 
-async def _start(spec: ServiceSpec, command: Sequence[str], log: BinaryIO) -> Child:
+async def _start(
+    command: Sequence[str], environment: Mapping[str, str], log: BinaryIO, warm: WarmServer | None
+) -> Child:
+    if warm is not None and (forked := await _fork(warm, command, environment, log)) is not None:
+        return Child(forked)
     return await start_process(
         die_with_parent(command),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        env={**without_settings(os.environ), **spec.environment},
+        env=environment,
         start_new_session=True,
     )
+
+
+async def _fork(
+    warm: WarmServer, command: Sequence[str], environment: Mapping[str, str], log: BinaryIO
+) -> Forked | None:
+    """Waits in a thread: the server may load yet."""
+    start = partial(warm.start, command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    order = asyncio.ensure_future(asyncio.to_thread(start))
+    try:
+        return await asyncio.shield(order)
+    except asyncio.CancelledError:
+        if (forked := await order) is not None:
+            forked.kill()
+        raise
 
 
 def log_file(folder: Path, service: str) -> Path:

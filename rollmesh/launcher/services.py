@@ -141,7 +141,7 @@ class ServiceCatalogue:
         config: the run's configuration.
         config_path: the same as a file that the services read.
         plan: compute threads.
-        prepared: devices, and the learner's first process.
+        prepared: devices.
         ports: holds those of all services. A front keeps its own; others get a new one at each start.
         allow_changes: the run may continue with another model or other data.
         start_from: checkpoint from which the learner continues, until it has taken the run over; None: the last one.
@@ -286,7 +286,6 @@ class ServiceCatalogue:
             final_work=FinalWork(learner_work, LAST_S),
             completes_run=True,
             parts=tuple(f"{LEARNER}-{rank}" for rank in range(1, self._config.learner.ranks)),
-            loaded=self._prepared.learner,
             loading=Loading.of_learner(f"{LEARNER}-0", self._config.buffer.stall_limit_s),
         )
 

@@ -35,6 +35,7 @@ from rollmesh.mesh.errors import (
     RunBusyError,
     TakeoverRefusedError,
 )
+from rollmesh.mesh.runtime.warm_start import WarmServer
 from rollmesh.report.restarts import Reason, record_restart
 
 # As `PERMANENT`, but only before the service was ever healthy: later they may be the echo of its predecessor's end.
@@ -77,6 +78,7 @@ class Supervisor:
         frozen_after_s: see `resources.frozen_after_s`; 0: silence is never a failure.
         observer: notified of starts, deaths and restarts.
         before_last: awaited once, when all but the services that end last have ended (to read final counts).
+        warm: forks services where that is possible; None: all are executed.
 
     Attributes:
         trial_error: the error of a replacement that gave up before it was kept.
@@ -91,7 +93,9 @@ class Supervisor:
         frozen_after_s: float,
         observer: Observer,
         before_last: Callable[[], Awaitable[None]] | None = None,
+        warm: WarmServer | None = None,
     ) -> None:
+        self._warm = warm
         self._folder = folder
         self._security = security
         self._max_restarts = max_restarts
@@ -263,7 +267,7 @@ class Supervisor:
         restart = service.starts > 0
         service.starts += 1
         try:
-            process = await ServiceProcess.start(spec, self._folder, restart=restart)
+            process = await ServiceProcess.start(spec, self._folder, restart=restart, warm=self._warm)
         except OSError as error:
             return RollmeshError(f"{spec.name} cannot be started: {error}", hint="is there memory and disk space left?")
         service.process = process

@@ -20,8 +20,9 @@ from pathlib import Path
 import psutil
 
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
+from tests import warm
 from tests.faults.connections import holder_of, socket_inode
-from tests.faults.fork_server import Forked, ForkServer
+from tests.faults.namespace import arguments_in
 
 # Pauses before a restart: the first, and the longest of a service that keeps on ending at once.
 _FIRST_PAUSE_S = 0.2
@@ -44,7 +45,7 @@ class Launch:
         command: argument list; of `rollmesh` where it is forked.
         environment: beyond this process's own.
         ready_file: written by the service once it answers; none: ready when it runs.
-        forked: by a fork server.
+        forked: from this process's warm server.
         namespace: of a forked process, the network namespace that it enters; empty: none.
     """
 
@@ -70,7 +71,7 @@ class Process:
 
     service: str
     index: int
-    popen: subprocess.Popen[bytes] | Forked
+    popen: subprocess.Popen[bytes] | warm.Command
     launch: Launch
     log: Path
     began: float = field(default_factory=time.monotonic)
@@ -142,7 +143,6 @@ class Supervisor:
         self._closing = threading.Event()
         # Children die with the thread that started them (the kernel's idea of a parent): this one stays.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="starter")
-        self._forks = ForkServer(self._logs / "fork-server.log")
         self.processes: list[Process] = []
 
     def add(self, name: str, launch: Callable[[int], Launch]) -> Process:
@@ -247,22 +247,17 @@ class Supervisor:
         for process in self.processes:
             process.ended.wait(_KILLED_S)
         self._starter.shutdown()
-        self._forks.close()
 
     def _start(self, service: _Service) -> Process:
         with self._lock:
             index, service.started = service.started, service.started + 1
             launch = service.launch(index)
             log = self._logs / f"{service.name}-{index}.log"
-            popen = self._starter.submit(self._forked if launch.forked else _executed, launch, log).result()
+            popen = self._starter.submit(_forked if launch.forked else _executed, launch, log).result()
             process = service.current = Process(service.name, index, popen, launch, log)
             self.processes.append(process)
         threading.Thread(target=self._watch, args=(service, process), daemon=True).start()
         return process
-
-    def _forked(self, launch: Launch, log: Path) -> Forked:
-        log.touch()
-        return self._forks.start(launch.command, {**os.environ, **launch.environment}, log, launch.namespace)
 
     def _watch(self, service: _Service, process: Process) -> None:
         code = process.popen.wait()
@@ -277,6 +272,12 @@ class Supervisor:
                     self._start(service)
                 except (OSError, AssertionError) as error:  # told to the test, which waits in another thread
                     service.failure = error
+
+
+def _forked(launch: Launch, log: Path) -> warm.Command:
+    place = arguments_in(launch.namespace, launch.command)
+    with log.open("wb") as output:
+        return warm.popen(stdout=output, stderr=output, env={**os.environ, **launch.environment}, **place)
 
 
 def _executed(launch: Launch, log: Path) -> subprocess.Popen[bytes]:

@@ -8,7 +8,6 @@ import queue
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from rollmesh.learner.recovery.consumption_log import read_log, surviving_uses
+from tests import warm
 from tests.repository import REPOSITORY
 
 # On a busy machine the processes of a run start in minutes.
@@ -50,15 +50,14 @@ class MeshRun:
             "--eval.rows=16",
             *overrides,
         ]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "rollmesh.cli", "run", str(REPOSITORY / config), *arguments],
+        self.process = warm.popen(
+            ["run", str(REPOSITORY / config), *arguments],
             cwd=cwd,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             # Lines are not broken for any width.
             env={**os.environ, "COLUMNS": "1000", **(env or {})},
-            start_new_session=True,
         )
         threading.Thread(target=self._read, daemon=True).start()
 

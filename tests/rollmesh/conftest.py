@@ -11,6 +11,7 @@ import pytest
 from rollmesh.launcher.service_process import ServiceSpec, ready_file
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.runtime.warm_start import WarmServer
 from rollmesh.testing.fixtures import engine_worlds  # noqa: F401 - fixture
 
 FAKE = Path(__file__).with_name("fake_service.py")
@@ -48,13 +49,14 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def make_supervisor(tmp_path: Path, recorder: Recorder) -> Callable[..., Supervisor]:
-    def make(max_restarts: int = 3, frozen_after_s: float = 0.0) -> Supervisor:
+    def make(max_restarts: int = 3, frozen_after_s: float = 0.0, warm: WarmServer | None = None) -> Supervisor:
         return Supervisor(
             tmp_path,
             security=SecuritySection(),
             max_restarts=max_restarts,
             frozen_after_s=frozen_after_s,
             observer=recorder.observer(),
+            warm=warm,
         )
 
     return make

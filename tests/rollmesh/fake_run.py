@@ -5,7 +5,6 @@ The launcher is the real one, and runs in the main thread of this process.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +50,7 @@ def main() -> int:
 
     local.ServiceCatalogue = catalogue  # type: ignore[assignment,misc]
     local.check_files = lambda _: None
-    local.check_code = lambda *_, **__: contextlib.nullcontext(Preparation(DevicePlan()))  # type: ignore[assignment]
+    local.check_code = lambda *_, **__: Preparation(DevicePlan())  # type: ignore[assignment]
     try:
         return local.run_locally(config)
     except RollmeshError as error:

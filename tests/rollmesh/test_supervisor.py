@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
+import psutil
 import pytest
 
 from rollmesh.launcher.errors import ServiceExitError
@@ -21,6 +21,8 @@ from rollmesh.launcher.service_process import ServiceSpec, log_file
 from rollmesh.launcher.supervisor import Supervisor
 from rollmesh.mesh.errors import RunBusyError, StuckError, UnreachableError
 from rollmesh.mesh.liveness.process_ends import survivors
+from rollmesh.mesh.runtime.threads import thread_environment
+from rollmesh.mesh.runtime.warm_start import WarmServer
 from rollmesh.report.restarts import read_restarts
 from tests.repository import REPOSITORY
 from tests.rollmesh.conftest import Recorder, fake_spec
@@ -84,32 +86,27 @@ async def test_killed_service_is_restarted(tmp_path: Path, make_supervisor: Make
     await ended(supervisor, running)
 
 
-async def test_a_loaded_process_becomes_the_first_one_alone(
+async def test_kill9_of_the_warm_server_touches_no_service_and_the_next_one_is_executed(
     tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
 ) -> None:
-    loaded: list[subprocess.Popen[bytes]] = []
-
-    def become(command: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
-        loaded.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
-        return loaded[-1]
-
-    supervisor = make_supervisor()
-    spec = replace(fake_spec(tmp_path, "learner"), loaded=become)
-    running = await started(supervisor, recorder, spec)
-    assert supervisor.pids() == {"learner": loaded[0].pid}
-    os.kill(loaded[0].pid, signal.SIGKILL)
-    await until(lambda: recorder.starts_of("learner") == 2)
-    await ended(supervisor, running)
-    assert len(loaded) == 1
-
-
-async def test_one_is_started_where_the_loaded_one_has_ended(
-    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
-) -> None:
-    supervisor = make_supervisor()
-    spec = replace(fake_spec(tmp_path, "learner"), loaded=lambda *_: None)
-    running = await started(supervisor, recorder, spec)
-    await ended(supervisor, running)
+    with WarmServer.execute(()) as warm:
+        spec = fake_spec(tmp_path, "learner")
+        _, script, *arguments = spec.command(False)
+        module = [sys.executable, "-m", f"tests.rollmesh.{Path(script).stem}", *arguments]
+        forkable = replace(spec, command=lambda _restart: module, environment={**thread_environment(1), "RANK": "7"})
+        supervisor = make_supervisor(warm=warm)
+        running = await started(supervisor, recorder, forkable)
+        forked = psutil.Process(supervisor.pids()["learner"])
+        assert forked.ppid() == os.getpid()
+        assert "RANK" not in forked.environ(), "the kernel shows the server's environment"
+        os.kill(warm.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, warm.pid, os.WEXITED | os.WNOWAIT)
+        assert supervisor.pids() == {"learner": forked.pid}
+        assert forked.is_running()
+        forked.kill()
+        await until(lambda: recorder.starts_of("learner") == 2)
+        assert psutil.Process(supervisor.pids()["learner"]).environ()["RANK"] == "7"
+        await ended(supervisor, running)
 
 
 async def test_restarts_are_bounded(tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder) -> None:

@@ -1,12 +1,10 @@
-"""The message of a trial reaches the launcher, whatever users' code prints or raises; then it becomes the service."""
+"""The message of a trial reaches the launcher, whatever users' code prints or raises."""
 
 from __future__ import annotations
 
 import json
 import os
 import select
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from rollmesh.launcher.preflight.checks import check_code
 from rollmesh.launcher.preflight.trial import StartTrial
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError, RewardError, RollmeshError
-from tests.repository import REPOSITORY
 
 
 def config(*overrides: str) -> Config:
@@ -45,8 +42,8 @@ def test_a_folder_in_which_no_learner_could_rest_is_refused_first(tmp_path: Path
     (tmp_path / "blocked").touch()
     on_cpu = ("placement=collocated", "learner.device=cpu", "rollout.device=cpu")
     rests = config(*on_cpu, f"placement.rest_dir={tmp_path}/blocked/x")
-    with pytest.raises(ConfigError, match=r"placement\.rest_dir"), check_code(rests):
-        pass
+    with pytest.raises(ConfigError, match=r"placement\.rest_dir"):
+        check_code(rests)
 
 
 def test_what_users_code_prints_at_its_end_hides_nothing(tmp_path: Path) -> None:
@@ -71,12 +68,8 @@ def test_an_error_of_any_kind_is_told(exit_code: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("ends", "within_s"), [("echo 3", 60), ("kill -9 $$", 60), ("sleep 60", 0.2)])
 def test_one_without_an_answer_is_left_to_the_service(ends: str, within_s: float, tmp_path: Path) -> None:
-    with (
-        closing(start(python=python_that(tmp_path, ends), within_s=within_s)) as trial,
-        (tmp_path / "log").open("wb") as log,
-    ):
+    with closing(start(python=python_that(tmp_path, ends), within_s=within_s)) as trial:
         assert trial.result() == []
-        assert trial.become(["python", "-m", "service"], log) is None
 
 
 def test_what_users_code_has_started_is_not_waited_for_and_does_not_stay(tmp_path: Path) -> None:
@@ -91,39 +84,3 @@ def test_what_users_code_has_started_is_not_waited_for_and_does_not_stay(tmp_pat
     assert select.select([alive], [], [], 30)[0]
     assert os.read(alive, 1) == b""
     os.close(alive)
-
-
-def test_one_that_has_become_the_service_outlives_the_trial(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "go")
-    serves = ("read -r order", f"read -r go < {tmp_path}/go", f'echo "$order" > {tmp_path}/order', "exit 7")
-    command, log = ["python", "-m", "service", "--port", "1"], tmp_path / "log"
-    with closing(start(python=python_that(tmp_path, answers(notices=[]), *serves))) as trial, log.open("wb") as file:
-        assert trial.result() == []
-        process = trial.become(command, file)
-        assert process is not None
-        assert trial.become(command, file) is None, "it is a service already"
-    with process:
-        (tmp_path / "go").write_text("go\n")
-        assert process.wait(240) == 7
-    assert json.loads((tmp_path / "order").read_text()) == {"command": command, "log": str(log)}
-
-
-def test_the_service_begins_as_if_it_had_been_started(tmp_path: Path) -> None:
-    """And the log has all that the trial has said."""
-    says = "import sys; print(__name__, sys.argv[1:], sys.orig_argv[1:]); raise SystemExit(7)"
-    (tmp_path / "service.py").write_text(says)
-    order = {"command": ["python", "-m", "service", "a", "b"], "log": str(tmp_path / "log")}
-    trial = f"from rollmesh.launcher.preflight import trial; print('in the trial'); trial._continue_as(**{order})"
-    with (tmp_path / "output").open("w+b") as output:
-        done = subprocess.run(
-            [sys.executable, "-c", trial],
-            stdout=output,
-            stderr=output,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            check=False,
-            timeout=240,
-        )
-    assert done.returncode == 7
-    said = (tmp_path / "log").read_text().splitlines()
-    assert said == ["in the trial", "__main__ ['a', 'b'] ['-m', 'service', 'a', 'b']"]

@@ -97,6 +97,8 @@ class DecodeLoop:
     def run(self) -> None:
         """Runs until the engine is stopped, or fails."""
         self._swapper.start()
+        # A thread takes torch's number of threads when it first asks; until then some libraries have their own.
+        torch.get_num_threads()
         try:
             with torch.inference_mode():
                 while not self._commands.stopping:

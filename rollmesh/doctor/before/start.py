@@ -24,6 +24,5 @@ def check_pythons(config: Config) -> Iterator[Finding]:
 
 def check_start(config: Config) -> Iterator[Finding]:
     """All that `rollmesh run` tries before it starts services; a refusal ends this check."""
-    with check_code(with_own_secrets(config)) as prepared:
-        yield from (note(START, notice) for notice in prepared.notices)
+    yield from (note(START, notice) for notice in check_code(with_own_secrets(config)).notices)
     yield ok(START, "the learner accepts algorithm, model, data and the run's folder")

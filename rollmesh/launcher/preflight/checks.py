@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
 from rollmesh.launcher.interpreters import check_interpreters, environment_of
@@ -30,7 +29,8 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.scorers.parts import all_uses
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.files import require_writable
-from rollmesh.mesh.runtime.threads import available_cores
+from rollmesh.mesh.runtime.threads import available_cores, thread_environment
+from rollmesh.mesh.runtime.warm_start import WarmServer
 from rollmesh.reward_service.configured import is_configured
 from rollmesh.reward_service.loading import is_path, load_function
 from rollmesh.reward_service.routing import split_routes
@@ -70,15 +70,13 @@ def check_files(config: Config) -> None:
             load_function(name)
 
 
-@contextmanager
-def check_code(config: Config, *, fresh: bool = False) -> Iterator[Preparation]:
+def check_code(config: Config, *, fresh: bool = False, warm: WarmServer | None = None) -> Preparation:
     """Refuses a run that would end as soon as its services have loaded their code; takes a second or more.
-
-    While the block runs, the process that has loaded the learner's code waits to continue as the learner.
 
     Args:
         config: of the run.
         fresh: it starts over, whatever is in its folder.
+        warm: forks trials and services where that is possible; None: all are executed.
 
     Raises:
         ConfigError: a setting of the algorithm is wrong, or something that it needs is not configured. A function of
@@ -92,55 +90,58 @@ def check_code(config: Config, *, fresh: bool = False) -> Iterator[Preparation]:
         check_command(config.run.folder, RUN)
     devices = device_plan(config)
     _check_rest(config, devices)
-    with _learner_trial(config, devices, fresh=fresh) as learner:
-        with _reward_trial(config) as reward:
-            notices = learner.result() if learner is not None else try_learner(config, fresh=fresh)
-            of_reward = reward.result() if reward is not None else []
-        if learner is not None and config.learner.ranks > 1:
-            # Ranks are started by a process that loads nothing, each in an environment of its own.
-            learner.close()
-        yield Preparation(
-            devices,
-            [
-                *notices,
-                *of_reward,
-                *placement_notices(config, devices),
-                *rest_notices(config, devices),
-                *core_notices(config, devices, available_cores()),
-            ],
-            learner.become if learner is not None else None,
-        )
+    with _learner_trial(config, devices, warm, fresh=fresh) as learner, _reward_trial(config, warm) as reward:
+        notices = learner.result() if learner is not None else try_learner(config, fresh=fresh)
+        of_reward = reward.result() if reward is not None else []
+    return Preparation(
+        devices,
+        [
+            *notices,
+            *of_reward,
+            *placement_notices(config, devices),
+            *rest_notices(config, devices),
+            *core_notices(config, devices, available_cores()),
+        ],
+        warm,
+    )
 
 
-def check_rewards(config: Config) -> Preparation:
+def check_rewards(config: Config, warm: WarmServer | None = None) -> Preparation:
     """Refuses an evaluation whose reward functions cannot be loaded; nothing of a learner is tried.
 
     Args:
         config: of the evaluation.
+        warm: see `check_code`.
 
     Raises:
         ConfigError: the devices do not suffice.
         RewardError: a reward function cannot be loaded.
     """
     devices = device_plan(config)
-    with _reward_trial(config) as reward:
+    with _reward_trial(config, warm) as reward:
         of_reward = reward.result() if reward is not None else []
-    return Preparation(devices, of_reward)
+    return Preparation(devices, of_reward, warm)
 
 
-def _learner_trial(config: Config, devices: DevicePlan, *, fresh: bool) -> AbstractContextManager[StartTrial | None]:
-    """None where this program has torch already: another process would only load it again."""
-    if config.learner.python is None and "torch" in sys.modules:
+def _learner_trial(
+    config: Config, devices: DevicePlan, warm: WarmServer | None, *, fresh: bool
+) -> AbstractContextManager[StartTrial | None]:
+    """None where it would have to load torch, and this program has it already."""
+    if warm is None and config.learner.python is None and "torch" in sys.modules:
         return nullcontext()
     environment = learner_environment(config, thread_plan(config), devices)
-    return closing(StartTrial("learner", config, config.learner.python, environment, _LEARNER_S, fresh=fresh))
+    return closing(
+        StartTrial("learner", config, config.learner.python, environment, _LEARNER_S, fresh=fresh, warm=warm)
+    )
 
 
-def _reward_trial(config: Config) -> AbstractContextManager[StartTrial | None]:
+def _reward_trial(config: Config, warm: WarmServer | None) -> AbstractContextManager[StartTrial | None]:
     if not any(is_path(name) or is_configured(name) for name in _reward_functions(config)):
         return nullcontext()
     python = config.reward.python if needs_reward_service(config) else config.rollout.python
-    return closing(StartTrial("reward", config, python, environment_of(python), _REWARD_S))
+    return closing(
+        StartTrial("reward", config, python, {**thread_environment(1), **environment_of(python)}, _REWARD_S, warm=warm)
+    )
 
 
 def _check_rest(config: Config, devices: DevicePlan) -> None:

@@ -15,15 +15,19 @@ from rollmesh.learner.data.locations import is_hub_id
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.scorers.parts import describe_all
+from rollmesh.mesh.runtime.warm_start import WarmServer
 from rollmesh.reward_service.routing import split_routes
 
 
-def dry_run(config: Config, *, fresh: bool = False, allow_changes: bool = False) -> list[str]:
+def dry_run(
+    config: Config, *, fresh: bool = False, allow_changes: bool = False, warm: WarmServer | None = None
+) -> list[str]:
     """Checks a run as its start would, and says what would start; nothing is started, and no file is written.
 
     Args:
         config: of the run.
         fresh, allow_changes: see `launcher.local.LocalRun`.
+        warm: see `check_code`.
 
     Returns:
         Lines for a person.
@@ -33,20 +37,20 @@ def dry_run(config: Config, *, fresh: bool = False, allow_changes: bool = False)
     """
     check_files(config)
     first = with_own_secrets(opening(config, fresh=fresh))
-    with check_code(first, fresh=fresh) as prepared:
-        return [
-            *_begin(first, fresh=fresh, allow_changes=allow_changes),
-            describe_threads(first, thread_plan(first)),
-            f"the learner trains with {first.learner.describe_engine('actor')}",
-            f"{first.rollout.replicas} generator(s) sample with {first.rollout.engine}",
-            f"rewards: {describe_all(first.reward.endpoints or first.reward.functions, first.reward.by_data_source)}",
-            prepared.devices.describe(),
-            describe_turns(first, prepared.devices),
-            *prepared.notices,
-            *_of_the_hub(config),
-            *_reward_services(config),
-            "a dry run: everything that was checked is in order, and nothing was started",
-        ]
+    prepared = check_code(first, fresh=fresh, warm=warm)
+    return [
+        *_begin(first, fresh=fresh, allow_changes=allow_changes),
+        describe_threads(first, thread_plan(first)),
+        f"the learner trains with {first.learner.describe_engine('actor')}",
+        f"{first.rollout.replicas} generator(s) sample with {first.rollout.engine}",
+        f"rewards: {describe_all(first.reward.endpoints or first.reward.functions, first.reward.by_data_source)}",
+        prepared.devices.describe(),
+        describe_turns(first, prepared.devices),
+        *prepared.notices,
+        *_of_the_hub(config),
+        *_reward_services(config),
+        "a dry run: everything that was checked is in order, and nothing was started",
+    ]
 
 
 def _of_the_hub(config: Config) -> Iterator[str]:

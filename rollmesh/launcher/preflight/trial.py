@@ -1,11 +1,10 @@
 """Loads a service's code as a trial, before any is started: `python -m rollmesh.launcher.preflight.trial WHAT`.
 
 It runs in the interpreter and the environment of the service, as a process of its own. It imports users' code, and
-torch, which the launcher does not need. After its answer it waits to continue as the service: loading all of that takes
-seconds, which are spent once.
+torch, which the launcher does not need. No service has what it loads.
 
-Its stdin is a socket for lines of JSON. The launcher writes the configuration, and in the end the service's command.
-The trial answers in between, with the error or the notices. Users' code may print anything.
+Its stdin is a socket for lines of JSON. The launcher writes the configuration, and the trial answers with the error or
+the notices. Users' code may print anything.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ import asyncio
 import contextlib
 import json
 import os
-import runpy
-import shutil
 import signal
 import socket
 import subprocess
@@ -25,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.recovery.run_identity import nothing_trained
@@ -33,6 +30,7 @@ from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError, DataError, RewardError, RollmeshError
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom
+from rollmesh.mesh.runtime.warm_start import WarmServer
 
 _ERRORS = {kind.exit_code: kind for kind in (ConfigError, DataError, RewardError)}
 _LEARNER, _REWARD = "learner", "reward"
@@ -49,6 +47,7 @@ class StartTrial:
         environment: of the service, in addition to this process's own.
         within_s: seconds after which the trial is given up; the service itself will report errors.
         fresh: the run starts over, whatever is in its folder.
+        warm: forks it where that is possible; None: it is executed.
     """
 
     def __init__(
@@ -60,21 +59,22 @@ class StartTrial:
         within_s: float,
         *,
         fresh: bool = False,
+        warm: WarmServer | None = None,
     ) -> None:
         module = ("-m", "rollmesh.launcher.preflight.trial", what, *([_FRESH] if fresh else []))
+        command, whole = [str(python or sys.executable), *module], {**os.environ, **environment}
         self._socket, theirs = socket.socketpair()
+        self._ended = False
         # A file takes what users' code prints, of which there may be more than a pipe holds.
         with theirs, tempfile.TemporaryFile() as output:
-            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                die_with_parent([str(python or sys.executable), *module]),
-                stdin=theirs.fileno(),
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **environment},
-                start_new_session=True,
+            files: dict[str, Any] = {"stdin": theirs.fileno(), "stdout": output.fileno(), "stderr": output.fileno()}
+            forked = warm.start(command, env=whole, **files) if warm is not None else None
+            self._process = forked or subprocess.Popen(
+                die_with_parent(command), env=whole, start_new_session=True, **files
             )
         self._socket.settimeout(within_s)
-        self._send(config.model_dump_json())
+        with contextlib.suppress(OSError):  # it has ended, and will give no answer
+            self._socket.sendall(f"{config.model_dump_json()}\n".encode())
 
     def result(self) -> list[str]:
         """Waits for the trial; returns the notices about a valid configuration.
@@ -96,41 +96,21 @@ class StartTrial:
         notices: list[str] = found.get("notices", [])
         return notices
 
-    def become(self, command: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes] | None:
-        """Lets the process continue as a service, which is the caller's from then on; None where it has ended.
-
-        Args:
-            command: of the service, `PYTHON -m MODULE ARGUMENT...`.
-            log: takes the service's output, and that of the trial before it.
-        """
-        if self._process is None or not self._send(json.dumps({"command": [*command], "log": log.name})):
-            return None
-        process, self._process = self._process, None
-        return process
-
     def close(self) -> None:
-        """Ends the trial, unless it has become a service, and the processes that users' code has started in it."""
-        if self._process is not None:
+        """Ends the trial, and the processes that users' code has started in it."""
+        if not self._ended:
+            self._ended = True
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-            self._process = None
         self._socket.close()
-
-    def _send(self, line: str) -> bool:
-        """False where no one will read it."""
-        try:
-            self._socket.sendall(f"{line}\n".encode())
-        except OSError:
-            return False
-        return True
 
 
 # ------------------------------------------------------------------------------------------ in the process that tries
 
 
 def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
-    """Runs the trial, answers, and continues as the service where it is asked to."""
+    """Runs the trial, and answers."""
     collect_garbage_seldom()
     learner = partial(try_learner, fresh=_FRESH in arguments)
     trials: dict[str, Callable[[Config], list[str]]] = {_LEARNER: learner, _REWARD: _try_reward}
@@ -145,28 +125,6 @@ def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
             answer = {"wrong": {"exit_code": error.exit_code, "message": error.message, "hint": error.hint}}
         lines.write(f"{json.dumps(answer)}\n")
         lines.flush()
-        if "wrong" in answer or arguments[0] != _LEARNER:
-            return
-        # While the buffer starts.
-        import rollmesh.learner.service  # noqa: F401
-
-        order = lines.readline()
-    if order:
-        _continue_as(**json.loads(order))
-
-
-def _continue_as(command: Sequence[str], log: str) -> None:
-    """Continues as `PYTHON -m MODULE ARGUMENT...` begins."""
-    sys.stdout.flush()
-    with open(log, "ab") as service, open(1, "rb", closefd=False) as trial:
-        trial.seek(0)
-        shutil.copyfileobj(trial, service)
-        service.flush()
-        for output in (1, 2):
-            os.dup2(service.fileno(), output)
-    module, *arguments = command[2:]
-    sys.orig_argv, sys.argv = [*command], [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def try_learner(config: Config, *, fresh: bool) -> list[str]:

@@ -9,15 +9,14 @@ from pathlib import Path
 
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.runtime.threads import thread_environment
-from tests.faults.fork_server import Forked, ForkServer
-from tests.repository import REPOSITORY
+from tests import warm
+from tests.faults.namespace import arguments_in
 
 
 class RoleProcess:
     """`rollmesh role NAME`, again and again.
 
     Args:
-        server: forks its processes.
         name: of the role.
         mesh: address of the buffer.
         folder: with `config.json`; for its log.
@@ -28,7 +27,6 @@ class RoleProcess:
 
     def __init__(
         self,
-        server: ForkServer,
         name: str,
         mesh: str,
         folder: Path,
@@ -37,17 +35,16 @@ class RoleProcess:
         namespace: str = "",
         log_name: str | None = None,
     ) -> None:
-        self._server = server
         self._arguments = ["role", name, str(folder / "config.json"), "--mesh", mesh, *arguments]
         self._namespace = namespace
         self._log = folder / f"{log_name or name}.log"
-        self._log.touch()
         self.process = self._start()
 
-    def _start(self) -> Forked:
+    def _start(self) -> warm.Command:
         """Starts it; it becomes a member once it has loaded."""
-        environment = {**os.environ, **thread_environment(1), "PYTHONPATH": str(REPOSITORY)}
-        return self._server.start(self._arguments, environment, self._log, self._namespace)
+        with self._log.open("ab") as log:
+            place = arguments_in(self._namespace, self._arguments)
+            return warm.popen(stdout=log, stderr=log, env={**os.environ, **thread_environment(1)}, **place)
 
     def kill_and_start(self) -> None:
         """Kills it without a word, and starts its successor."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,6 @@ from rollmesh.mesh.access.role_grants import MeshKey
 from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.errors import UnauthenticatedError
 from tests.certificates import Authority
-from tests.faults.fork_server import ForkServer
 from tests.learner.live.role_process import RoleProcess, served, write_config
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, records
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
@@ -52,13 +51,12 @@ def test_a_teacher_on_another_host_serves_its_learner_and_no_stranger_joins(tmp_
         config = make_config(tmp_path, changes)
         write_config(config, tmp_path)
         mesh = closers.enter_context(mesh_of(config))
-        server = closers.enter_context(closing(ForkServer(tmp_path / "fork-server.log")))
         own = ["--host", host.far, f"--security.tls_cert={far[0]}", f"--security.tls_key={far[1]}"]
 
         def start(log_name: str, token_file: Path) -> RoleProcess:
             arguments = [*own, f"--security.token_file={token_file}"]
             place = {"namespace": host.namespace, "log_name": log_name}
-            role = RoleProcess(server, "teacher", mesh, tmp_path, arguments=arguments, **place)
+            role = RoleProcess("teacher", mesh, tmp_path, arguments=arguments, **place)
             return closers.enter_context(served(role))
 
         teacher, stranger = start("teacher", grant), start("stranger", foreign)

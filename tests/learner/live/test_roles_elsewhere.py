@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, list_checkpoints
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import RoleLostError
-from tests.faults.fork_server import ForkServer
 from tests.learner.live.role_process import RoleProcess, served, write_config
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, wait_for_line
 from tests.learner.live.tiny import make_config, meanwhile, mesh_of, run_learner
@@ -54,9 +53,8 @@ def test_a_killed_reference_costs_nothing_and_a_killed_critic_the_steps_since_th
     config = make_config(tmp_path, changes)
     write_config(config, tmp_path)
     with ExitStack() as closers, mesh_of(config) as mesh:
-        server = closers.enter_context(closing(ForkServer(tmp_path / "fork-server.log")))
         critic, reference = (
-            closers.enter_context(served(RoleProcess(server, name, mesh, tmp_path))) for name in ("critic", "reference")
+            closers.enter_context(served(RoleProcess(name, mesh, tmp_path))) for name in ("critic", "reference")
         )
 
         def kill_both() -> None:

@@ -1,0 +1,248 @@
+"""A forked process is what an executed one is, and whoever is killed, frozen or gone takes no other with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollmesh.mesh.liveness.process_ends import survivors
+from rollmesh.mesh.runtime import warm_start
+from rollmesh.mesh.runtime.die_with_parent import die_with_parent
+from rollmesh.mesh.runtime.threads import thread_environment
+from rollmesh.mesh.runtime.warm_start import Forked, WarmServer, can_fork
+from tests import warm
+from tests.repository import REPOSITORY
+
+DEADLINE_S = 240.0
+PROBE = [sys.executable, "-m", "tests.mesh.runtime.warm_probe"]
+# In which a client has a server, and starts the probe; it says both process ids, and waits.
+CLIENT = """
+import os, subprocess, sys, time
+from rollmesh.mesh.runtime.threads import thread_environment
+from rollmesh.mesh.runtime.warm_start import WarmServer
+warm = WarmServer.execute(())
+environment = {**os.environ, **thread_environment(1)}
+forked = warm.start(sys.argv[1:], env=environment, stdin=subprocess.DEVNULL, stdout=1, stderr=2)
+print(warm.pid, flush=True)
+time.sleep(3600)
+"""
+
+
+def environment(**more: str) -> dict[str, str]:
+    return warm.for_commands({**os.environ, **thread_environment(1), **more})
+
+
+@pytest.fixture
+def server() -> Iterator[WarmServer]:
+    with WarmServer.execute((), environment()) as made:
+        yield made
+
+
+def start(server: WarmServer, *arguments: str, **files: Any) -> Forked:
+    files = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **files}
+    forked = server.start([*PROBE, *arguments], env=environment(), stdin=subprocess.DEVNULL, **files)
+    assert forked is not None
+    return forked
+
+
+def waiting(server: WarmServer) -> Forked:
+    """A process that is past its start, and waits."""
+    read, write = os.pipe()
+    forked = start(server, "wait", stdout=write)
+    os.close(write)
+    with open(read) as said:
+        assert int(said.readline()) == forked.pid
+    return forked
+
+
+def told(folder: Path, arguments: list[str], *, forked: bool) -> tuple[int, list[str], str]:
+    """Exit status, output and errors of the probe."""
+    command, env = [*PROBE, *arguments], environment(OMP_NUM_THREADS="3", MKL_NUM_THREADS="3")
+    with (folder / "out").open("w+") as out, (folder / "err").open("w+") as err:
+        files: Mapping[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+        process = (
+            warm.server().start(command, env=env, cwd=REPOSITORY, **files)
+            if forked
+            else subprocess.Popen(die_with_parent(command), env=env, cwd=REPOSITORY, start_new_session=True, **files)
+        )
+        assert process is not None
+        status = process.wait(DEADLINE_S)
+        out.seek(0)
+        err.seek(0)
+        return status, out.read().splitlines(), err.read()
+
+
+@pytest.fixture
+def unusual() -> Iterator[None]:
+    """Attributes of this process that its children inherit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ignored, mask = signal.signal(signal.SIGHUP, signal.SIG_IGN), os.umask(0o027)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+    os.umask(mask)
+    signal.signal(signal.SIGHUP, ignored)
+
+
+@pytest.mark.usefixtures("unusual")
+def test_a_forked_process_is_as_an_executed_one(tmp_path: Path) -> None:
+    executed, first, second = (told(tmp_path, ["exit", "3"], forked=forked) for forked in (False, True, True))
+    assert executed[0] == first[0] == 3
+    assert executed[1][1:] == first[1][1:] == ["a thread ends", "at the end"]
+    assert executed[2] == first[2] == ""
+    said = [json.loads(one[1][0]) for one in (executed, first, second)]
+    for name, value in said[0]["same"].items():
+        assert said[1]["same"][name] == value, name
+    assert said[0]["same"]["status"]["Threads"] == "1"
+    assert said[0]["same"]["status"]["Umask"] == "0027"
+    for name in said[0]["own"]:
+        assert len({one["own"][name] for one in said}) == 3, f"{name} is one that several have"
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "error"),
+    [("text", 1, "a text"), ("raise", 1, "RuntimeError: raised"), ("interrupt", -2, "KeyboardInterrupt")],
+)
+def test_it_ends_as_an_executed_one(how: str, status: int, error: str, tmp_path: Path) -> None:
+    executed, forked = (told(tmp_path, [how], forked=forked) for forked in (False, True))
+    assert executed[0] == forked[0] == status
+    assert executed[1][1:] == forked[1][1:] == ["a thread ends", "at the end"]
+    assert executed[2].splitlines()[-1] == forked[2].splitlines()[-1] == error
+
+
+def test_what_is_shared_starts_no_thread_calls_no_device_and_reads_no_rows() -> None:
+    code = """
+import json, os, sys
+from rollmesh.launcher.warm_modules import SHARED
+import torch
+called = []
+def watch(owner, name):
+    found = getattr(owner, name)
+    def asked(*arguments, **options):
+        called.append(name)
+        return found(*arguments, **options)
+    setattr(owner, name, asked)
+for name in ("is_available", "device_count", "_lazy_init"):
+    watch(torch.cuda, name)
+if hasattr(torch._C, "_cuda_getDeviceCount"):  # not in a build for CPUs
+    watch(torch._C, "_cuda_getDeviceCount")
+for module in SHARED:
+    __import__(module)
+print(json.dumps({
+    "threads": len(os.listdir("/proc/self/task")),
+    "called": called,
+    "rows": "pyarrow" in sys.modules,
+    "poisoned": torch.cuda._is_in_bad_fork(),
+    "files": [file for file in os.listdir("/proc/self/fd") if int(file) > 2 and os.path.exists(f"/proc/self/fd/{file}")],
+}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    said = json.loads(done.stdout)
+    # A core of gRPC or a pool of OpenMP would have threads.
+    assert said == {"threads": 1, "called": [], "rows": False, "poisoned": False, "files": []}
+    assert warm.run(["--version"]).returncode == 0, "the server has loaded everything"
+    assert len(list(Path(f"/proc/{warm.server().pid}/task").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "forks"),
+    [
+        ({}, True),
+        ({"OMP_NUM_THREADS": "7", "MKL_NUM_THREADS": "7", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1"}, True),
+        ({"RANK": "1", "WORLD_SIZE": "2", "NCCL_DEBUG": "INFO", "ROLLMESH_PORT_IS_HELD": "1"}, True),
+        ({"LD_PRELOAD": "libfaketime.so"}, False),
+        ({"PYTHONPATH": "/elsewhere"}, False),
+        ({"MALLOC_ARENA_MAX": "1"}, False),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, False),
+        ({"HF_HOME": "/elsewhere"}, False),
+        ({"LANG": "C"}, False),
+        ({"ANYTHING": "1"}, False),
+        ({"OMP_WAIT_POLICY": None}, False),
+        ({"OMP_NUM_THREADS": None}, True),
+    ],
+)
+def test_environments_that_differ_in_what_is_read_at_load_are_executed(
+    changed: dict[str, str | None], forks: bool
+) -> None:
+    loaded = {"LANG": "C.UTF-8", "HOME": "/root", "PATH": "/usr/bin", **thread_environment(1)}
+    wanted = {name: value for name, value in {**loaded, **changed}.items() if value is not None}
+    assert can_fork([sys.executable, "-m", "rollmesh.cli"], wanted, loaded) is forks
+
+
+@pytest.mark.parametrize("command", [["/other/python", "-m", "rollmesh.cli"], [sys.executable, "-c", ""], ["sleep"]])
+def test_another_interpreter_or_program_is_executed(command: list[str]) -> None:
+    assert not can_fork(command, {}, {})
+
+
+def test_kill9_of_a_forked_process_is_seen_and_of_the_server_touches_none(server: WarmServer) -> None:
+    first, second = waiting(server), waiting(server)
+    os.kill(first.pid, signal.SIGKILL)
+    assert first.wait(DEADLINE_S) == -signal.SIGKILL
+    os.kill(server.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+    assert server.start([*PROBE, "wait"], env=environment(), stdin=0, stdout=1, stderr=2) is None
+    assert second.poll() is None
+    second.terminate()
+    assert second.wait(DEADLINE_S) == -signal.SIGTERM
+    second.kill()
+
+
+def test_a_frozen_server_is_given_up(server: WarmServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = waiting(server)
+    os.kill(server.pid, signal.SIGSTOP)
+    monkeypatch.setattr(warm_start, "_ORDER_S", 0.2)
+    assert server.start([*PROBE, "wait"], env=environment(), stdin=0, stdout=1, stderr=2) is None
+    assert survivors([server.pid]) == set()
+    assert first.poll() is None
+    first.kill()
+    assert first.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+def test_kill9_of_the_client_ends_its_server_and_all_that_was_forked() -> None:
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, *PROBE, "wait"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        env=environment(),
+    )
+    assert client.stdout is not None
+    pids = [int(client.stdout.readline()) for _ in range(2)]
+    assert survivors(pids) == set(pids)
+    client.kill()
+    client.wait()
+    assert survivors(pids, DEADLINE_S) == set()
+    client.stdout.close()
+
+
+def test_this_process_adopts_for_a_moment_only(server: WarmServer) -> None:
+    """An orphan of a user's own goes to whoever took it before."""
+    waiting(server).kill()
+    orphan = "import os, time\nif os.fork() == 0:\n  time.sleep(0.2)\n  print(os.getppid())"
+    said = subprocess.run([sys.executable, "-c", orphan], capture_output=True, text=True, check=True)
+    assert int(said.stdout) != os.getpid()
+
+
+def test_one_that_ended_is_waited_for_once_and_by_several(server: WarmServer) -> None:
+    forked = start(server, "exit", "5")
+    assert forked.wait(DEADLINE_S) == forked.wait() == forked.poll() == forked.returncode == 5
+    other = waiting(server)
+    with pytest.raises(subprocess.TimeoutExpired):
+        other.wait(0.05)
+    other.kill()
+    assert other.wait(DEADLINE_S) == -signal.SIGKILL
+    with pytest.raises(ChildProcessError):
+        os.waitpid(other.pid, 0)

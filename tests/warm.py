@@ -1,0 +1,154 @@
+"""The `rollmesh` command as a process that is forked from one that has imported everything.
+
+Each test process has one such server, from its first command on. A launcher that was forked here has its services
+forked in turn. Where an environment differs in more than is known to be read late, the command is executed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+from rollmesh.launcher.warm_modules import SHARED
+from rollmesh.mesh.runtime.die_with_parent import die_with_parent
+from rollmesh.mesh.runtime.threads import thread_environment
+from rollmesh.mesh.runtime.warm_start import Forked, WarmServer
+from tests.repository import REPOSITORY
+
+CLI = (sys.executable, "-m", "rollmesh.cli")
+# The server ends with the thread that has started it: this one stays.
+_STARTER = ThreadPoolExecutor(1, thread_name_prefix="starts the warm server")
+# The threads of computing are each command's own.
+_WAITING = {name: value for name, value in thread_environment(1).items() if not name.endswith("_NUM_THREADS")}
+
+
+@cache
+def server() -> WarmServer:
+    """The server of this process; it ends with it."""
+    return _STARTER.submit(WarmServer.execute, SHARED, for_commands(os.environ)).result()
+
+
+class Command:
+    """A running command, as far as `subprocess.Popen` has the same; a context manager.
+
+    Attributes:
+        pid, returncode: as those of `Popen`.
+        stdin, stdout, stderr: its pipes, where they were asked for.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: Path,
+        files: Mapping[str, int | IO[Any] | None],
+        *,
+        text: bool,
+    ) -> None:
+        self.stdin: IO[Any] | None = None
+        self.stdout: IO[Any] | None = None
+        self.stderr: IO[Any] | None = None
+        self.args = list(command)
+        theirs, to_close = {"stdin": 0, "stdout": 1, "stderr": 2}, []
+        for name, file in files.items():
+            if file == subprocess.PIPE:
+                read, write = os.pipe()
+                ours, theirs[name] = (write, read) if name == "stdin" else (read, write)
+                to_close.append(theirs[name])
+                mode = "w" if name == "stdin" else "r"
+                setattr(self, name, open(ours, mode) if text else open(ours, f"{mode}b", 0))  # noqa: SIM115
+            elif file == subprocess.STDOUT:
+                theirs[name] = theirs["stdout"]
+            elif file is not None:
+                theirs[name] = file if isinstance(file, int) else file.fileno()
+        try:
+            self._process = (
+                server().start(command, env=env, cwd=cwd, **theirs)
+                or _STARTER.submit(
+                    subprocess.Popen, die_with_parent(command), env=env, cwd=cwd, start_new_session=True, **theirs
+                ).result()
+            )
+        finally:
+            for descriptor in to_close:
+                os.close(descriptor)
+        self.forked = isinstance(self._process, Forked)
+        self.pid = self._process.pid
+        self.poll, self.wait = self._process.poll, self._process.wait
+        self.send_signal, self.terminate, self.kill = (
+            self._process.send_signal,
+            self._process.terminate,
+            self._process.kill,
+        )
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            if pipe is not None:
+                pipe.close()
+        self.wait()
+
+
+def popen(
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path = REPOSITORY,
+    stdin: int | IO[Any] | None = subprocess.DEVNULL,
+    stdout: int | IO[Any] | None = None,
+    stderr: int | IO[Any] | None = None,
+    text: bool = False,
+    module: str = "rollmesh.cli",
+) -> Command:
+    """Starts `rollmesh ARGUMENTS` in a session of its own, which dies with this process.
+
+    Args:
+        arguments: of the command.
+        env: all of the environment; None: this process's.
+        cwd: its folder.
+        stdin, stdout, stderr, text: as those of `subprocess.Popen`.
+        module: another one to run in place of the command.
+    """
+    files = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
+    whole = for_commands(os.environ if env is None else env)
+    return Command([sys.executable, "-m", module, *arguments], whole, cwd, files, text=text)
+
+
+def run(arguments: Sequence[str], *, timeout: float | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The command run to its end, with its output as text; like `subprocess.run(..., capture_output=True)`.
+
+    Args:
+        arguments: of the command.
+        timeout: seconds after which it is killed, and `subprocess.TimeoutExpired` is raised.
+        options: of `popen`.
+    """
+    # Files, of which nothing has to be read while it runs.
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        command = popen(arguments, stdout=out, stderr=err, **options)
+        try:
+            status = command.wait(timeout)
+        except BaseException:
+            command.kill()
+            command.wait()
+            raise
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(command.args, status, out.read(), err.read())
+
+
+def for_commands(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment with what the server must have had when it was loaded, and without the name of a test."""
+    whole = {**_WAITING, "PYTHONPATH": str(REPOSITORY), **environment}
+    return {name: value for name, value in whole.items() if name != "PYTEST_CURRENT_TEST"}
