@@ -39,7 +39,7 @@ LEARNER = "learner"
 REDIS = "redis"
 # Scores for the slow generator come back so much later, twice.
 SLOW = Conditions(delay_s=0.6)
-START_S = 200.0
+START_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)

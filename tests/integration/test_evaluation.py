@@ -18,7 +18,7 @@ from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.standalone.response_file import RESPONSES, read_responses
 from rollmesh.mesh.config import load_config, save_config
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from tests.integration.mesh import DEADLINE_S
+from tests.integration import holding
 from tests.repository import REPOSITORY
 
 
@@ -26,10 +26,10 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "rollmesh.cli", *arguments]
 
 
-@pytest.fixture
-def run(demo_data: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def run(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run whose one checkpoint holds an adapter."""
-    folder = tmp_path / "runs" / "tuned"
+    folder = tmp_path_factory.mktemp("runs") / "tuned"
     overrides = [
         f"run.dir={folder.parent}",
         f"run.name={folder.name}",
@@ -41,6 +41,7 @@ def run(demo_data: Path, tmp_path: Path) -> Path:
         "rollout.slots=8",
         "eval.n=8",
         "eval.temperature=1",
+        *(argument.removeprefix("--") for argument in holding.ARGUMENTS),
     ]
     config = load_config(REPOSITORY / "examples/demo/demo.yaml", overrides)
     engine = build_actor(config)
@@ -52,22 +53,27 @@ def run(demo_data: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def kill_generator(out: Path) -> None:
+def kill_generator(out: Path, evaluation: subprocess.Popen[str]) -> None:
     """Kills the generator of an evaluation as soon as it is there."""
-    ready, until = out / "services" / "generator-0.json", time.monotonic() + DEADLINE_S
+    ready = out / "services" / "generator-0.json"
     while not ready.exists():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+        assert evaluation.poll() is None
+        time.sleep(0.02)  # another process's file: there is nothing to wait on
     os.kill(json.loads(ready.read_text())["pid"], signal.SIGKILL)
 
 
 def test_a_checkpoint_is_evaluated_whatever_dies_and_compared_with_its_base(run: Path, tmp_path: Path) -> None:
     config, out = str(run / "config.yaml"), tmp_path / "tuned"
     arguments = command("eval", config, "--model", str(run), "--out", str(out))
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    # Nothing is scored before the generator has died.
+    environment = {**os.environ, **holding.environment(tmp_path, after=0)}
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment
+    ) as process:
         try:
-            kill_generator(out)
-            shown, _ = process.communicate(timeout=DEADLINE_S)
+            kill_generator(out, process)
+            holding.release(tmp_path)
+            shown, _ = process.communicate()
         finally:
             process.kill()
     assert process.returncode == 0, shown
@@ -91,9 +97,7 @@ def test_a_checkpoint_is_evaluated_whatever_dies_and_compared_with_its_base(run:
     again = rollmesh.evaluate(config, run, out=out, quiet=True)
     assert again.to_json() == summary
     assert len((out / "logs" / "generator-0.log").read_bytes()) == logged
-    compared = subprocess.run(
-        command("compare", str(base), str(out)), capture_output=True, text=True, timeout=DEADLINE_S, check=True
-    )
+    compared = subprocess.run(command("compare", str(base), str(out)), capture_output=True, text=True, check=True)
     assert "0/0/16" in compared.stdout
     assert "the same" in compared.stdout
 
@@ -102,9 +106,7 @@ def test_prompts_are_answered_on_stdout(run: Path, tmp_path: Path) -> None:
     (tmp_path / "more.jsonl").write_text('{"prompt": "1+2="}\n')
     arguments = command("generate", str(run / "config.yaml"), "--prompt", "1+1=", "--prompts", "-", "--log-probs")
     with (tmp_path / "more.jsonl").open() as stdin:
-        done = subprocess.run(
-            [*arguments, "--eval.n=2"], stdin=stdin, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-        )
+        done = subprocess.run([*arguments, "--eval.n=2"], stdin=stdin, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "generator-0 is up" in done.stderr
     records = [json.loads(line) for line in done.stdout.splitlines()]

@@ -67,7 +67,7 @@ def test_a_run_outlives_its_services_and_its_launcher_until_a_ctrl_c(start_mesh)
     family = [process.pid for process in psutil.Process(first.process.pid).children(recursive=True)]
     assert len(family) > len(SERVICES), "the services and Redis"
     first.process.kill()
-    first.process.wait(60)
+    first.process.wait()
 
     second = start_mesh(*SETTINGS)
     second.wait_for("continues in")
@@ -78,7 +78,7 @@ def test_a_run_outlives_its_services_and_its_launcher_until_a_ctrl_c(start_mesh)
     left = SHARED_MEMORY / f"{FILE_PREFIX}left-{os.getpid()}"
     left.touch()
     second.process.send_signal(signal.SIGINT)
-    assert second.finish(120) == 130, second.tail()
+    assert second.finish() == 130, second.tail()
     assert not left.exists()
     assert survivors(pids) == set()
     audit(second)

@@ -16,18 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.away.cases import Rules
 from tests.faults.away.run import BOUND_S, MANY, Run
 from tests.faults.away.world import World
 from tests.faults.proxy import Conditions
 
-# The start of all processes counts for the first test.
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
-RULES = [
-    Rules("in_order", staleness=0, reuse=1, fronts=1),
-    Rules("fifo", staleness=4, reuse=1, fronts=2),
-    Rules("priority", staleness=1, reuse=2, fronts=2),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow]
 # Batches after a loss: what was lost comes up again in the first ones.
 BATCHES = 3
 
@@ -51,17 +44,6 @@ class Tail:
         await self._redis.wait_until_dead(60.0)
         os.truncate(self._file(), self._mark if mark is None else mark)
         await self._redis.start()
-
-
-@pytest.fixture(scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    owner = World(tmp_path_factory.mktemp("tail"))
-    try:
-        await owner.start()
-        await owner.add(RULES)
-        yield owner
-    finally:
-        await owner.close()
 
 
 async def each(world: World, act: Callable[[Run], Awaitable[object]]) -> None:
@@ -150,7 +132,7 @@ async def test_claims_and_seeds(world: World) -> None:
 async def test_any_bytes_again_and_again(world: World) -> None:
     """While every process works, from the middle of whatever is written."""
     rng = random.Random(1)
-    for _ in range(6):
+    for _ in range(3):
         for run in world.runs:
             run.allow(MANY)
         tail = Tail(world)
