@@ -194,7 +194,7 @@ class NodeMesh:
             command = ["generator", "--join", str(self.join_file(name, Role.GENERATOR)), "--threads", "1"]
         command += ["--ready-file", str(ready)]
         host, said = self.hosts[name], self._settings.get(name, NodeSettings())
-        environment = thread_environment(1) | {"PYTHONPATH": str(REPOSITORY)}
+        environment = dict(thread_environment(1))
         if not said.clock_s and not said.executed and not Path("/etc/netns", host.namespace).exists():
             return Launch(command, environment, ready, forked=True, namespace=host.namespace)
         if said.clock_s:
