@@ -51,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 _SHARED = (
     ("/engines/vllm/",),
     ("/test_sglang_",),
+    ("tests/faults/",),
     ("rollmesh/planning/", "docs/test_megatron", "docs/test_placement", "docs/test_planning"),
     (
         "learner/checkpoint/test_killed_writes",
