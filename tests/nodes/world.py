@@ -202,6 +202,8 @@ class NodeMesh:
                 "LD_PRELOAD": _FAKETIME,
                 "FAKETIME": f"{said.clock_s:+d}",
                 "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+                # Compiled modules are those of their sources by these times, which are the disk's.
+                "NO_FAKE_STAT": "1",
             }
         line = host.command("env", *(f"{key}={value}" for key, value in environment.items()))
         return Launch([*line, sys.executable, "-m", "rollmesh.cli", *command], {}, ready)
