@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 _PAUSE_S = 0.5
-_LONG_PAUSE_S = 1.5
+_LONG_PAUSE_S = 3.0
 
 
 async def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:

@@ -194,7 +194,7 @@ class NodeMesh:
             command = ["generator", "--join", str(self.join_file(name, Role.GENERATOR)), "--threads", "1"]
         command += ["--ready-file", str(ready)]
         host, said = self.hosts[name], self._settings.get(name, NodeSettings())
-        environment = dict(thread_environment(1))
+        environment = thread_environment(1) | {"PYTHONPATH": str(REPOSITORY)}
         if not said.clock_s and not said.executed and not Path("/etc/netns", host.namespace).exists():
             return Launch(command, environment, ready, forked=True, namespace=host.namespace)
         if said.clock_s:
@@ -202,8 +202,6 @@ class NodeMesh:
                 "LD_PRELOAD": _FAKETIME,
                 "FAKETIME": f"{said.clock_s:+d}",
                 "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-                # Compiled modules are those of their sources by these times, which are the disk's.
-                "NO_FAKE_STAT": "1",
             }
         line = host.command("env", *(f"{key}={value}" for key, value in environment.items()))
         return Launch([*line, sys.executable, "-m", "rollmesh.cli", *command], {}, ready)
