@@ -81,7 +81,7 @@ class Host:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             event = json.loads(line)
-            # Nobody hears the last ones.
+            # The last ones come when the loop has ended.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._heard[event["run"], event["event"]].put_nowait, event)
 
