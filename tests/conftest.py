@@ -57,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 _SHARED = (
     ("/engines/vllm/",),
     ("/test_sglang_",),
+    ("tests/faults/",),
     ("rollmesh/planning/", "docs/test_megatron", "docs/test_placement", "docs/test_planning"),
     (
         "learner/checkpoint/test_killed_writes",
@@ -87,16 +88,13 @@ _SHARED = (
 
 
 class ByFileAndServer(LoadScopeScheduling):
-    """`--dist loadfile`, but all files that share an engine's server, import or processes in one process. Whole runs
-    are wherever there is room: what they share lies on disk.
+    """`--dist loadfile`, but all files that share an engine's server, import or processes in one process.
 
     Not by xdist's groups: 3.8 writes them into the names of tests, which pytest does not read any more from 9.2 on.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
-        if file.startswith("tests/integration/"):
-            return nodeid
         return next((parts[0] for parts in _SHARED if any(part in file for part in parts)), file)
 
 

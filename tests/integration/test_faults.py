@@ -20,7 +20,7 @@ CRITIC = "role-critic"
 SERVICES = ("buffer", "reward", "generator-0", "learner", CRITIC)
 SETTINGS = (
     *("--rollout.replicas=1", "--buffer.lease_s=4", "--buffer.reconnect_grace_s=0.5", "--checkpoint.every_s=2"),
-    *("--eval.every_steps=100000", "--learner.steps=100000", "--resources.frozen_after_s=4"),
+    *("--eval.every_steps=100000", "--learner.steps=100000", "--resources.frozen_after_s=8"),
     *("--network.retry_s=90", "--learner.batch.groups=8", f"--reward.functions=['{paced.__file__}:score']"),
     *("--algorithm=ppo", "--learner.roles={critic: {at: own}}"),
 )
@@ -38,16 +38,11 @@ def tree(pid: int) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def loaded_by_the_trial(run: MeshRun) -> bool:
-    return "rollmesh.launcher.preflight.trial" in psutil.Process(run.pid("learner")).cmdline()
-
-
 @pytest.mark.slow
 def test_a_run_outlives_its_services_and_its_launcher_until_a_ctrl_c(start_mesh) -> None:
     """Services freeze and are killed, and last of all the launcher. The next one continues, and drains at Ctrl-C."""
     first = start_mesh(*SETTINGS)
     first.wait_step(3)
-    assert loaded_by_the_trial(first)
     # All members stop together; then the front with its Redis.
     members = ("reward", "learner", "generator-0")
     for service in members:
@@ -59,7 +54,6 @@ def test_a_run_outlives_its_services_and_its_launcher_until_a_ctrl_c(start_mesh)
         process.suspend()
     frozen(first, "buffer")
     assert survivors(process.pid for process in front) == set()
-    assert not loaded_by_the_trial(first), "a successor is started by itself"
     # Its model is lost with it: the learner ends too, and both continue from the last checkpoint.
     first.kill9(CRITIC)
     first.wait_for_each(rf"{CRITIC} is back", "learner is back")
@@ -67,7 +61,7 @@ def test_a_run_outlives_its_services_and_its_launcher_until_a_ctrl_c(start_mesh)
     family = [process.pid for process in psutil.Process(first.process.pid).children(recursive=True)]
     assert len(family) > len(SERVICES), "the services and Redis"
     first.process.kill()
-    first.process.wait(60)
+    first.process.wait()
 
     second = start_mesh(*SETTINGS)
     second.wait_for("continues in")
@@ -78,7 +72,7 @@ def test_a_run_outlives_its_services_and_its_launcher_until_a_ctrl_c(start_mesh)
     left = SHARED_MEMORY / f"{FILE_PREFIX}left-{os.getpid()}"
     left.touch()
     second.process.send_signal(signal.SIGINT)
-    assert second.finish(120) == 130, second.tail()
+    assert second.finish() == 130, second.tail()
     assert not left.exists()
     assert survivors(pids) == set()
     audit(second)
