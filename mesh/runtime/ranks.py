@@ -28,6 +28,7 @@ from rollmesh.mesh.addresses import split_address
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.liveness.process_ends import signal_name
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
+from rollmesh.mesh.runtime.end_signals import end_signals
 from rollmesh.mesh.runtime.hosts import interface_to, is_loopback
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.rank_board import BOARD, FileBoard
@@ -229,7 +230,7 @@ async def _run(command: Sequence[str], ranks: int, node: Node) -> int:
             for environment in environments
         ]
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in end_signals():
             loop.add_signal_handler(number, _send_signal, processes[0], number)
         try:
             return status_of(await _wait_for_ends(processes, first, meeting.with_name(BOARD)))
