@@ -23,7 +23,8 @@ from rollmesh.mesh.errors import RunBusyError, StuckError, UnreachableError
 from rollmesh.mesh.liveness.process_ends import survivors
 from rollmesh.report.restarts import read_restarts
 from tests.repository import REPOSITORY
-from tests.rollmesh.conftest import Recorder, fake_spec
+from tests.rollmesh.conftest import Recorder
+from tests.rollmesh.fake_spec import fake_spec
 
 MakeSupervisor = Callable[..., Supervisor]
 DEADLINE_S = 240.0
@@ -324,7 +325,7 @@ LAUNCHER = """
     from pathlib import Path
     from rollmesh.mesh.config.network import SecuritySection
     from rollmesh.launcher.supervisor import Observer, Supervisor
-    from tests.rollmesh.conftest import fake_spec
+    from tests.rollmesh.fake_spec import fake_spec
 
     folder = Path(sys.argv[1])
     specs = [fake_spec(folder, name, "--ignore-term") for name in ("buffer", "generator-0")]
