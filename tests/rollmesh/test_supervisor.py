@@ -8,10 +8,9 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
@@ -84,34 +83,6 @@ async def test_killed_service_is_restarted(tmp_path: Path, make_supervisor: Make
     assert supervisor.pids()["generator-0"] != first
     assert any("killed by signal SIGKILL" in event and "restarting" in event for event in recorder.events)
     assert read_restarts(tmp_path) == {"generator-0": {"exit": 1}}
-    await ended(supervisor, running)
-
-
-async def test_a_loaded_process_becomes_the_first_one_alone(
-    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
-) -> None:
-    loaded: list[subprocess.Popen[bytes]] = []
-
-    def become(command: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
-        loaded.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
-        return loaded[-1]
-
-    supervisor = make_supervisor()
-    spec = replace(fake_spec(tmp_path, "learner"), loaded=become)
-    running = await started(supervisor, recorder, spec)
-    assert supervisor.pids() == {"learner": loaded[0].pid}
-    os.kill(loaded[0].pid, signal.SIGKILL)
-    await until(lambda: recorder.starts_of("learner") == 2, running)
-    await ended(supervisor, running)
-    assert len(loaded) == 1
-
-
-async def test_one_is_started_where_the_loaded_one_has_ended(
-    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
-) -> None:
-    supervisor = make_supervisor()
-    spec = replace(fake_spec(tmp_path, "learner"), loaded=lambda *_: None)
-    running = await started(supervisor, recorder, spec)
     await ended(supervisor, running)
 
 
