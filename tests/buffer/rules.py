@@ -7,9 +7,9 @@ a time out of the scripts and sees a test fail; docs/buffer.md lists the rules b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
 
-from rollmesh.buffer.redis_backend.scripts import Script, load_scripts, sources
+from rollmesh.buffer.redis_backend.scripts import Script, link, load_scripts, sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,8 @@ class NoSuchRuleError(Exception):
     """
 
 
-def without(rule: Rule, *arguments: Any, **options: Any) -> dict[str, Script]:
+@cache
+def without(rule: Rule, clock: str | None = None, guard: str = "") -> dict[str, Script]:
     """The scripts without one rule, as `load_scripts` has them with these arguments.
 
     Raises:
@@ -236,9 +237,8 @@ def without(rule: Rule, *arguments: Any, **options: Any) -> dict[str, Script]:
     text = texts[rule.file]
     if text.count(rule.text) != 1:
         raise NoSuchRuleError(f"{rule.name}: {text.count(rule.text)} times in {rule.file}.lua, not once: {rule.text}")
-    bare = {**texts, rule.file: text.replace(rule.text, rule.without)}
-    changed = load_scripts(*arguments, **options, texts=bare)
-    if changed == load_scripts(*arguments, **options):
+    changed = link({**texts, rule.file: text.replace(rule.text, rule.without)}, clock, guard)
+    if changed == load_scripts(clock, guard):
         raise NoSuchRuleError(f"{rule.name}: the scripts are the same without it")
     return changed
 
