@@ -19,9 +19,7 @@ def _linked(verb: str) -> str:
         "common": f"-- Of all.\n{ONE}-- five\n{TWO}{THREE}",
         "write_permission": FOUR + FIVE,
     }
-    return link({**texts, "read_table": verb}, CLOCK, "-- guard\n")["read_table"].source.removeprefix(
-        "-- guard\n"
-    )
+    return link({**texts, "read_table": verb}, CLOCK, "-- guard\n")["read_table"].source.removeprefix("-- guard\n")
 
 
 def test_a_verb_has_what_it_needs_in_order_and_nothing_else() -> None:
