@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -131,18 +130,20 @@ def _each_descriptor(act: Any) -> float:
     return 1.0
 
 
+FORGED = {
+    "nothing": b"\xc1" * 100,
+    "kind": msgpack.packb("x"),
+    "unit": msgpack.packb(["done", [[[1], None]]]),
+    "bytes": msgpack.packb(["done", [[0, 5]]]),
+    "outcome": msgpack.packb(["done", [[0, msgpack.packb([[9, 9, 9]])]]]),
+    "number": msgpack.packb(["done", [[0, msgpack.packb([[0, None, {}, []]])]]]),
+    "ready": msgpack.packb(["ready", [[False, False]]]),
+}
+
+
 def _forge(form: str) -> float:
     """Writes to the owner in the worker's place."""
-    forged = {
-        "nothing": b"\xc1" * 100,
-        "kind": msgpack.packb("x"),
-        "unit": msgpack.packb(["done", [[[1], None]]]),
-        "bytes": msgpack.packb(["done", [[0, 5]]]),
-        "outcome": msgpack.packb(["done", [[0, msgpack.packb([[9, 9, 9]])]]]),
-        "number": msgpack.packb(["done", [[0, msgpack.packb([[0, None, {}, []]])]]]),
-        "ready": msgpack.packb(["ready", [[False, False]]]),
-    }[form]
-    return _each_descriptor(lambda descriptor: socket.socket(fileno=os.dup(descriptor)).send(forged))
+    return _each_descriptor(lambda descriptor: socket.socket(fileno=os.dup(descriptor)).send(FORGED[form]))
 
 
 def _escape(path: str) -> None:
@@ -154,7 +155,6 @@ def _escape(path: str) -> None:
 ACTS = {
     "sleep": lambda argument: time.sleep(float(argument or 600)) or 1.0,
     "spin": lambda _: 9 ** (9**9),
-    "regex": lambda _: re.match(r"(a+)+b", "a" * 80),
     "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
     "child": _child,
     "orphan": _orphan,

@@ -43,7 +43,6 @@ async def gone(pid: int) -> None:
 ENDS = {
     "sleep": "timeout",
     "spin": "timeout",
-    "regex": "timeout",
     "stop": "timeout",
     "child": "timeout",
     "closefds": "crashed",
@@ -91,7 +90,7 @@ async def test_each_item_ends_by_itself(make_engine: Any, make_item: Any, tmp_pa
     assert [act for act, result in by_act.items() if result.error.retryable] == ["kill"]
     assert max(len(result.error.message) for result in results) == REASON_LENGTH
     assert by_act["raise x"].error.message.endswith("(100033 characters)"), "that it is cut off is told"
-    assert engine.workers.overdue == 5
+    assert engine.workers.overdue == 4
     assert 7 <= engine.workers.died <= 15, "once more in a new worker; closefds perhaps once more alone as well"
     await gone(int((tmp_path / "pid").read_text()))
 
@@ -132,7 +131,7 @@ async def test_an_error_that_no_one_expected_costs_no_unit(
 
 async def test_a_group_function_loses_its_group_alone(make_engine: Any, make_item: Any) -> None:
     engine = make_engine("judge_group", workers=2, call_timeout_s=_LIMIT_S)
-    texts = {"hangs": ["good", "spin"], "dies": ["exit", "good"], "lives": ["good", "good", "good"]}
+    texts = {"hangs": ["good", "sleep"], "dies": ["exit", "good"], "lives": ["good", "good", "good"]}
     items = [
         make_item(f"{group}{n}", text, group_id=group) for group, each in texts.items() for n, text in enumerate(each)
     ]
@@ -338,11 +337,17 @@ async def test_coroutines_wait_together(make_engine: Any, make_item: Any) -> Non
 # ---------------------------------------------------------------------------------------------- built-in scorers
 
 
-async def test_numbers_that_no_one_can_compute_end_alone(make_engine: Any, make_item: Any) -> None:
-    engine = make_engine("math", workers=3, call_timeout_s=_LIMIT_S)
+# A worker computes until its time is up: one bomb shows it, the others are other forms of the same.
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        r"9^{9^{9^{9}}}",
+        *(pytest.param(more, marks=pytest.mark.exhaustive) for more in (r"7^{7^{10}}", r"(10^{8})!")),
+    ],
+)
+async def test_numbers_that_no_one_can_compute_end_alone(make_engine: Any, make_item: Any, bomb: str) -> None:
+    engine = make_engine("math", workers=2, call_timeout_s=_LIMIT_S)
     await engine.start()
-    bombs = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{7^{7^{10}}}", r"\boxed{(10^{8})!}"]
-    items = [make_item(f"bomb{n}", bomb) for n, bomb in enumerate(bombs)]
-    items += [make_item(str(n), r"\boxed{42}") for n in range(8)]
+    items = [make_item("bomb", rf"\boxed{{{bomb}}}"), *(make_item(str(n), r"\boxed{42}") for n in range(8))]
     results = await engine.score(items, 60.0)
-    assert [said(result) for result in results] == ["timeout"] * 3 + ["1"] * 8
+    assert [said(result) for result in results] == ["timeout"] + ["1"] * 8

@@ -11,6 +11,7 @@ import pytest
 
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.scoring.engine import ScoringEngine
+from tests.reward_service.workers.hostile import FORGED
 from tests.reward_service.workers.test_hostile import gone, said
 
 
@@ -40,7 +41,9 @@ async def test_a_coroutine_that_closes_the_connection_is_found_as_well(make_engi
     assert said(await scored_among_others(engine, make_item, "close-and-return")) == "crashed"
 
 
-@pytest.mark.parametrize("form", ["nothing", "kind", "unit", "bytes", "outcome", "number", "ready"])
+@pytest.mark.parametrize(
+    "form", [form if form == "number" else pytest.param(form, marks=pytest.mark.exhaustive) for form in FORGED]
+)
 async def test_who_forges_an_answer_ends_alone(make_engine: Any, make_item: Any, form: str) -> None:
     engine = make_engine("compute_score", workers=1, call_timeout_s=20.0)
     result = await scored_among_others(engine, make_item, f"forge {form}")

@@ -16,10 +16,11 @@ from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.liveness.process_ends import survivors
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.outcomes import Failed, Scored, SpanValue, Unscorable
-from rollmesh.reward_service.workers.messages import ANSWER_BYTES, pack_answer, unpack_answer
+from rollmesh.reward_service.workers.messages import ANSWER_BYTES, DONE, READY, pack, pack_answer, unpack_answer
 from rollmesh.reward_service.workers.process import WorkerProcess
 from rollmesh.reward_service.workers.shared_page import SharedPage
 from tests.repository import REPOSITORY
+from tests.reward_service.workers.hostile import FORGED
 
 OWNER = """
 import asyncio, sys
@@ -165,6 +166,23 @@ def test_answers_survive_and_are_bounded() -> None:
     (odd,) = unpack_answer(pack_answer([Scored(1.0, {"part": object()})]))  # type: ignore[dict-item]
     assert isinstance(odd, Failed)
     assert odd.code == "bad_output"
+
+
+@pytest.mark.parametrize("form", FORGED)
+async def test_what_is_no_answer_ends_the_connection_whatever_is_wrong_with_it(form: str) -> None:
+    page, descriptor = SharedPage.create()
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        os.close(descriptor)
+        worker = WorkerProcess(process, page, ["f"])
+        worker.data_received(pack([READY, [[False, False]]]))
+        worker.data_received(pack([DONE, [[0, None]]]))
+        assert worker.read_answers() == [(0, None)]
+        assert not worker.lost
+        worker.data_received(FORGED[form])
+        assert worker.lost
+        assert worker.read_answers() == []
+        ending = await worker.end()
+        assert (ending.nonsense, ending.killed) == (True, True)
 
 
 async def test_scorers_are_tested_by_the_first_worker_alone(
