@@ -47,9 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
         no_processes.forbid()
 
 
-# Parts of the names of files that share an engine, the processes of a learner's, or what a plan has counted once.
+# Parts of the names of files that share an engine, the processes of a learner's, or what was read or counted once.
 _SHARED = (
     ("/engines/vllm/",),
+    ("tests/test_layers", "tests/test_supply"),
     ("/test_sglang_",),
     ("rollmesh/planning/", "docs/test_megatron", "docs/test_placement", "docs/test_planning"),
     (
