@@ -28,7 +28,8 @@ from tests.suite.cpu_time import CpuTime
 
 pytest_plugins = ["tests.suite.tiers"]
 # An example takes as long as the machine is busy; the suite's own timeouts end what hangs.
-settings.register_profile("suite", deadline=None)
+settings.register_profile("suite", deadline=None, max_examples=50)
+settings.register_profile("all", deadline=None, max_examples=200)
 settings.load_profile("suite")
 
 
@@ -40,9 +41,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Skips what starts a process, where that is asked for; xdist's own processes are started by another. Modules and
-    tests are loaded with few searches for cycles."""
+    tests are loaded with few searches for cycles. The second tier tries more examples."""
     collect_garbage_seldom()
     config.pluginmanager.register(CpuTime(None if hasattr(config, "workerinput") else config.getoption("cpu_log")))
+    if config.getoption("all_tiers"):
+        settings.load_profile("all")
     if config.getoption("no_processes") and not config.getoption("numprocesses"):
         no_processes.forbid()
 
