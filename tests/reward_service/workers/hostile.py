@@ -31,6 +31,10 @@ def judge_group(completions: list[str], **_: Any) -> list[float]:
     return [float(len(completions))] * len(completions)
 
 
+_arrived: list[str] = []
+_all_arrived = asyncio.Event()
+
+
 async def judge(solution_str: str, ground_truth: Any) -> float:
     """A coroutine function: 1.0, unless told otherwise."""
     act, _, argument = solution_str.partition(" ")
@@ -42,6 +46,11 @@ async def judge(solution_str: str, ground_truth: Any) -> float:
         while True:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(600)
+    elif act == "meet-others":
+        _arrived.append(solution_str)
+        if len(_arrived) == int(argument):
+            _all_arrived.set()
+        await _all_arrived.wait()
     elif act == "await":
         await asyncio.sleep(float(argument))
     elif act in ACTS:
