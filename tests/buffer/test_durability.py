@@ -217,6 +217,7 @@ async def test_always_keeps_every_acknowledged_verb_through_power_cuts(store: St
 @pytest.mark.parametrize("store", ["always"], indirect=True)
 async def test_always_syncs_before_each_answer_and_once_for_what_arrives_together(store: Store) -> None:
     async with Redis.from_url(store.server.admin_url) as client:
+        await client.set("first", 1)
         began = store.disk.syncs()
         for number in range(10):
             await client.set(f"key{number}", 1)
