@@ -95,14 +95,14 @@ def _serve(channel: _Channel, page: SharedPage) -> None:
     except RewardError as error:
         channel.send([REFUSED, error.message, error.hint])
         return
+    if any(function.asynchronous for function in functions):
+        # Workers of plain functions start without all that it needs.
+        from rollmesh.reward_service.workers import event_loop
     channel.send([READY, [astuple(function.kind) for function in functions]])
     while (message := channel.receive()) is not None:
         index, units = message
         if functions[index].asynchronous:
-            # Plain functions do without an event loop, and their workers start without what it needs.
-            from rollmesh.reward_service.workers.event_loop import serve
-
-            serve(channel.connection, page, functions, call_timeout_s, message)
+            event_loop.serve(channel.connection, page, functions, call_timeout_s, message)
             return
         _score_units(channel, page, functions[index], units)
         _reap_children()

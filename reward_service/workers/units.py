@@ -28,7 +28,7 @@ def parse(blobs: Sequence[bytes]) -> tuple[list[RewardItem], list[Failed | None]
 
 
 def answer_of(items: Sequence[RewardItem], failures: Sequence[Failed | None], outcomes: Sequence[Outcome]) -> bytes:
-    """What the owner is told: outcomes of the items, and failures of those that could not be read, in their order."""
+    """The answer: outcomes of the items, and failures of those that could not be read, in their order."""
     if len(items) == len(failures):
         return pack_answer(outcomes)
     scored = iter(outcomes)

@@ -52,7 +52,7 @@ class Disk:
         return sum(left for _, left in unsynced.values())
 
     def syncs(self) -> int:
-        """How many have ended so far."""
+        """Number of those that have ended so far."""
         return len(self._synced.read_text().splitlines())
 
     def unsynced(self) -> dict[str, tuple[int, int]]:
