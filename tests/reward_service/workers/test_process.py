@@ -171,9 +171,9 @@ def test_answers_survive_and_are_bounded() -> None:
 @pytest.mark.parametrize("form", FORGED)
 async def test_what_is_no_answer_ends_the_connection_whatever_is_wrong_with_it(form: str) -> None:
     page, descriptor = SharedPage.create()
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
-        os.close(descriptor)
-        worker = WorkerProcess(process, page, ["f"])
+    os.close(descriptor)
+    worker = WorkerProcess(subprocess.Popen(["sleep", "600"], start_new_session=True), page, ["f"])
+    try:
         worker.data_received(pack([READY, [[False, False]]]))
         worker.data_received(pack([DONE, [[0, None]]]))
         assert worker.read_answers() == [(0, None)]
@@ -181,8 +181,9 @@ async def test_what_is_no_answer_ends_the_connection_whatever_is_wrong_with_it(f
         worker.data_received(FORGED[form])
         assert worker.lost
         assert worker.read_answers() == []
+    finally:
         ending = await worker.end()
-        assert (ending.nonsense, ending.killed) == (True, True)
+    assert (ending.nonsense, ending.killed) == (True, True)
 
 
 async def test_scorers_are_tested_by_the_first_worker_alone(
