@@ -29,7 +29,8 @@ from tests.suite.progress import Progress
 from tests.suite.results import Recorder
 
 # An example takes as long as the machine is busy; the suite's own timeouts end what hangs.
-settings.register_profile("suite", deadline=None)
+settings.register_profile("suite", deadline=None, max_examples=50)
+settings.register_profile("all", deadline=None, max_examples=200)
 settings.load_profile("suite")
 
 
@@ -43,19 +44,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)  # the reporter is there
 def pytest_configure(config: pytest.Config) -> None:
     """Skips what starts a process, where that is asked for; xdist's own processes are started by another. Modules and
-    tests are loaded with few searches for cycles."""
+    tests are loaded with few searches for cycles. The second tier tries more examples."""
     collect_garbage_seldom()
     config.pluginmanager.register(tiers)
     config.pluginmanager.register(Recorder(config))
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Progress(config.pluginmanager.get_plugin("terminalreporter")))
+    if config.getoption("all_tiers"):
+        settings.load_profile("all")
     if config.getoption("no_processes") and not config.getoption("numprocesses"):
         no_processes.forbid()
 
 
-# Parts of the names of files that share an engine, the processes of a learner's, or what a plan has counted once.
+# Parts of the names of files that share an engine, the processes of a learner's, or what was read or counted once.
 _SHARED = (
     ("/engines/vllm/",),
+    ("tests/test_layers", "tests/test_supply"),
     ("/test_sglang_",),
     ("tests/faults/",),
     ("rollmesh/planning/", "docs/test_megatron", "docs/test_placement", "docs/test_planning"),

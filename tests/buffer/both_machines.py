@@ -99,8 +99,14 @@ class BothMachines(FencedMachines):
 
     def teardown(self) -> None:
         if hasattr(self, "loop"):
+            self.call(self._forget_run())
             self.call(self.redis.close())
             self.loop.close()
+
+    async def _forget_run(self) -> None:
+        """Leaves nothing that later runs would search through."""
+        if keys := [key async for key in self.redis.scan(f"*{self.keys.run_name}*")]:
+            await self.redis.batch([("UNLINK", *keys)])
 
     def some(self, state: GroupState | None, at: int) -> Group | None:
         groups = [g for g in self.machine.groups.values() if state is None or g.state is state]

@@ -56,9 +56,7 @@ def write_of(grant: pb.GroupGrant, member: int, value: Trajectory, codec: Codec)
     return PendingWrite(head_of_write(grant, meta), encode(value, codec=codec))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "codec"), [(1_000_000, "none"), (1_000_000, "zstd"), (5_000_000, "none")], ids=["1M", "1M-zstd", "5M"]
-)
+@pytest.mark.parametrize(("tokens", "codec"), [(1_000_000, "zstd"), (5_000_000, "none")], ids=["1M-zstd", "5M"])
 async def test_a_very_long_trajectory_is_written_sealed_leased_and_read(
     mesh: Mesh, front: FrontProcess, tokens: int, codec: Codec
 ) -> None:

@@ -58,18 +58,13 @@ class LosingMachines(BothMachines):
         self.copy = (self.call(self._dump()), copy.deepcopy(self.machine), self.moved_ms, dict(self.generations))
 
     async def _dump(self) -> dict[bytes, bytes]:
-        client = self.redis.client
-        return {
-            key: await client.dump(key) async for key in client.scan_iter(f"{_escaped(self.keys.run)}*", count=1000)
-        }
+        keys = [key async for key in self.redis.scan(f"{_escaped(self.keys.run)}*")]
+        return dict(zip(keys, await self.redis.batch([("DUMP", key) for key in keys]), strict=True))
 
     async def _restore(self, values: dict[bytes, bytes]) -> None:
-        client, clock = self.redis.client, f"{self.keys.run}:test_clock"
-        for key in await self._dump():
-            await client.delete(key)
-        for key, value in values.items():
-            await client.restore(key, 0, value)
-        await client.set(clock, self.now)
+        present = [key async for key in self.redis.scan(f"{_escaped(self.keys.run)}*")]
+        restored = [("RESTORE", key, 0, value) for key, value in values.items()]
+        await self.redis.batch([("DEL", *present), *restored, ("SET", f"{self.keys.run}:test_clock", self.now)])
 
     @rule(portions=st.integers(1, 3), repeat=st.booleans())
     def lose(self, portions: int, repeat: bool) -> None:
