@@ -329,15 +329,20 @@ class World:
         return task, shutdown
 
     async def process(
-        self, member_id: str, first: str = "pass", *, options: Sequence[str] = ()
+        self, member_id: str, first: str = "", *, bound: int | None = None, options: Sequence[str] = ()
     ) -> asyncio.subprocess.Process:
         """A generator as a process of its own, in an empty directory, with nothing but the mesh address.
 
         Args:
             member_id: its name in the mesh.
             first: a statement that it executes before.
+            bound: of its responses at first; `set_pace` changes it.
             options: more of its command line.
         """
+        if bound is not None:
+            self.set_pace(member_id, bound)
+            file = str(self.folder / f"{member_id}.pace")
+            first += f"\nfrom tests.generators.pacing import PaceOfFile; PaceOfFile({file!r}).install()"
         empty = self.folder / member_id
         empty.mkdir()
         (self.folder / "tmp").mkdir(exist_ok=True)
@@ -356,6 +361,12 @@ class World:
 
         self.stack.push_async_callback(end)
         return process
+
+    def set_pace(self, member_id: str, bound: int | None) -> None:
+        """Sets the response tokens at which a process that has a bound stands still."""
+        file = self.folder / f"{member_id}.pace"
+        file.with_suffix(".new").write_text("" if bound is None else str(bound))
+        file.with_suffix(".new").replace(file)
 
     async def control(self, member_id: str) -> generator_pb2_grpc.GeneratorControlStub:
         """The control service of a generator, once it has joined."""

@@ -24,11 +24,6 @@ class HfHarness(ModelHarness):
         self._settings = EngineSettings(slots=self.slots, kv=kv, device=device, sharing=sharing, hf=hf)
         super().__init__(model)
 
-    @property
-    def long(self) -> int:
-        """It stands still within a step of the hook that asks for it, however busy the machine is."""
-        return 80
-
     def fail_at(self, token: int) -> None:
         model = self.engine._decoder._model  # type: ignore[attr-defined]  # what runs the tokens
         forward = model.forward

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.adapters import AdapterShape
 from rollmesh.generators.engines.interface import EngineListener, InferenceEngine
 from rollmesh.generators.engines.sglang.server_args import KEY_FILE
-from rollmesh.generators.engines.types import EngineSettings, GenerationRequest, KvPolicy, PartialResponse
+from rollmesh.generators.engines.types import EngineSettings, KvPolicy
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.private_files import read_secret
 from tests import engines_here
@@ -27,9 +28,8 @@ from tests.repository import REPOSITORY
 from tests.secrets_here import write_secret
 
 START_S = 300.0
-# A pause takes several hops: a response has to be long to be running still, and its tokens to come slowly.
-CONTEXT = 448
-_SLOW_STEP_S = 0.04
+# A pause takes several hops: for a response to be running still, its tokens have to come slowly.
+_SLOW_STEP_S = 0.25
 _CALL_S = 60.0
 _SHARED = "/dev/shm/"  # where the kernel has it
 
@@ -132,7 +132,6 @@ class SharedServer:
 class SglangHarness(ModelHarness):
     """A new engine on the session's server."""
 
-    context = CONTEXT
     seeded = False
     # Tokens that it has not sent at a pause, and those sampled before it hears of the pause.
     tells_late = 24
@@ -157,16 +156,12 @@ class SglangHarness(ModelHarness):
         self._settings = EngineSettings(slots=self.slots, kv=kv, device=device, adapters=_shape(rank), sglang=section)
         super().__init__(model)
 
-    def freeze(
-        self, requests: Sequence[GenerationRequest], *, tokens: int = 3, known: int = 1
-    ) -> dict[str, PartialResponse]:
-        """See `EngineHarness.freeze`. The server sleeps before each step until it stands still.
-
-        A response would be over before the pause arrives where the server computes and this process waits for its turn.
-        """
+    @contextmanager
+    def slowly(self, tokens: int) -> Iterator[None]:  # each of them
+        """See `EngineHarness.slowly`. The server sleeps before each step."""
         self._sleep_before_each_step(_SLOW_STEP_S)
         try:
-            return super().freeze(requests, tokens=tokens, known=known)
+            yield
         finally:
             self._sleep_before_each_step(0.0)
 

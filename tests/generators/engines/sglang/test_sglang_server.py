@@ -42,7 +42,7 @@ def test_every_transfer_brings_the_weights_and_no_cache_outlives_them(
         for version, seed in ((V1, 1), (V2, 2)):
             weights = harness.random_weights(seed)
             if version == V2:
-                harness.freeze([request("through", prompt, max_tokens=harness.long - 40)])
+                harness.freeze([request("through", prompt, max_tokens=harness.long)])
             harness.update(version, weights)
             harness.engine.resume().result(harness.deadline_s)
             asked = [request(f"{version}.{index}", prompt, max_tokens=6) for index in range(3)]
