@@ -47,10 +47,11 @@ def pytest_configure(config: pytest.Config) -> None:
         no_processes.forbid()
 
 
-# Parts of the names of files that share an engine, the processes of a learner's, or what a plan has counted once.
+# Parts of the names of files that share an engine, a process that others are forked from, or what a plan has counted.
 _SHARED = (
     ("/engines/vllm/",),
     ("/test_sglang_",),
+    ("generators/placement/test_sleeping", "generators/test_", "generators/weights/"),
     ("rollmesh/planning/", "docs/test_megatron", "docs/test_placement", "docs/test_planning"),
     (
         "learner/checkpoint/test_killed_writes",

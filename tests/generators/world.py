@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import copy
 import json
-import os
 import string
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -46,7 +44,7 @@ from rollmesh.protos import (
     trajectory_pb2,
     weights_pb2_grpc,
 )
-from tests.repository import REPOSITORY
+from tests.generators.forked import Forked, fork
 
 SECURITY = SecuritySection()
 ANY_CODE = CodeRule(AllowCode.ANY)
@@ -330,7 +328,7 @@ class World:
 
     async def process(
         self, member_id: str, first: str = "", *, bound: int | None = None, options: Sequence[str] = ()
-    ) -> asyncio.subprocess.Process:
+    ) -> Forked:
         """A generator as a process of its own, in an empty directory, with nothing but the mesh address.
 
         Args:
@@ -343,15 +341,13 @@ class World:
             self.set_pace(member_id, bound)
             file = str(self.folder / f"{member_id}.pace")
             first += f"\nfrom tests.generators.pacing import PaceOfFile; PaceOfFile({file!r}).install()"
-        empty = self.folder / member_id
+        empty, temporary = self.folder / member_id, self.folder / "tmp"
         empty.mkdir()
-        (self.folder / "tmp").mkdir(exist_ok=True)
-        ready = self.folder / f"{member_id}.ready"
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", f"{first}\nfrom rollmesh.cli import main; main()", "generator",
-            "--mesh", self.address, "--member-id", member_id, "--threads", "1", "--ready-file", str(ready), *options,
-            cwd=empty,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(self.folder / "tmp")},
+        temporary.mkdir(exist_ok=True)
+        process = await fork(
+            "rollmesh", "generator", "--mesh", self.address, "--member-id", member_id, "--threads", "1",
+            "--ready-file", str(self.folder / f"{member_id}.ready"), *options,
+            first=first, folder=empty, environment={"TMPDIR": str(temporary)}, log=self.folder / f"{member_id}.log",
         )  # fmt: skip
 
         async def end() -> None:

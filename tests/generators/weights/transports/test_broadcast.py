@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,9 +23,9 @@ from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights import BucketSet
 from rollmesh.mesh.weights import broadcast as group_module
 from rollmesh.protos import weights_pb2
+from tests.generators.forked import Forked, fork
 from tests.generators.weights.transports.cases import CASES, NCCL
 from tests.generators.weights.transports.world import Case, Learner, LocalLearner, local_learner
-from tests.repository import REPOSITORY
 
 CASE = next(case for case in CASES if case.name == "gloo")
 DEADLINE_S = 240.0
@@ -248,16 +247,9 @@ async def _stopped(pid: int) -> None:
 
 
 @asynccontextmanager
-async def stopping_receiver(case: Case) -> AsyncIterator[tuple[Process, Callable[[LocalLearner], Awaitable[None]]]]:
+async def stopping_receiver(case: Case) -> AsyncIterator[tuple[Forked, Callable[[LocalLearner], Awaitable[None]]]]:
     """A receiver in a process of its own, which stops itself while its first bucket is under way."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.generators.weights.transports.test_broadcast", case.name),
-        cwd=REPOSITORY,
-        stdin=PIPE,
-        stdout=PIPE,
-    )
-    assert process.stdout is not None
-    assert process.stdin is not None
+    process = await fork("tests.generators.weights.transports.test_broadcast", case.name)
     stdin = process.stdin
 
     async def start(learner: LocalLearner) -> None:
