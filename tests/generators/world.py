@@ -289,6 +289,7 @@ class World:
         self.buffer: BufferFront
         self.address = ""
         self.stack = AsyncExitStack()
+        self._processes: dict[str, Forked] = {}
 
     def model(self, version: int) -> PreTrainedModel:
         """The model whose weights are published as `version`."""
@@ -337,32 +338,31 @@ class World:
             bound: of its responses at first; `set_pace` changes it.
             options: more of its command line.
         """
-        if bound is not None:
-            self.set_pace(member_id, bound)
-            file = str(self.folder / f"{member_id}.pace")
-            first += f"\nfrom tests.generators.pacing import PaceOfFile; PaceOfFile({file!r}).install()"
         empty, temporary = self.folder / member_id, self.folder / "tmp"
         empty.mkdir()
         temporary.mkdir(exist_ok=True)
-        process = await fork(
-            "rollmesh", "generator", "--mesh", self.address, "--member-id", member_id, "--threads", "1",
+        if bound is not None:
+            self.set_pace(member_id, bound)
+        pace = str(self._pace(member_id)) if bound is not None else ""
+        process = await asyncio.to_thread(
+            fork, "tests.generators.generator_process",
+            json.dumps({"folder": str(empty), "temporary": str(temporary), "pace": pace, "first": first}),
+            "generator", "--mesh", self.address, "--member-id", member_id, "--threads", "1",
             "--ready-file", str(self.folder / f"{member_id}.ready"), *options,
-            first=first, folder=empty, environment={"TMPDIR": str(temporary)}, log=self.folder / f"{member_id}.log",
+            log=self.folder / f"{member_id}.log",
         )  # fmt: skip
-
-        async def end() -> None:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
-
-        self.stack.push_async_callback(end)
+        self.stack.push_async_callback(process.end)
+        self._processes[member_id] = process
         return process
+
+    def _pace(self, member_id: str) -> Path:
+        return self.folder / f"{member_id}.pace"
 
     def set_pace(self, member_id: str, bound: int | None) -> None:
         """Sets the response tokens at which a process that has a bound stands still."""
-        file = self.folder / f"{member_id}.pace"
-        file.with_suffix(".new").write_text("" if bound is None else str(bound))
-        file.with_suffix(".new").replace(file)
+        written = self.folder / f"{member_id}.new"
+        written.write_text("" if bound is None else str(bound))
+        written.replace(self._pace(member_id))
 
     async def control(self, member_id: str) -> generator_pb2_grpc.GeneratorControlStub:
         """The control service of a generator, once it has joined."""
@@ -370,6 +370,8 @@ class World:
 
         async def joined() -> bool:
             nonlocal address
+            process = self._processes.get(member_id)
+            assert process is None or process.returncode is None, (self.folder / f"{member_id}.log").read_text()[-3000:]
             members = await self.members()
             address = members[member_id].address if member_id in members else ""
             return bool(address)

@@ -52,8 +52,7 @@ class RunningSwapContract:
         assert status.tokens_generated == sum(flow.lengths), "tokens were sampled twice"
 
     def test_a_swap_falls_between_two_tokens(self, harness: EngineHarness) -> None:
-        """Sampled tokens stay, with their version. Later ones have the log-probs of the new weights' own pass where
-        keys of the former ones are not kept."""
+        """Sampled tokens stay, with their version."""
         harness.update(V1, harness.constant_weights(10))
         requests = [request(str(index), max_tokens=harness.long) for index in range(harness.slots - 1)]
         before = harness.freeze(requests, tokens=10)

@@ -41,13 +41,13 @@ class StepGate:
     def at_most(self, tokens: int) -> Iterator[None]:
         """Each core takes the steps for so many tokens, and a few more, before the end of this block.
 
-        At least one core has to be at work by then.
+        At least one core has to be at work by then. Where such blocks are nested, the inner one holds.
         """
         number = _STATE.unpack(self._area)[0] + 1
         self._area[:] = _STATE.pack(number, tokens + _MORE_STEPS, 0)
         try:
             yield
-            assert _STATE.unpack(self._area)[2] == number, "engine cores have no gate"
+            assert _STATE.unpack(self._area)[2] >= number, "engine cores have no gate"
         finally:
             self._area[:] = _STATE.pack(number, _OPEN, 0)
 

@@ -169,16 +169,10 @@ async def local_learner(case: Case, folder: Path) -> AsyncIterator[LocalLearner]
 
 @asynccontextmanager
 async def remote_learner(case: Case, folder: Path) -> AsyncIterator[RemoteLearner]:
-    process = await fork("tests.generators.weights.transports.world", case.name, str(folder))
+    process = await asyncio.to_thread(fork, "tests.generators.weights.transports.world", case.name, str(folder))
     async with AsyncExitStack() as stack:
-
-        async def end() -> None:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
-
-        stack.push_async_callback(end)
-        ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 240))
+        stack.push_async_callback(process.end)
+        ready = json.loads(await process.readline())
         learner = RemoteLearner(case, f"127.0.0.1:{ready['port']}", folder, process, bytes.fromhex(ready["manifest"]))
         stack.push_async_callback(learner.close)
         yield learner
