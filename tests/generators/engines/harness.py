@@ -119,12 +119,13 @@ class EngineHarness(ABC):
         return self.collector.wait([request.request_id for request in requests])
 
     @contextmanager
-    def slowly(self, tokens: int) -> Iterator[None]:  # in this process it cannot run ahead
+    def slowly(self, tokens: int) -> Iterator[None]:
         """Around a request that has to arrive amid a response: keeps an engine from running ahead of this process.
 
         Args:
             tokens: new ones per response that the test waits for meanwhile.
         """
+        # One that decodes in this process does as it is asked between two tokens.
         yield
 
     def freeze(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -121,7 +120,7 @@ class SharedServer:
         watchdog = self._process._watchdog
         assert watchdog is not None
         assert watchdog.stdin is not None
-        asyncio.run_coroutine_threadsafe(_end(watchdog.stdin), watchdog.stdin._loop).result(_CALL_S)  # type: ignore[attr-defined]
+        watchdog._loop.call_soon_threadsafe(watchdog.stdin.transport.abort)
 
     def close(self) -> None:
         """Ends it."""
@@ -137,10 +136,6 @@ class SharedServer:
     def _process(self) -> ServerProcess:
         process: ServerProcess = self._backend._server.process
         return process
-
-
-async def _end(stream: asyncio.StreamWriter) -> None:
-    stream.transport.abort()
 
 
 class SglangHarness(ModelHarness):
@@ -171,7 +166,7 @@ class SglangHarness(ModelHarness):
         super().__init__(model)
 
     @contextmanager
-    def slowly(self, tokens: int) -> Iterator[None]:  # each of them
+    def slowly(self, tokens: int) -> Iterator[None]:
         """See `EngineHarness.slowly`. The server sleeps before each step."""
         self._sleep_before_each_step(_SLOW_STEP_S)
         try:
