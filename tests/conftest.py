@@ -62,6 +62,7 @@ _SHARED = (
     ("tests/test_layers", "tests/test_supply"),
     ("/test_sglang_",),
     ("tests/faults/",),
+    ("generators/placement/test_sleeping", "generators/test_", "generators/weights/"),
     ("rollmesh/planning/", "docs/test_megatron", "docs/test_placement", "docs/test_planning"),
     (
         "learner/checkpoint/test_killed_writes",
