@@ -27,10 +27,11 @@ CASES: dict[str, dict[str, Any]] = {
     "windows": {},
     "critic": {},
 }
-# Sequences over `sp` processes; models over `shards`, with as many copies as there are then.
+# Sequences over `sp` processes; models over `shards`, with as many copies as there are then. The first of each case is
+# in the first tier, where each kind of division occurs once.
 DIVISIONS: dict[str, tuple[dict[str, int], ...]] = {
-    "grouped_queries": ({"sp": 4}, {"shards": 2, "sp": 2}, {"shards": 1}),
-    "experts": ({"sp": 2}, {"sp": 4}, {"shards": 2}),
+    "grouped_queries": ({"shards": 1}, {"sp": 4}, {"shards": 2, "sp": 2}),
+    "experts": ({"shards": 2}, {"sp": 2}, {"sp": 4}),
     "uneven_heads": ({"sp": 2},),
     "windows": ({"sp": 4},),
     "critic": ({"sp": 2}, {"shards": 2}),

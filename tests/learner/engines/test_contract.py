@@ -106,6 +106,7 @@ def test_two_ranks_make_the_steps_of_muon_that_one_makes(engine_worlds, engine_m
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_compiled_layers_give_the_same_where_ranks_divide_sequences(engine_worlds, engine_models):
     """And models, in half precision."""
     results = engine_worlds(SEQUENCES).run(compiled.step, engine_models["dense"])
