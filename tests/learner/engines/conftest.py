@@ -13,7 +13,7 @@ from tests.learner.engines.models import make_model
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves to `make test-all` those tests of a class that its attribute `FIRST_TIER` does not name.
 
-    It holds names of tests, each alone or with a part of its parameters: "test_name experts".
+    It holds names of tests, each alone or with a part of its parameters: "test_name experts". "*" is any name.
     """
     unused: dict[type, set[str]] = {}
     for item in items:
@@ -22,7 +22,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             continue
         test, _, parameters = item.name.partition("[")
         named = {
-            entry for entry in suite.FIRST_TIER if (name := entry.partition(" "))[0] == test and name[2] in parameters
+            entry
+            for entry in suite.FIRST_TIER
+            for name, _, part in [entry.partition(" ")]
+            if name in (test, "*") and part in parameters
         }
         if not named:
             item.add_marker(pytest.mark.exhaustive)
