@@ -27,8 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "windows": {},
     "critic": {},
 }
-# Sequences over `sp` processes; models over `shards`, with as many copies as there are then. The first of each case is
-# in the first tier, where each kind of division occurs once.
+# Sequences over `sp` processes; models over `shards`, with as many copies as there are then.
 DIVISIONS: dict[str, tuple[dict[str, int], ...]] = {
     "grouped_queries": ({"shards": 1}, {"sp": 4}, {"shards": 2, "sp": 2}),
     "experts": ({"shards": 2}, {"sp": 2}, {"sp": 4}),
@@ -36,6 +35,8 @@ DIVISIONS: dict[str, tuple[dict[str, int], ...]] = {
     "windows": ({"sp": 4},),
     "critic": ({"sp": 2}, {"shards": 2}),
 }
+# Each kind of division once; `TestCopies` has both at once.
+FIRST_TIER = {"experts": DIVISIONS["experts"][0], "windows": DIVISIONS["windows"][0], "critic": DIVISIONS["critic"][0]}
 
 
 def train(harness: Harness, models: Path, case: str, division: dict[str, int]) -> dict[str, Any]:

@@ -47,7 +47,6 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Case]:
         ("Ulysses x2", "images"),
         ("balance, one rank, padded", "experts, balanced"),
         ("replay and both losses, EP x2 and Ulysses x2 in FSDP2 x4", "experts, all at once"),
-        ("HSDP 2x2", "images on grids"),
         # The layouts and features of these occur above too, in other pairs.
         *(
             pytest.param(*row, marks=pytest.mark.exhaustive)
@@ -60,6 +59,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Case]:
                 ("replay, Ulysses x2", "experts, replayed"),
                 ("balance, EP x2", "experts, balanced"),
                 ("FSDP2 x4", "images"),
+                ("HSDP 2x2", "images on grids"),
             )
         ),
     ],
