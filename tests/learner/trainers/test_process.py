@@ -206,7 +206,7 @@ async def _scores(function: str, items: Sequence[reward_pb2.ScoreItem]) -> list[
     engine = configured_engine(RewardSection(functions=[function]))
     try:
         await engine.start()
-        return [result.scored.total for result in await engine.score(items, 120.0)]
+        return [result.scored.total for result in await engine.score(items, 600.0)]
     finally:
         await engine.close()
 
