@@ -51,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 _SHARED = (
     ("/engines/vllm/",),
     ("/test_sglang_",),
+    ("learner/engines/megatron/", "rollmesh/planning/test_megatron_layers"),
     ("rollmesh/planning/", "docs/test_megatron", "docs/test_placement", "docs/test_planning"),
     (
         "learner/checkpoint/test_killed_writes",
@@ -69,13 +70,6 @@ _SHARED = (
         "learner/engines/test_piecewise_step",
         "learner/roles/test_contract",
         "rollmesh/test_export",
-    ),
-    (
-        "learner/engines/megatron/computing/test_",
-        "learner/engines/megatron/test_checkpoint_matrix",
-        "learner/engines/megatron/test_equivalence",
-        "learner/engines/megatron/test_traps",
-        "learner/engines/megatron/training/test_",
     ),
 )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,6 +31,7 @@ _ARGUMENTS = "rollout.agent.command"
 _REDIS = ("buffer.redis", "reward.cache.redis")
 
 
+@lru_cache(maxsize=4096)
 def is_secret(name: str) -> bool:
     """True if a setting or variable of this name holds a secret: `hf_token`, `--api-key`, `dbPassword`."""
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-")).lower().replace("-", "_").replace(".", "_")
@@ -76,6 +78,8 @@ def _can_be_secret(name: str, value: Any) -> bool:
 
 def _with_login(text: str) -> bool:
     """True if a URL in a text holds a user, a password or a key."""
+    if "://" not in text:
+        return False
     for found in _URL.finditer(text):
         try:
             parts = urlsplit(found[0])

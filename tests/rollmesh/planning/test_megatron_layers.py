@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from rollmesh.planning.architecture import build_on_meta
 from rollmesh.planning.megatron.activations import PLAIN, Share, kept
 from rollmesh.planning.megatron.model_sizes import read_sizes
 from rollmesh.testing.engine_cases import make_batches, make_spec, policy_loss, save_random
-from rollmesh.testing.worlds import EngineLayout, EngineWorld, Harness, Processes
+from rollmesh.testing.fixtures import GetWorld
+from rollmesh.testing.worlds import EngineLayout, Harness
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed", exc_type=ImportError)
 
@@ -78,48 +78,36 @@ def kept_by_engine(harness: Harness, folder: Path, recompute: Any) -> int:
     return at_the_end[0] if at_the_end else 0
 
 
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[dict[str, EngineWorld]]:
-    processes = {count: Processes(count) for count in set(PROCESSES.values())}
-    yield {
-        name: EngineWorld(
-            EngineLayout(name, PROCESSES[name], "megatron", {"parallel": ParallelSection(**keys)}),
-            processes[PROCESSES[name]],
-        )
-        for name, keys in DIVISIONS.items()
-    }
-    for each in processes.values():
-        each.close()
-
-
 @pytest.mark.parametrize(
     ("kind", "division", "recompute"),
     [
-        ("llama", "whole", False),
+        pytest.param("llama", "whole", False, marks=pytest.mark.exhaustive),
         ("llama", "whole", "selective"),
-        ("llama", "whole", True),
+        pytest.param("llama", "whole", True, marks=pytest.mark.exhaustive),
         ("qwen3", "whole", False),
-        ("qwen3_moe", "whole", False),
+        pytest.param("qwen3_moe", "whole", False, marks=pytest.mark.exhaustive),
         ("qwen3_moe", "whole", True),
-        ("llama", "tp2", False),
+        pytest.param("llama", "tp2", False, marks=pytest.mark.exhaustive),
         ("llama", "tp2", True),
         ("llama", "tp2_tokens_whole", False),
         ("qwen3_moe", "tp2", False),
     ],
 )
 def test_a_layer_keeps_what_is_planned(
-    kind: str, division: str, recompute: Any, worlds: dict[str, EngineWorld], tmp_path: Path
+    kind: str, division: str, recompute: Any, engine_worlds: GetWorld, tmp_path: Path
 ) -> None:
+    parallel = ParallelSection(**DIVISIONS[division])
+    world = engine_worlds(EngineLayout(division, PROCESSES[division], "megatron", {"parallel": parallel}))
     found = []
     for layers in (2, 4):
         folder = save_random(config_of(kind, layers), tmp_path / str(layers))
-        found.append(max(worlds[division].run(kept_by_engine, folder, recompute)))
+        found.append(max(world.run(kept_by_engine, folder, recompute)))
     a_layer = (found[1] - found[0]) / 2
 
     config = config_of(kind, 2)
     shapes = {name: tuple(value.shape) for name, value in build_on_meta(config).named_parameters()}
     model = read_sizes(kind, config, shapes)
-    sizes = resolve_sizes(ParallelSection(**DIVISIONS[division]), PROCESSES[division], model.facts)
+    sizes = resolve_sizes(parallel, PROCESSES[division], model.facts)
     planned = kept(Share(TOKENS, sizes, 4, PLAIN), model.kinds[0].widths, recompute)
     # Sums, which keep a number of a token, are not counted.
     assert planned == pytest.approx(a_layer, rel=0.05)
