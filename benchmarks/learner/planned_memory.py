@@ -43,7 +43,6 @@ from rollmesh.planning.cluster import parse_devices
 from rollmesh.planning.models import RunModels
 from rollmesh.planning.plan import make_plan
 
-_TIMEOUT_S = 500
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 _IMPORTED_ONCE = (
     "rollmesh.learner.engines.fsdp2.create",
@@ -157,7 +156,7 @@ def _train(case: Case, folder: Path, meeting: Path) -> list[int]:
         rank.start()
     try:
         for rank in ranks:
-            rank.join(_TIMEOUT_S)
+            rank.join()
         if any(rank.exitcode for rank in ranks):
             raise SystemExit(f"ranks ended with {[rank.exitcode for rank in ranks]}")
         return [receiving.recv() for receiving, _ in pipes]
@@ -172,7 +171,7 @@ def _in_process(work: Any, *arguments: Any) -> Any:
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=lambda: sending.send(work(*arguments)))
     process.start()
-    process.join(_TIMEOUT_S)
+    process.join()
     if process.exitcode:
         raise SystemExit(f"{work.__name__} ended with {process.exitcode}")
     return receiving.recv()
