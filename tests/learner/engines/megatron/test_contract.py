@@ -134,6 +134,6 @@ class TestAdapters(InPart, AdapterContract):
         EngineLayout("pp2", 2, "megatron", {"parallel": ParallelSection(pp=2)}),
     )
     first = {
-        "tp2": ("an_adapter_begins", "all_layouts", "a_checkpoint_holds"),
-        "pp2": ("all_layouts", "an_exported_folder", "a_checkpoint_of_another", "layers_that"),
+        "tp2": ("all_layouts", "a_checkpoint_holds"),
+        "pp2": ("an_adapter_begins", "an_exported_folder", "a_checkpoint_of_another", "layers_that"),
     }

@@ -3,7 +3,7 @@
 These mistakes make rows differ, so they have no tests of their own:
 
 - batched exchanges of interleaved stages, which mix up their tensors ("balance, PP2, interleaved");
-- divided parameters without a mark, which each process counts in the norm of the gradient ("TP2");
+- divided parameters without a mark, which each process counts in the norm of the gradient ("TP2 x PP2");
 - gradients of a tied embedding that the first and the last stage do not add up ("PP3");
 - a value model that is tied because its base is: its last stage has a head and no copy of the embedding ("PP3");
 - predictors that look for the next token in their own chunk alone ("CP2").
@@ -74,7 +74,7 @@ def short(case: Case) -> Case:
 def _cells() -> Iterator[Any]:
     """A model and the name of a row; of layouts that divide alike, one is in the first tier."""
     for model, first, others in (
-        (TIED, ("TP2", "PP3"), ("PP2, interleaved", "TP2 x PP2")),
+        (TIED, ("TP2 x PP2", "PP3"), ("TP2", "PP2, interleaved")),
         (BIASES, ("PP2, layers 1 and 3", "CP2"), ("DP2, gradients and parameters overlap",)),
         (BIASES, ("CP2, packed, a prompt each",), ()),
         (EXPERTS, ("ETP2 in TP2",), ("EP2", "TP2 x EP2")),
@@ -87,10 +87,10 @@ def _cells() -> Iterator[Any]:
         ),
         (
             EXPERTS,
-            ("replay and both losses, TP2 x EP2 x PP2",),
+            ("replay and both losses, CP2 x EP2",),
             (
                 "replay and both losses, PP2, activations computed again",
-                "replay and both losses, CP2 x EP2",
+                "replay and both losses, TP2 x EP2 x PP2",
             ),
         ),
     ):
