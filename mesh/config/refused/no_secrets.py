@@ -31,11 +31,14 @@ _ARGUMENTS = "rollout.agent.command"
 _REDIS = ("buffer.redis", "reward.cache.redis")
 
 
-@lru_cache(maxsize=4096)
 def is_secret(name: str) -> bool:
     """True if a setting or variable of this name holds a secret: `hf_token`, `--api-key`, `dbPassword`."""
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-")).lower().replace("-", "_").replace(".", "_")
     return _SECRET.search(plain) is not None and _PLACE.search(plain) is None
+
+
+# A plan checks many configurations, which have most keys in common.
+_is_secret_key = lru_cache(maxsize=4096)(is_secret)
 
 
 def refuse_secrets(values: Mapping[str, Any]) -> None:
@@ -55,7 +58,7 @@ def _found(value: Any, key: str) -> Iterator[str]:
                 yield f"{key} names a URL with a login"
                 continue
             inner_key = f"{key}.{name}" if key else str(name)
-            if is_secret(str(name)) and _can_be_secret(str(name), inner):
+            if _is_secret_key(str(name)) and _can_be_secret(str(name), inner):
                 yield f"{inner_key} looks like a secret; give it by the service's environment, or by a file"
             else:
                 yield from _found(inner, inner_key)
