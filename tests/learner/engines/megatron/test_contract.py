@@ -32,7 +32,7 @@ class InPart(Suite):
     """A part of the contract of which the first tier has some tests.
 
     Attributes:
-        first: beginnings of their names by layout. Of each test, some layout of this module has it there.
+        first: beginnings of their names by layout. Each test of the contract has a layout of this module there.
     """
 
     first: ClassVar[Mapping[str, tuple[str, ...]]] = {}
