@@ -90,7 +90,6 @@ class TestOneProcess(InPart, EngineContract):
     first = {
         "one_process": (
             "a_gradient_is",
-            "ways_to_compute",
             "there_is_no_step",
             "a_base_that",
             "a_frozen_model",
