@@ -63,6 +63,7 @@ _SHARED = (
     ("/test_sglang_",),
     ("tests/faults/",),
     ("generators/placement/test_sleeping", "generators/test_", "generators/weights/"),
+    ("learner/engines/megatron/", "rollmesh/planning/test_megatron_layers"),
     ("rollmesh/planning/", "docs/test_megatron", "docs/test_placement", "docs/test_planning"),
     (
         "learner/checkpoint/test_killed_writes",
@@ -81,13 +82,6 @@ _SHARED = (
         "learner/engines/test_piecewise_step",
         "learner/roles/test_contract",
         "rollmesh/test_export",
-    ),
-    (
-        "learner/engines/megatron/computing/test_",
-        "learner/engines/megatron/test_checkpoint_matrix",
-        "learner/engines/megatron/test_equivalence",
-        "learner/engines/megatron/test_traps",
-        "learner/engines/megatron/training/test_",
     ),
 )
 
