@@ -33,8 +33,8 @@ from tests.repository import REPOSITORY
 _LIFE_S = 240.0
 
 
-def make_model(folder: Path) -> Path:
-    """A seeded Qwen3 of 20 thousand parameters with a character tokenizer."""
+def make_model(folder: Path, layers: int = 1) -> Path:
+    """A seeded Qwen3 of 10 thousand parameters a layer with a character tokenizer."""
     vocabulary = {token: index for index, token in enumerate(["<eos>", "?", *"0123456789+="])}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -46,7 +46,7 @@ def make_model(folder: Path) -> Path:
             vocab_size=len(vocabulary),
             hidden_size=32,
             intermediate_size=64,
-            num_hidden_layers=2,
+            num_hidden_layers=layers,
             num_attention_heads=2,
             num_key_value_heads=1,
             head_dim=16,
@@ -81,12 +81,12 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 """
 
 
-def make_config(folder: Path, overrides: Mapping[str, Any]) -> Config:
+def make_config(folder: Path, overrides: Mapping[str, Any], layers: int = 1) -> Config:
     """A run that ends in seconds; `overrides` maps dotted keys to values."""
     (folder / "reward.py").write_text(REWARD, encoding="utf-8")
     values: dict[str, Any] = {
         "run": {"name": "tiny", "dir": str(folder / "runs"), "seed": 1},
-        "model": {"path": str(make_model(folder / "model"))},
+        "model": {"path": str(make_model(folder / "model", layers))},
         "data": {"train": str(make_data(folder / "train.jsonl", 40)), "eval": str(make_data(folder / "eval.jsonl", 8))},
         "rollout": {"device": "cpu", "n": 4, "max_prompt_tokens": 8, "max_response_tokens": 6, "slots": 16},
         "reward": {"functions": [f"{folder / 'reward.py'}:compute_score"], "in_process": True},
@@ -217,11 +217,6 @@ class Mesh:
 
     async def _make_shutdown(self) -> Shutdown:
         return Shutdown()
-
-    def restart_buffer(self) -> None:
-        """Ends front and Redis, and starts them again on the same port with the same data."""
-        self.stop_buffer()
-        self.start_buffer()
 
     def stop_buffer(self) -> None:
         """Ends front and Redis."""

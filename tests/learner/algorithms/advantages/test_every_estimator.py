@@ -21,7 +21,6 @@ from rollmesh.learner.algorithms.types import Rollouts
 from tests.learner.algorithms.advantages.batches import VARIANTS, batches, make_rollouts, run, shuffled, variant_name
 
 
-
 def estimates(rollouts: Rollouts) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Name, advantages and returns of every variant."""
     for variant in VARIANTS:
