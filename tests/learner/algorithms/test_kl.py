@@ -72,6 +72,8 @@ def test_bound_cuts_every_estimator():
     log_probs, reference = torch.tensor([-0.1, -30.0]), torch.tensor([-30.0, -0.1])
     for name in ESTIMATORS:
         assert kl_estimate(log_probs, reference, name, bound=5.0).abs().max() == 5.0
+    assert kl_estimate(log_probs, reference, "k3").max() == 10.0, "by default k3 alone is cut"
+    assert kl_estimate(log_probs, reference, "k1").max() > 29.0
 
 
 def test_rewards_take_the_penalty_away():
