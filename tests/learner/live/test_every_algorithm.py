@@ -28,7 +28,7 @@ _ELSEWHERE = ("grpo", "ppo", "vapo", "remax", "prime")
 
 
 def demands(algorithm: Algorithm) -> tuple[object, ...]:
-    """What an algorithm asks of learner and mesh, settings apart."""
+    """All that an algorithm asks of learner and mesh, settings apart."""
     assert isinstance(algorithm, PolicyGradient)
     return algorithm.needs, frozenset(algorithm._wants.needs)
 
@@ -66,7 +66,7 @@ def test_trains_in_the_mesh(tmp_path: Path, name: str) -> None:
 
 
 def assert_trained(steps: list[dict[str, Any]]) -> None:
-    """Two steps, each with an update."""
+    """Asserts two steps, each with an update."""
     assert len(steps) == 2
     for step in steps:
         assert step["skipped_updates"] == 0

@@ -25,7 +25,7 @@ _STAGES = _MEGATRON | {"learner.parallel.pp": 2}
     ("begun", "lost", "blow", "code", "continued"),
     [
         pytest.param(_IMPATIENT, 1, signal.SIGSTOP, RankLostError.exit_code, _MEGATRON, id="fsdp2, rank 1 is stopped"),
-        # What a killed rank does to the others, tests/mesh/runtime/test_ranks.py proves without a learner.
+        # A killed rank and the others: tests/mesh/runtime/test_ranks.py proves it without a learner.
         pytest.param(
             _STAGES,
             0,
