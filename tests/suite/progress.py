@@ -1,7 +1,7 @@
 """One line that moves while tests run: how many are done, what failed, and the time so far.
 
-On a terminal the line is written over. Elsewhere there is a new one for each tenth of the tests. Failures are named at
-once, and shown in full at the end, as always.
+On a terminal the line is written over. Elsewhere a new one follows every half minute. Failures are named at once, and
+shown in full at the end, as always.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import pytest
 from _pytest.terminal import TerminalReporter
 
-# Seconds between two forms of the line on a terminal.
-_EVERY_S = 0.2
-_TENTHS = 10
+# Seconds between two forms of the line, on a terminal and elsewhere.
+_MOVES_S, _REPEATS_S = 0.2, 30.0
 
 
 class Progress:
@@ -27,8 +26,8 @@ class Progress:
     def __init__(self, reporter: TerminalReporter) -> None:
         self._reporter = reporter
         self._began = time.monotonic()
-        self._total = self._done = self._failed = self._tenth = 0
-        self._shown_at = 0.0
+        self._total = self._done = self._failed = 0
+        self._shown_at = self._began
         self._moves = reporter.isatty
 
     @pytest.hookimpl(optionalhook=True)
@@ -59,11 +58,9 @@ class Progress:
             self._show(report.nodeid)
 
     def _show(self, nodeid: str) -> None:
-        tenth = _TENTHS * self._done // max(1, self._total)
         now = time.monotonic()
-        due = now - self._shown_at >= _EVERY_S if self._moves else tenth > self._tenth
-        if due or self._done == self._total:
-            self._shown_at, self._tenth = now, tenth
+        if now - self._shown_at >= (_MOVES_S if self._moves else _REPEATS_S) or self._done == self._total:
+            self._shown_at = now
             minutes, seconds = divmod(int(now - self._began), 60)
             failed = f", {self._failed} failed" if self._failed else ""
             where = nodeid.partition("::")[0].removeprefix("tests/")
