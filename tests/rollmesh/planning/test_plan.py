@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoConfig
 
 from rollmesh.mesh.errors import ConfigError, DataError
@@ -15,6 +16,7 @@ from rollmesh.planning.plan import micro_batch
 from rollmesh.planning.report import lines, to_json
 from rollmesh.planning.role_memory import GATHERED, GRADIENTS, LOGITS, OPTIMIZER, PARAMETERS
 from rollmesh.planning.settings import with_settings
+from rollmesh.planning.shape import ParameterGroup, Rows
 from rollmesh.planning.switches import SWITCHES, savings
 from tests.config_keys import is_key
 from tests.rollmesh.planning.plans import configured, found, over, planned
@@ -37,6 +39,11 @@ def test_states_are_divided_over_the_ranks(model: str, ranks: int, nodes: int) -
     assert phases["optimizer"][GRADIENTS] == per_rank
     assert phases["optimizer"][OPTIMIZER] / 2 == per_rank
     assert plan.learner_peak == max(phase.total for phase in actor.phases)
+
+
+def test_the_first_rank_has_the_most_of_rows_that_do_not_divide_evenly() -> None:
+    """As `torch.chunk` divides them: 3, 3, 3 and 1."""
+    assert ParameterGroup((Rows(10, 7),)).shard(4) == len(torch.empty(10, 7).chunk(4)[0]) * 7
 
 
 def test_copies_divide_states_over_their_shards_alone() -> None:
