@@ -33,6 +33,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+import setproctitle
+
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.threads import thread_environment
 
@@ -330,8 +332,6 @@ def _run_server(parent: int, orders: socket.socket, modules: Sequence[str], envi
 
 def _serve(orders: socket.socket, modules: Sequence[str]) -> tuple[dict[str, Any], list[int], socket.socket]:
     """Forks for each order, until its client is gone; returns in the forked processes: the order, and their files."""
-    import setproctitle
-
     setproctitle.setproctitle("rollmesh: warm starts")
     for name in modules:
         # Whatever a module raises, the service that needs it will say so in its log.
@@ -406,8 +406,6 @@ def _reset_signals(ignored: Sequence[int], blocked: Sequence[int]) -> None:
 
 def _run_program(command: list[str]) -> NoReturn:
     """Runs `PYTHON -m MODULE ARGUMENT...` to its end."""
-    import setproctitle
-
     setproctitle.setproctitle(" ".join(command))
     setproctitle.setthreadtitle(Path(command[0]).name)
     _, _, module, *arguments = command

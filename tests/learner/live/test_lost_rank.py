@@ -47,7 +47,8 @@ def test_a_rank_that_is_lost_ends_the_learner_and_the_next_one_continues(
             learner = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         try:
             wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == 3, 180.0)
-            ranks = {int(child.environ()["RANK"]): child for child in psutil.Process(learner.pid).children()}
+            named = {" ".join(child.cmdline()): child for child in psutil.Process(learner.pid).children()}
+            ranks = {int(name.removesuffix(")").rpartition("(rank ")[2]): child for name, child in named.items()}
             ranks[lost].send_signal(blow)
             assert learner.wait(240) == code
         finally:
