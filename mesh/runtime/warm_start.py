@@ -143,13 +143,15 @@ class WarmServer:
         return cls(Forked(pid), ours, environment)
 
     @classmethod
-    def execute(cls, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> WarmServer:
-        """Executes the server, which ends with the calling thread.
+    def execute(cls, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> WarmServer | None:
+        """Executes the server, which ends with the calling thread; returns None where nothing can be forked.
 
         Args:
             modules: to be loaded.
             environment: all of it; None: this process's.
         """
+        if sys.platform != "linux":
+            return None
         ours, theirs = socket.socketpair()
         given = {**(os.environ if environment is None else environment), **thread_environment(1)}
         with theirs:

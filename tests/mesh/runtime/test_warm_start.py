@@ -43,7 +43,9 @@ def environment(**more: str) -> dict[str, str]:
 
 @pytest.fixture
 def server() -> Iterator[WarmServer]:
-    with WarmServer.execute((), environment()) as made:
+    made = WarmServer.execute((), environment())
+    assert made is not None
+    with made:
         yield made
 
 
