@@ -91,7 +91,7 @@ def train(
     with _serving(resolved, _functions(reward_fn)) as served:
         check_files(served)
         first = opening(served, fresh=fresh)
-        with WarmServer.execute(SHARED) as warm:
+        with WarmServer.execute(SHARED) or nullcontext() as warm:
             prepared = check_code(first, fresh=fresh, warm=warm)
             view: View = SilentView() if quiet else open_view(resolved)
             try:
@@ -145,7 +145,7 @@ def evaluate(
         evaluation = Evaluation(EvaluationRequest(served, chosen, folder, fresh=fresh, rewards=rewards))
         view: View = SilentView() if quiet or sys.stdout is None else PlainView(1)
         try:
-            with WarmServer.execute(SHARED) as warm:
+            with WarmServer.execute(SHARED) or nullcontext() as warm:
                 return evaluation.run(view, _run_in_thread, warm)
         finally:
             view.close()

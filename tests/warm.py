@@ -32,7 +32,9 @@ _WAITING = {name: value for name, value in thread_environment(1).items() if not 
 @cache
 def server() -> WarmServer:
     """The server of this process; it ends with it."""
-    return _STARTER.submit(WarmServer.execute, SHARED, for_commands(os.environ)).result()
+    started = _STARTER.submit(WarmServer.execute, SHARED, for_commands(os.environ)).result()
+    assert started is not None
+    return started
 
 
 class Command:

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import setproctitle
+
 from rollmesh.mesh.addresses import split_address
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.liveness.process_ends import signal_name
@@ -255,6 +257,8 @@ def _fork(environments: Sequence[Mapping[str, str]]) -> list[Forked]:
     gc.freeze()
     # Until this process passes them on: a rank may run before that.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    # It finds its place by the environment, as long as that is where the kernel has put it.
+    title = setproctitle.getproctitle()
     parent, pids = os.getpid(), list[int]()
     for environment in environments:
         pid = os.fork()
@@ -264,6 +268,7 @@ def _fork(environments: Sequence[Mapping[str, str]]) -> list[Forked]:
             os.environ.clear()
             os.environ.update(environment)
             become_another()
+            setproctitle.setproctitle(f"{title} (rank {environment['RANK']})")
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
             return []
         # A Ctrl-C in the terminal reaches this process alone, which signals rank 0 once.

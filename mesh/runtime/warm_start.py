@@ -33,6 +33,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+import setproctitle
+
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.threads import thread_environment
 
@@ -141,13 +143,15 @@ class WarmServer:
         return cls(Forked(pid), ours, environment)
 
     @classmethod
-    def execute(cls, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> WarmServer:
-        """Executes the server, which ends with the calling thread.
+    def execute(cls, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> WarmServer | None:
+        """Executes the server, which ends with the calling thread; returns None where nothing can be forked.
 
         Args:
             modules: to be loaded.
             environment: all of it; None: this process's.
         """
+        if sys.platform != "linux":
+            return None
         ours, theirs = socket.socketpair()
         given = {**(os.environ if environment is None else environment), **thread_environment(1)}
         with theirs:
@@ -330,8 +334,6 @@ def _run_server(parent: int, orders: socket.socket, modules: Sequence[str], envi
 
 def _serve(orders: socket.socket, modules: Sequence[str]) -> tuple[dict[str, Any], list[int], socket.socket]:
     """Forks for each order, until its client is gone; returns in the forked processes: the order, and their files."""
-    import setproctitle
-
     setproctitle.setproctitle("rollmesh: warm starts")
     for name in modules:
         # Whatever a module raises, the service that needs it will say so in its log.
@@ -406,8 +408,6 @@ def _reset_signals(ignored: Sequence[int], blocked: Sequence[int]) -> None:
 
 def _run_program(command: list[str]) -> NoReturn:
     """Runs `PYTHON -m MODULE ARGUMENT...` to its end."""
-    import setproctitle
-
     setproctitle.setproctitle(" ".join(command))
     setproctitle.setthreadtitle(Path(command[0]).name)
     _, _, module, *arguments = command

@@ -58,6 +58,7 @@ class ServiceSpec:
         completes_run: a clean exit of this service ends the run (the learner).
         parts: names of further processes of this service that answer the health check and write ready files of their
             own (further ranks of the learner).
+        forked: it may be forked; False: it makes the environment of libraries before it loads them.
         loading: it answers before it loads, and may load for longer; None: it is ready with its first answer.
     """
 
@@ -69,6 +70,7 @@ class ServiceSpec:
     final_work: FinalWork | None = None
     completes_run: bool = False
     parts: tuple[str, ...] = ()
+    forked: bool = True
     loading: Loading | None = None
 
     @property
@@ -118,7 +120,9 @@ class ServiceProcess:
         command = spec.command(restart)
         with log_path.open("ab") as log:
             log_from = log.seek(0, os.SEEK_END)
-            process = await _start(command, {**without_settings(os.environ), **spec.environment}, log, warm)
+            process = await _start(
+                command, {**without_settings(os.environ), **spec.environment}, log, warm if spec.forked else None
+            )
         return cls(spec, process, folder, log_from=log_from)
 
     @property

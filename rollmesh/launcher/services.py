@@ -266,6 +266,7 @@ class ServiceCatalogue:
             _environment(threads, rollout.python) | self._prepared.devices.for_generator(index),
             start_deadline_s=_TORCH_START_S,
             drain_s=_GENERATOR_DRAIN_S[rollout.engine],
+            forked=rollout.engine == "hf",
         )
 
     def _learner(self, mesh: str) -> ServiceSpec:

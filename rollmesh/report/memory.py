@@ -24,7 +24,7 @@ class MemoryUse:
     """Bytes of a service: its process and all descendants.
 
     Attributes:
-        anon: resident, of these processes alone.
+        anon: resident, in no file; of forked services, with what they share of their imports.
         shared: resident, in files and shared memory; other processes may have the same pages.
         device: of CUDA devices.
     """

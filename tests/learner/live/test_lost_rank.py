@@ -46,7 +46,8 @@ def test_a_rank_that_is_lost_ends_the_learner_and_the_next_one_continues(
     with mesh_of(config) as mesh:
         with learner_process(config, mesh, tmp_path) as learner:
             wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == 3)
-            ranks = {int(child.environ()["RANK"]): child for child in psutil.Process(learner.pid).children()}
+            named = {" ".join(child.cmdline()): child for child in psutil.Process(learner.pid).children()}
+            ranks = {int(name.removesuffix(")").rpartition("(rank ")[2]): child for name, child in named.items()}
             ranks[lost].send_signal(blow)
             assert learner.wait() == code
         assert not any(rank.is_running() for rank in ranks.values())

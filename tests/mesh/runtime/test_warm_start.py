@@ -43,7 +43,9 @@ def environment(**more: str) -> dict[str, str]:
 
 @pytest.fixture
 def server() -> Iterator[WarmServer]:
-    with WarmServer.execute((), environment()) as made:
+    made = WarmServer.execute((), environment())
+    assert made is not None
+    with made:
         yield made
 
 
@@ -126,7 +128,7 @@ def test_what_is_shared_starts_no_thread_calls_no_device_and_reads_no_rows() -> 
 import json, os, sys
 from rollmesh.launcher.warm_modules import SHARED
 import torch
-called = []
+called, fds = [], "/proc/self/fd"
 def watch(owner, name):
     found = getattr(owner, name)
     def asked(*arguments, **options):
@@ -144,7 +146,7 @@ print(json.dumps({
     "called": called,
     "rows": "pyarrow" in sys.modules,
     "poisoned": torch.cuda._is_in_bad_fork(),
-    "files": [file for file in os.listdir("/proc/self/fd") if int(file) > 2 and os.path.exists(f"/proc/self/fd/{file}")],
+    "files": [file for file in os.listdir(fds) if int(file) > 2 and os.path.exists(f"{fds}/{file}")],
 }))
 """
     done = subprocess.run(
