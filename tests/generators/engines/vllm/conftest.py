@@ -6,6 +6,7 @@ that. In whole runs (tests/integration) they start as they do for users.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,9 @@ def forked_cores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         def prepare_and_fork(settings: EngineSettings) -> None:
             prepare(settings)
             fork_server.use()
+            # Lest it touches a device, vLLM looks at the class of each model in a process that imports all of vLLM.
+            registry = importlib.import_module("vllm.model_executor.models.registry")
+            patch.setattr(registry, "_run_in_subprocess", lambda inspect: inspect())
 
         patch.setenv(step_gate.FILE, str(gate))
         imported = [*fork_server._IMPORTED_ONCE, "tests.generators.engines.vllm.gated_cores"]

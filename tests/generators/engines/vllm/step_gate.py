@@ -22,7 +22,7 @@ _OPEN = -1
 _MORE_STEPS = 8
 # Number of the limit, its steps, number of the last limit that a core has seen.
 _STATE = struct.Struct("<qqq")
-_SEEN = struct.Struct("<q")
+_LIMIT, _SEEN = struct.Struct("<qq"), struct.Struct("<q")
 _LOOK_S = 0.002
 
 
@@ -44,12 +44,12 @@ class StepGate:
         At least one core has to be at work by then. Where such blocks are nested, the inner one holds.
         """
         number = _STATE.unpack(self._area)[0] + 1
-        self._area[:] = _STATE.pack(number, tokens + _MORE_STEPS, 0)
+        _LIMIT.pack_into(self._area, 0, number, tokens + _MORE_STEPS)
         try:
             yield
             assert _STATE.unpack(self._area)[2] >= number, "engine cores have no gate"
         finally:
-            self._area[:] = _STATE.pack(number, _OPEN, 0)
+            _LIMIT.pack_into(self._area, 0, _STATE.unpack(self._area)[0], _OPEN)
 
 
 def _mapped() -> mmap.mmap:

@@ -60,6 +60,7 @@ class Served(EngineHarness):
     """vLLM with one of these models."""
 
     slots: ClassVar[int] = 4
+    long: ClassVar[int] = 40
     deadline_s: ClassVar[float] = 600.0
 
     def __init__(self, folder: Path, case: Case) -> None:
@@ -135,7 +136,7 @@ def test_weights_reach_every_worker_amid_responses_and_nothing_is_left(name: str
     try:
         old, new = served.random_weights(1), served.random_weights(2)
         served.update(V1, old)
-        for result in served.run([request(f"old {index}", [3 + index, 4, 5], max_tokens=20) for index in range(6)]):
+        for result in served.run([request(f"old {index}", [3 + index, 4, 5], max_tokens=8) for index in range(5)]):
             assert result.sampled.versions.versions == (V1,)
             served.check_log_probs(result, old, [3 + int(result.request_id.split()[1]), 4, 5])
         running = [request(f"across {index}", max_tokens=served.long, seed=1 + index) for index in range(4)]
@@ -154,7 +155,7 @@ def test_weights_reach_every_worker_amid_responses_and_nothing_is_left(name: str
                 np.testing.assert_allclose(result.sampled.log_probs[:count], sampled, atol=served.tolerance)
             else:
                 served.check_log_probs(result, new, PROMPT)
-        for result in served.run([request(f"new {index}", max_tokens=20, seed=1 + index) for index in range(6)]):
+        for result in served.run([request(f"new {index}", max_tokens=8, seed=1 + index) for index in range(5)]):
             assert result.sampled.versions.versions == (V2,)
             served.check_log_probs(result, new, PROMPT)
         probed = served.engine.probe(PROMPT).result(served.deadline_s).log_probs
