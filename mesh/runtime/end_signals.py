@@ -1,4 +1,8 @@
-"""Signals that ask a process to end: the first one in order, a second one at once."""
+"""Signals that ask a process to end: the first one in order, a second one at once.
+
+A signal that the caller ignores stays ignored, as the system's own commands do: SIGINT in what a script has started
+with `&`, which the terminal's Ctrl-C is not meant for, and SIGHUP under `nohup`. SIGTERM is always heard.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,19 @@ import signal
 import time
 
 log = logging.getLogger(__name__)
-NUMBERS = (signal.SIGTERM, signal.SIGINT)
 # Seconds within which a second signal is the first one again. Some platforms send one to all processes of a service,
 # and the process that has started the others passes it on.
 _SAME_REQUEST_S = 1.0
+
+
+def end_signals(*, hangup: bool = False) -> list[signal.Signals]:
+    """Signals that ask this process to end; asked before it handles any.
+
+    Args:
+        hangup: the loss of the terminal is one.
+    """
+    others = [signal.SIGINT, *([signal.SIGHUP] if hangup else [])]
+    return [signal.SIGTERM, *(number for number in others if signal.getsignal(number) is not signal.SIG_IGN)]
 
 
 class EndSignals:

@@ -24,6 +24,7 @@ from rollmesh.trainers import INTERRUPTED, read_trainer_config, run_here, sft
 from tests.command import Command
 from tests.learner.trainers.tiny import Stops, write_chat_model, write_rows
 from tests.report_page import read_charts, read_panels
+from tests.signals import handled
 
 HEARD = """
 import rollmesh
@@ -158,15 +159,11 @@ def test_an_interrupt_ends_the_command_in_order(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
-    # A shell that starts the tests in the background has it ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with handled(signal.SIGINT, signal.default_int_handler):
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             trainers._status_of([sys.executable, "-c", code])
         thread.join()
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_the_commands_of_a_run_read_a_training(tmp_path: Path, rollmesh: Command) -> None:
