@@ -1,7 +1,7 @@
 """Signals that ask a process to end: the first one in order, a second one at once.
 
-A signal that the caller ignores stays ignored, as the system's own commands do: SIGINT in what a script has started
-with `&`, which the terminal's Ctrl-C is not meant for, and SIGHUP under `nohup`. SIGTERM is always heard.
+SIGINT and SIGHUP stay ignored where the caller ignores them, as with the system's own commands. A script's shell does
+so with SIGINT for what it starts with `&`, because Ctrl-C is for the foreground; `nohup` does so with SIGHUP.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ from rollmesh.mesh.liveness.freeze_detector import ProcessState, ThreadState
 from rollmesh.mesh.liveness.process_state import read_child_process
 from rollmesh.mesh.liveness.watchdog import ProbeAnswer
 from rollmesh.report.restarts import read_restarts
-from tests.rollmesh.conftest import FAKE, Recorder, fake_spec
+from tests.rollmesh.conftest import Recorder
+from tests.rollmesh.fake_spec import FAKE, fake_spec
 from tests.rollmesh.test_supervisor import DEADLINE_S, ended, gone, started, until
 
 pytestmark = pytest.mark.slow

@@ -25,7 +25,8 @@ from rollmesh.mesh.runtime.threads import thread_environment
 from rollmesh.mesh.runtime.warm_start import WarmServer
 from rollmesh.report.restarts import read_restarts
 from tests.repository import REPOSITORY
-from tests.rollmesh.conftest import Recorder, fake_spec
+from tests.rollmesh.conftest import Recorder
+from tests.rollmesh.fake_spec import fake_spec
 
 MakeSupervisor = Callable[..., Supervisor]
 DEADLINE_S = 240.0
@@ -321,7 +322,7 @@ LAUNCHER = """
     from pathlib import Path
     from rollmesh.mesh.config.network import SecuritySection
     from rollmesh.launcher.supervisor import Observer, Supervisor
-    from tests.rollmesh.conftest import fake_spec
+    from tests.rollmesh.fake_spec import fake_spec
 
     folder = Path(sys.argv[1])
     specs = [fake_spec(folder, name, "--ignore-term") for name in ("buffer", "generator-0")]

@@ -25,7 +25,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass(slots=True)
 class Usage:
-    """What the tests of a folder have used.
+    """Time that the tests of a folder have used.
 
     Attributes:
         tests: how many have run.

@@ -1,4 +1,4 @@
-"""What a run holds is told from what it was given."""
+"""Files that a run has opened are told from those that it was given."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
-"""How many tests were left out, by reason."""
+"""Numbers of tests that were left out, by reason."""
 
 
 def covering(valid: Callable[..., bool] = lambda **_: True, /, **axes: Sequence[Any]) -> pytest.MarkDecorator:
