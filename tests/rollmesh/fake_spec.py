@@ -11,7 +11,7 @@ FAKE = Path(__file__).with_name("fake_service.py")
 
 
 def fake_spec(
-    folder: Path, name: str, *arguments: str, completes_run: bool = False, drain_s: float = 5.0
+    folder: Path, name: str, *arguments: str, completes_run: bool = False, drain_s: float = 240.0
 ) -> ServiceSpec:
     """A service of `fake_service.py`."""
 
