@@ -1,7 +1,7 @@
-"""What the test suite costs: CPU seconds and tests by folder, and the processes that it starts, by kind.
+"""Cost of the test suite: CPU seconds and tests by folder, and the processes that it starts, by kind.
 
 Runs `make test-mesh`, then `make test-engines`, each alone; `--clone` those of another clone, for a comparison in the
-same conditions. A process counts if it lived for 50 ms. What a forked process does is seen in its title.
+same conditions. A process counts if it lived for 50 ms. The title of a forked process says its kind.
 
     python -m benchmarks.suite --json suite.json
 """

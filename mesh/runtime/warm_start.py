@@ -4,7 +4,7 @@ Invariants:
 - a forked process is a child of the process that ordered it, and dies with its main thread. The server's end touches
   none, and a server that is gone or silent means that its client executes commands itself;
 - it is as one that was executed: name, arguments, environment, folder, session, signals, limits and files are those of
-  the order, and nothing random is another's. Only the seed of hashes is the server's;
+  the order. Its random numbers are its own. Only the seed of hashes is the server's;
 - the server has one thread and no device, runs none of its modules' services, and holds no file of its client.
 
 The server forks twice, and its client adopts the grandchild: it is a subreaper for that moment. So a process that must
@@ -108,7 +108,7 @@ class Forked:
 
 
 class WarmServer:
-    """A server that this process owns; it loads its modules while this process goes on. A context manager.
+    """A server that this process owns; it loads its modules meanwhile. A context manager.
 
     Args:
         process: of the server.
@@ -175,7 +175,7 @@ class WarmServer:
         self.close()
 
     def close(self) -> None:
-        """Ends the server; what was forked from it goes on."""
+        """Ends the server; processes that were forked from it continue."""
         self._closed = True
         self._process.kill()
         self._process.wait()

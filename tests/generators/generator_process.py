@@ -1,7 +1,7 @@
 """`rollmesh`, prepared for a test: python -m tests.generators.generator_process PREPARATION ARGUMENTS...
 
-The preparation is JSON: the folder in which it works, one for temporary files, a file with the bound of responses (or
-none), and statements that are executed before.
+The preparation is JSON: its working folder, a folder for temporary files, a file with the bound of responses (or none).
+It also has statements to execute before.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _DEPTH = 3
 
 @dataclass(slots=True)
 class Usage:
-    """What the tests of a folder have used: CPU seconds, and seconds on the clock of all workers together."""
+    """Cost of a folder's tests: CPU seconds, and seconds on the clock of all workers together."""
 
     tests: int = 0
     cpu_s: float = 0.0

@@ -1,4 +1,4 @@
-"""What a run comes to: its account, its budget, and the page about all tests."""
+"""The account of a run, its budget, and the page about all tests."""
 
 from __future__ import annotations
 

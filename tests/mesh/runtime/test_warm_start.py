@@ -1,4 +1,4 @@
-"""A forked process is what an executed one is, and whoever is killed, frozen or gone takes no other with it."""
+"""A forked process is what an executed one is, and one that is killed, frozen or gone takes no other with it."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_kill9_of_the_client_ends_its_server_and_all_that_was_forked() -> None:
 
 
 def test_this_process_adopts_for_a_moment_only(server: WarmServer) -> None:
-    """An orphan of a user's own goes to whoever took it before."""
+    """An orphan of a user's own goes where it went before."""
     waiting(server).kill()
     orphan = "import os, time\nif os.fork() == 0:\n  time.sleep(0.2)\n  print(os.getppid())"
     said = subprocess.run([sys.executable, "-c", orphan], capture_output=True, text=True, check=True)
