@@ -18,7 +18,7 @@ _TOKENS, _BOUND, _GROUPS, _LEFT_S = 60, 20, 2, 20.0
 
 @pytest.mark.slow
 async def test_a_notice_drains_in_time_and_responses_continue_elsewhere(tmp_path: Path) -> None:
-    """No draft is due by itself, no response ends, and leases are long. So the drain alone leaves something to continue,
+    """No draft is due by itself, no response ends, and leases are long. So only the drain leaves something to continue,
     and only the notice ends it."""
     services = MetadataServices()
     services.left_s = _LEFT_S

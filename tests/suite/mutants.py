@@ -2,8 +2,8 @@
 
 Each mutant changes one operator, comparison, constant, condition or statement of the product. Its near tests run: those
 of the folder that mirrors its package, then those that import its module. A mutant is killed by the first test that
-fails. With `--suite` the tests of another clone run against the same mutants: what one suite kills and another does not
-is a proof that was lost.
+fails. With `--suite` the tests of another clone run against the same mutants. A mutant that one suite kills and another
+does not is a proof that was lost.
 
 A mutant is written into the working tree while its tests run, and taken back whatever happens.
 """
