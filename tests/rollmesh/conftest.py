@@ -11,7 +11,7 @@ import pytest
 from rollmesh.launcher.service_process import ServiceSpec, ready_file
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.runtime.warm_start import WarmServer
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.testing.fixtures import engine_worlds  # noqa: F401 - fixture
 
 FAKE = Path(__file__).with_name("fake_service.py")
