@@ -70,7 +70,7 @@ def run_once(data: Path, folder: Path, options: tuple[str, ...]) -> dict[str, fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--runs", type=int, default=5, help="of each kind")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/starts.json"))
+    parser.add_argument("--json", type=Path, help="where to write the results")
     given = parser.parse_args()
     measured: dict[str, list[dict[str, float]]] = {kind: [] for kind in _OPTIONS}
     moods = []
@@ -86,7 +86,8 @@ def main() -> None:
         for kind, runs in measured.items()
     }
     ratios = {name: found["cold"][name].median / found["warm"][name].median for name in (*_MOMENTS, _CPU)}
-    write_json(given.out, {"machine": machine(), "yardsticks": moods, "seconds": found, "cold / warm": ratios})
+    if given.json:
+        write_json(given.json, {"machine": machine(), "yardsticks": moods, "seconds": found, "cold / warm": ratios})
     rows = [(name, found["warm"][name], found["cold"][name], f"{ratio:.2f}") for name, ratio in ratios.items()]
     print(table(("s after Enter", "warm", "cold", "cold / warm"), rows))
 

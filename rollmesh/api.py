@@ -25,10 +25,10 @@ from rollmesh.evaluation.settings import read_for_evaluation
 from rollmesh.evaluation.summary import EvaluationSummary
 from rollmesh.launcher.console.plain import PlainView
 from rollmesh.launcher.console.view import SilentView, View, open_view
+from rollmesh.launcher.interpreters import SHARED
 from rollmesh.launcher.local import LocalRun
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.launcher.trials.opening import opening
-from rollmesh.launcher.warm_modules import SHARED
 from rollmesh.learner.callbacks.interface import Callback
 from rollmesh.learner.evaluation.measurement_identity import reward_measurement, scorer_identity
 from rollmesh.mesh.access.credentials import SharedKey
@@ -37,7 +37,7 @@ from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.service import advertised_address
-from rollmesh.mesh.runtime.warm_start import WarmServer
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.report.summary import Summary
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.scoring.configured import configured_engine

@@ -16,10 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-from rollmesh.launcher.warm_modules import SHARED
+from rollmesh.launcher.interpreters import SHARED
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.threads import thread_environment
-from rollmesh.mesh.runtime.warm_start import Forked, WarmServer
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
+from rollmesh.mesh.runtime.warm_start.forked import Forked
 from tests.repository import REPOSITORY
 
 CLI = (sys.executable, "-m", "rollmesh.cli")

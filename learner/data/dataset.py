@@ -91,7 +91,7 @@ def row_form(source: DataSource, prompt_key: str) -> PromptForm:
 def _open(files: Sequence[Path], form: RowForm[T], *, checked: bool = True) -> RowSource[T]:
     suffix = files[0].suffix.lower()
     if suffix in (PARQUET, ARROW):
-        # pyarrow starts a thread, and a process that forks others must have none.
+        # pyarrow starts a thread, and processes are forked from one that has this module.
         from rollmesh.learner.data.tables import ArrowPieces, ParquetPieces, TableRows
 
         return TableRows((ParquetPieces if suffix == PARQUET else ArrowPieces)(files), form, checked=checked)

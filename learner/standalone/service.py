@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from functools import partial
 from pathlib import Path
+
+import torch
 
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.mesh_session import MeshSession
@@ -27,6 +30,7 @@ from rollmesh.mesh.config import Config
 from rollmesh.mesh.runtime.log_format import LogSettings
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 from rollmesh.mesh.runtime.service import Shutdown, run_service
+from rollmesh.mesh.runtime.threads import given_threads
 from rollmesh.mesh.tokenizer_files import load_tokenizer
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -56,6 +60,8 @@ def run(
         The process exit code.
     """
     keep_freed_memory(TENSOR_BYTES)
+    if (threads := given_threads(os.environ)) is not None:
+        torch.set_num_threads(threads)
     evaluator = _Evaluator(config, weights, with_log_probs=with_log_probs)
     serve = partial(_serve, evaluator, config, mesh, port, ready_file)
     return run_service("evaluator", serve, settings=LogSettings.of(config))

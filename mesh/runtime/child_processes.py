@@ -16,7 +16,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from rollmesh.mesh.runtime.warm_start import Forked
+from rollmesh.mesh.runtime.warm_start.forked import Forked
 
 
 class Child:

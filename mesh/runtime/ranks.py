@@ -40,7 +40,7 @@ from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.rank_board import BOARD, FileBoard
 from rollmesh.mesh.runtime.scratch_folder import scratch_folder
 from rollmesh.mesh.runtime.threads import thread_environment
-from rollmesh.mesh.runtime.warm_start import Forked, become_another, end_with, has_one_thread
+from rollmesh.mesh.runtime.warm_start.forked import Forked, become_another, end_with, has_one_thread
 
 if TYPE_CHECKING:
     from rollmesh.mesh.config.learner import DistributedSection
@@ -99,7 +99,7 @@ def node_of(distributed: DistributedSection, number: int | None) -> Node:
 def become_ranks(ranks: int, node: Node = Node(), modules: Sequence[str] = ()) -> None:
     """Starts the ranks of this machine, and ends as they do; returns only in a rank.
 
-    They are forked from this process. If that may lose threads, each executes the current command.
+    They are forked from this process. If that may lose threads, each executes the present command instead.
 
     Args:
         ranks: their number on all nodes; with one, or in a rank that another program has started, nothing happens.

@@ -34,14 +34,14 @@ from rollmesh.cli.observe import dashboard, doctor, ledger, results, status, tur
 from rollmesh.cli.override_forms import accept_overrides
 from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.errors import ServiceExitError
-from rollmesh.launcher.warm_modules import SHARED
+from rollmesh.launcher.interpreters import SHARED
 from rollmesh.mesh.config.variables import check_variables
 from rollmesh.mesh.errors import PERMANENT, RollmeshError
 from rollmesh.mesh.private_files import keep_private
 from rollmesh.mesh.runtime.bounded_exit import bound_exit
 from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom
 from rollmesh.mesh.runtime.ranks import started_here
-from rollmesh.mesh.runtime.warm_start import WarmServer
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
 
 app = typer.Typer(
     name="rollmesh",

@@ -23,7 +23,7 @@ from rollmesh.learner.standalone.response_file import RESPONSES, read_responses
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.files import write_atomically
-from rollmesh.mesh.runtime.warm_start import WarmServer
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
 
 EVALUATION = "evaluation.json"
 """The summary, in the folder of an evaluation."""

@@ -16,7 +16,7 @@ from rollmesh.evaluation.prompts import Prompt, parse_prompts, read_prompts, wri
 from rollmesh.evaluation.settings import WITHOUT_REWARDS, read_for_evaluation
 from rollmesh.evaluation.summary import PromptRecord
 from rollmesh.launcher.console.view import View
-from rollmesh.mesh.runtime.warm_start import WarmServer
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
 
 _STDIN = Path("-")
 _KEY = "prompt"

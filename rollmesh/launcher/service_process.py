@@ -36,7 +36,8 @@ from rollmesh.mesh.liveness.process_state import read_child_process
 from rollmesh.mesh.liveness.watchdog import wait_until_frozen
 from rollmesh.mesh.runtime.child_processes import Child, start_process
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
-from rollmesh.mesh.runtime.warm_start import Forked, WarmServer
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
+from rollmesh.mesh.runtime.warm_start.forked import Forked
 
 # A parent cannot wait for the ready file by an event; this is how often it is checked.
 _READY_POLL_S = 0.05

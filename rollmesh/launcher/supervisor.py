@@ -35,7 +35,7 @@ from rollmesh.mesh.errors import (
     RunBusyError,
     TakeoverRefusedError,
 )
-from rollmesh.mesh.runtime.warm_start import WarmServer
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.report.restarts import Reason, record_restart
 
 # As `PERMANENT`, but only before the service was ever healthy: later they may be the echo of its predecessor's end.

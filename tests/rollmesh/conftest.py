@@ -9,7 +9,7 @@ import pytest
 
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.runtime.warm_start import WarmServer
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.testing.fixtures import engine_worlds  # noqa: F401 - fixture
 
 

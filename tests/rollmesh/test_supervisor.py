@@ -23,7 +23,7 @@ from rollmesh.launcher.supervisor import Supervisor
 from rollmesh.mesh.errors import RunBusyError, StuckError, UnreachableError
 from rollmesh.mesh.liveness.process_ends import survivors
 from rollmesh.mesh.runtime.threads import thread_environment
-from rollmesh.mesh.runtime.warm_start import WarmServer
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.report.restarts import read_restarts
 from tests.repository import REPOSITORY
 from tests.rollmesh.conftest import Recorder

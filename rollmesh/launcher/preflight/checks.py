@@ -30,7 +30,7 @@ from rollmesh.mesh.config.scorers.parts import all_uses
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.files import require_writable
 from rollmesh.mesh.runtime.threads import available_cores, thread_environment
-from rollmesh.mesh.runtime.warm_start import WarmServer
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.reward_service.configured import is_configured
 from rollmesh.reward_service.loading import is_path, load_function
 from rollmesh.reward_service.routing import split_routes

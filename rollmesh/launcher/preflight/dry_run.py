@@ -15,7 +15,7 @@ from rollmesh.learner.data.locations import is_hub_id
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.scorers.parts import describe_all
-from rollmesh.mesh.runtime.warm_start import WarmServer
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.reward_service.routing import split_routes
 
 

@@ -30,7 +30,7 @@ from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError, DataError, RewardError, RollmeshError
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom
-from rollmesh.mesh.runtime.warm_start import WarmServer
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
 
 _ERRORS = {kind.exit_code: kind for kind in (ConfigError, DataError, RewardError)}
 _LEARNER, _REWARD = "learner", "reward"

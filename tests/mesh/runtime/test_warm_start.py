@@ -1,4 +1,4 @@
-"""A forked process is what an executed one is, and one that is killed, frozen or gone takes no other with it."""
+"""A forked process is as an executed one. A server that is killed or frozen takes none with it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from rollmesh.mesh.liveness.process_ends import survivors
-from rollmesh.mesh.runtime import warm_start
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.threads import thread_environment
-from rollmesh.mesh.runtime.warm_start import Forked, WarmServer, can_fork
+from rollmesh.mesh.runtime.warm_start import client
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
+from rollmesh.mesh.runtime.warm_start.decision import can_fork
+from rollmesh.mesh.runtime.warm_start.forked import Forked
 from tests import warm
 from tests.repository import REPOSITORY
 
@@ -28,7 +30,8 @@ PROBE = [sys.executable, "-m", "tests.mesh.runtime.warm_probe"]
 CLIENT = """
 import os, subprocess, sys, time
 from rollmesh.mesh.runtime.threads import thread_environment
-from rollmesh.mesh.runtime.warm_start import WarmServer
+from rollmesh.mesh.runtime.warm_start import client
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
 warm = WarmServer.execute(())
 environment = {**os.environ, **thread_environment(1)}
 forked = warm.start(sys.argv[1:], env=environment, stdin=subprocess.DEVNULL, stdout=1, stderr=2)
@@ -126,7 +129,7 @@ def test_it_ends_as_an_executed_one(how: str, status: int, error: str, tmp_path:
 def test_what_is_shared_starts_no_thread_calls_no_device_and_reads_no_rows() -> None:
     code = """
 import json, os, sys
-from rollmesh.launcher.warm_modules import SHARED
+from rollmesh.launcher.interpreters import SHARED
 import torch
 called, fds = [], "/proc/self/fd"
 def watch(owner, name):
@@ -205,7 +208,7 @@ def test_kill9_of_a_forked_process_is_seen_and_of_the_server_touches_none(server
 def test_a_frozen_server_is_given_up(server: WarmServer, monkeypatch: pytest.MonkeyPatch) -> None:
     first = waiting(server)
     os.kill(server.pid, signal.SIGSTOP)
-    monkeypatch.setattr(warm_start, "_ORDER_S", 0.2)
+    monkeypatch.setattr(client, "_ORDER_S", 0.2)
     assert server.start([*PROBE, "wait"], env=environment(), stdin=0, stdout=1, stderr=2) is None
     assert survivors([server.pid]) == set()
     assert first.poll() is None
@@ -231,7 +234,7 @@ def test_kill9_of_the_client_ends_its_server_and_all_that_was_forked() -> None:
 
 
 def test_this_process_adopts_for_a_moment_only(server: WarmServer) -> None:
-    """An orphan of a user's own goes where it went before."""
+    """An orphan of a user's own goes where it would have gone."""
     waiting(server).kill()
     orphan = "import os, time\nif os.fork() == 0:\n  time.sleep(0.2)\n  print(os.getppid())"
     said = subprocess.run([sys.executable, "-c", orphan], capture_output=True, text=True, check=True)

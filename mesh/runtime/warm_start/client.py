@@ -1,0 +1,196 @@
+"""The client of a server that forks processes: it owns the server, and adopts what that forks."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from rollmesh.mesh.runtime.die_with_parent import die_with_parent
+from rollmesh.mesh.runtime.threads import thread_environment
+from rollmesh.mesh.runtime.warm_start import server
+from rollmesh.mesh.runtime.warm_start.decision import can_fork
+from rollmesh.mesh.runtime.warm_start.forked import Forked, has_one_thread, prctl
+
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+# Imports from a slow disk take their time; an order is a matter of milliseconds.
+_LOADED_S, _ORDER_S = 180.0, 30.0
+# Several servers are possible, and their client adopts for one at a time.
+_adoption = threading.Lock()
+
+
+class WarmServer:
+    """A server that this process owns; it loads its modules meanwhile. A context manager.
+
+    Args:
+        process: of the server.
+        orders: the connection to it.
+        environment: in which it loads its modules.
+    """
+
+    def __init__(
+        self, process: Forked | subprocess.Popen[bytes], orders: socket.socket, environment: Mapping[str, str]
+    ) -> None:
+        self._process = process
+        self._orders = orders
+        self._environment = environment
+        self._lock = threading.Lock()
+        self._loaded = self._closed = False
+
+    @classmethod
+    def fork(cls, modules: Sequence[str]) -> WarmServer | None:
+        """Forks the server from this process, which has one thread; returns None where that is impossible.
+
+        In the processes that come from it the program of the order runs, and this call does not return.
+        """
+        if not _is_plain():
+            return None
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, **thread_environment(1)}
+        parent, pid = os.getpid(), os.fork()
+        if not pid:
+            ours.close()
+            server.run(parent, theirs, modules, environment)
+        theirs.close()
+        return cls(Forked(pid), ours, environment)
+
+    @classmethod
+    def execute(cls, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> WarmServer | None:
+        """Executes the server, which ends with the calling thread; returns None where nothing can be forked.
+
+        Args:
+            modules: to be loaded.
+            environment: all of it; None: this process's.
+        """
+        if sys.platform != "linux":
+            return None
+        ours, theirs = socket.socketpair()
+        given = {**(os.environ if environment is None else environment), **thread_environment(1)}
+        with theirs:
+            process = subprocess.Popen(
+                die_with_parent([sys.executable, "-m", server.__name__, *modules]),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=given,
+            )
+        return cls(process, ours, given)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __enter__(self) -> WarmServer:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the server, and nothing that was forked from it."""
+        self._closed = True
+        self._process.kill()
+        self._process.wait()
+        self._orders.close()
+
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        stdin: int | IO[bytes],
+        stdout: int | IO[bytes],
+        stderr: int | IO[bytes],
+        cwd: Path | str | None = None,
+    ) -> Forked | None:
+        """Starts a command in a session of its own; None where it is to be executed.
+
+        It waits until the modules are loaded. The first silence or error of the server is its end.
+
+        Args:
+            command: `PYTHON -m MODULE ARGUMENT...`.
+            env: all of the environment.
+            stdin, stdout, stderr: open files, or `subprocess.DEVNULL`.
+            cwd: folder; None: this process's.
+        """
+        if not can_fork(command, env, self._environment):
+            return None
+        with self._lock:
+            if self._closed:
+                return None
+            try:
+                order = {"command": list(command), "environment": dict(env), **_surroundings(cwd)}
+                with open(os.devnull, "r+b", buffering=0) as nothing:
+                    chosen = (nothing if file == subprocess.DEVNULL else file for file in (stdin, stdout, stderr))
+                    return self._order(order, [file if isinstance(file, int) else file.fileno() for file in chosen])
+            except (OSError, ValueError):
+                self.close()
+                return None
+
+    def _order(self, order: Mapping[str, Any], files: Sequence[int]) -> Forked:
+        """Raises OSError or ValueError where nothing was forked, nor ever will be."""
+        self._orders.settimeout(_LOADED_S)
+        if not self._loaded and self._orders.recv(1) != server.READY:
+            raise ConnectionError
+        self._loaded = True
+        self._orders.settimeout(_ORDER_S)
+        ours, theirs = socket.socketpair()
+        with ours, _adopting():
+            ours.settimeout(_ORDER_S)
+            with theirs:
+                socket.send_fds(self._orders, [server.GO], [*files, theirs.fileno()])
+            ours.sendall(json.dumps(order).encode() + b"\n")
+            with ours.makefile("rb") as answer:
+                forked = Forked(int(answer.readline()))
+            # It waits for this, and would end without it.
+            ours.sendall(server.GO)
+        return forked
+
+
+def _is_plain() -> bool:
+    """True where this process is as the `rollmesh` command begins, without options of the interpreter."""
+    program, *rest = sys.orig_argv[1:] or [""]
+    ours = Path(program).name == "rollmesh" or (program == "-m" and rest[:1] in (["rollmesh"], ["rollmesh.cli"]))
+    whole = None not in (sys.stdin, sys.stdout, sys.stderr)
+    return sys.platform == "linux" and ours and whole and has_one_thread()
+
+
+def _surroundings(cwd: Path | str | None) -> dict[str, Any]:
+    """All that a child inherits of this process beside its environment and its files."""
+    status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    ignored = int(status["SigIgn"], 16)
+    return {
+        "parent": os.getpid(),
+        "folder": str(cwd) if cwd is not None else os.getcwd(),
+        "umask": int(status["Umask"], 8),
+        "ignored": [number for number in signal.valid_signals() if ignored >> (number - 1) & 1],
+        "blocked": [*signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+        "limits": {kind: resource.getrlimit(kind) for kind in _limits()},
+    }
+
+
+def _limits() -> set[int]:
+    return {value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    """Makes this process the parent of its orphaned grandchildren, for as long as the block runs."""
+    with _adoption:
+        before = ctypes.c_int()
+        prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            yield
+        finally:
+            prctl(_PR_SET_CHILD_SUBREAPER, before.value)

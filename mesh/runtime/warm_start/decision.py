@@ -1,0 +1,30 @@
+"""The decision whether a command may be forked from a process that was loaded in another environment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+# Nothing reads these when it is loaded. A difference in any other variable needs a new interpreter.
+_READ_LATE = frozenset(
+    {
+        *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM", "CUDA_VISIBLE_DEVICES", "PATH"),
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME"),
+        *("COLUMNS", "LINES", "TERM", "PWD", "OLDPWD", "SHLVL", "_"),
+    }
+)
+_READ_LATE_PREFIXES = ("ROLLMESH_", "NCCL_", "SLURM_")
+
+
+def can_fork(command: Sequence[str], environment: Mapping[str, str], loaded: Mapping[str, str]) -> bool:
+    """True where a process that was loaded in one environment can become a command in another.
+
+    Args:
+        command: argument list.
+        environment: of the command.
+        loaded: that of the process.
+    """
+    if tuple(command[:2]) != (sys.executable, "-m"):
+        return False
+    differing = {name for name, _ in environment.items() ^ loaded.items()}
+    return all(name in _READ_LATE or name.startswith(_READ_LATE_PREFIXES) for name in differing)

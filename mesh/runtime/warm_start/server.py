@@ -1,0 +1,163 @@
+"""The server from which processes are forked, and what makes each as if it had been executed."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import resource
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import setproctitle
+
+from rollmesh.mesh.runtime.warm_start.forked import become_another, end_with
+
+READY, GO = b"r", b"g"
+
+
+def run(parent: int, orders: socket.socket, modules: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Serves in a process that was forked for this; in those that it forks, the program runs."""
+    end_with(parent)
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
+    kept = orders.fileno()
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+    os.environ.update(environment)
+    _become(*_serve(orders, modules))
+
+
+def _serve(orders: socket.socket, modules: Sequence[str]) -> tuple[dict[str, Any], list[int], socket.socket]:
+    """Forks for each order, until its client is gone; returns in the forked processes: the order, and their files."""
+    setproctitle.setproctitle("rollmesh: warm starts")
+    for name in modules:
+        # Whatever a module raises, the service that needs it will say so in its log.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    ctypes.CDLL(None).fflush(None)
+    gc.collect()
+    gc.freeze()
+    orders.sendall(READY)
+    while True:
+        _, files, _, _ = socket.recv_fds(orders, 1, 4)
+        if not files:
+            os._exit(0)
+        try:
+            child = os.fork()
+        except OSError:  # the client sees that the files are closed
+            child = -1
+        if not child:
+            between = os.getpid()
+            if os.fork():
+                os._exit(0)
+            orders.close()
+            connection = socket.socket(fileno=files.pop())
+            with connection.makefile("rb") as line:
+                order = json.loads(line.readline() or "null")
+            while os.getppid() == between:
+                time.sleep(0.001)
+            return order, files, connection
+        for file in files:
+            os.close(file)
+        if child > 0:
+            os.waitpid(child, 0)
+
+
+def _become(order: dict[str, Any], files: Sequence[int], connection: socket.socket) -> NoReturn:
+    """Makes this process what it would be if it had been executed, and runs its program."""
+    if order is None:
+        os._exit(1)
+    end_with(order["parent"])
+    os.setsid()
+    with connection:
+        connection.sendall(b"%d\n" % os.getpid())
+        if connection.recv(1) != GO:
+            os._exit(1)
+    for standard, file in enumerate(files):
+        os.dup2(file, standard)
+        os.close(file)
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    os.chdir(order["folder"])
+    os.umask(order["umask"])
+    for kind, limit in order["limits"].items():
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(int(kind), tuple(limit))
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    _reset_signals(order["ignored"], order["blocked"])
+    become_another()
+    _run_program(order["command"])
+
+
+def _reset_signals(ignored: Sequence[int], blocked: Sequence[int]) -> None:
+    """Gives signals the handlers with which an interpreter begins."""
+    signal.set_wakeup_fd(-1)
+    by_python = (signal.SIGPIPE, signal.SIGXFSZ)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        handler: Any = signal.SIG_IGN if number in ignored or number in by_python else signal.SIG_DFL
+        if number == signal.SIGINT and handler is signal.SIG_DFL:
+            handler = signal.default_int_handler
+        # None: a handler in C, as that of `faulthandler`.
+        if signal.getsignal(number) is not None:
+            signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _run_program(command: list[str]) -> NoReturn:
+    """Runs `PYTHON -m MODULE ARGUMENT...` to its end."""
+    setproctitle.setproctitle(" ".join(command))
+    setproctitle.setthreadtitle(Path(command[0]).name)
+    _, _, module, *arguments = command
+    sys.orig_argv, sys.argv = command, ["-m", *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd()
+    importlib.invalidate_caches()
+    code: object = None
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code
+    except BaseException as error:  # noqa: BLE001  # as the interpreter does it
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    _end(code)
+
+
+def _end(code: object) -> NoReturn:
+    """Ends as the interpreter does, but does not destroy its modules, which takes a third of a second."""
+    if not isinstance(code, int | None):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    vars(threading)["_shutdown"]()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        # Closed, or without a reader.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    if code == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit((code or 0) & 0xFF)
+
+
+if __name__ == "__main__":
+    _modules, _orders = sys.argv[1:], socket.socket(fileno=os.dup(0))
+    _nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(_nothing, 0)
+    os.close(_nothing)
+    os.setsid()
+    _become(*_serve(_orders, _modules))
