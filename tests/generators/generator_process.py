@@ -1,7 +1,10 @@
 """`rollmesh`, prepared for a test: python -m tests.generators.generator_process PREPARATION ARGUMENTS...
 
-The preparation is JSON: the folder in which it works, one for temporary files, a file with the bound of responses (or
-none), and statements that are executed before.
+The preparation is JSON:
+folder: in which it works.
+temporary: folder for temporary files.
+pace: file with the bound of responses, or none.
+first: statements that are executed before.
 """
 
 from __future__ import annotations
