@@ -1,10 +1,7 @@
 """`rollmesh`, prepared for a test: python -m tests.generators.generator_process PREPARATION ARGUMENTS...
 
-The preparation is JSON:
-folder: in which it works.
-temporary: folder for temporary files.
-pace: file with the bound of responses, or none.
-first: statements that are executed before.
+The preparation is an object of JSON. `folder` is where it works, and `temporary` is for temporary files. `pace` is a
+file with the bound of responses, or empty. `first` holds statements that are executed before.
 """
 
 from __future__ import annotations
