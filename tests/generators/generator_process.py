@@ -1,7 +1,7 @@
 """`rollmesh`, prepared for a test: python -m tests.generators.generator_process PREPARATION ARGUMENTS...
 
-The preparation is JSON: its working folder, a folder for temporary files, a file with the bound of responses (or none).
-It also has statements to execute before.
+The preparation is an object of JSON. `folder` is where it works, and `temporary` is for temporary files. `pace` is a
+file with the bound of responses, or empty. `first` holds statements that are executed before.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ _TOKENS, _BOUND, _GROUPS, _LEFT_S = 60, 20, 2, 20.0
 
 @pytest.mark.slow
 async def test_a_notice_drains_in_time_and_responses_continue_elsewhere(tmp_path: Path) -> None:
-    """No draft is due by itself, no response ends, and leases are long. So only the drain leaves something to continue,
-    and only the notice ends it."""
+    """No draft is due by itself, and leases are long: what another generator continues is the drain's work alone. No
+    response ends, so that nothing but the notice ends the drain."""
     services = MetadataServices()
     services.left_s = _LEFT_S
     async with (

@@ -106,9 +106,7 @@ class AdapterContract:
             if seed < MOST_ADAPTERS:
                 names.append(f"of {seed}")
                 # Those before it are not to end meanwhile.
-                with harness.slowly(3):
-                    harness.resume()
-                    harness.freeze([request(names[-1], max_tokens=most)])
+                harness.freeze([request(names[-1], max_tokens=most)], again=True)
         harness.resume()
         for name, version, found in zip(names, used, harness.collector.wait(names), strict=False):
             assert found.sampled.versions.versions == (version, used[-1]), name

@@ -129,7 +129,7 @@ class EngineHarness(ABC):
         yield
 
     def freeze(
-        self, requests: Sequence[GenerationRequest], *, tokens: int = 3, known: int = 1
+        self, requests: Sequence[GenerationRequest], *, tokens: int = 3, known: int = 1, again: bool = False
     ) -> dict[str, PartialResponse]:
         """Submits requests and pauses the engine once the first of them, a long one, has so many new tokens.
 
@@ -137,6 +137,7 @@ class EngineHarness(ABC):
             requests: as for `submit`.
             tokens: new ones of the first request.
             known: so many requests, the first included, have new tokens by then: long ones too.
+            again: it stands still, and continues once it has the requests.
 
         Returns:
             What there is of those that are running.
@@ -147,6 +148,8 @@ class EngineHarness(ABC):
         with self.slowly(tokens):
             self.collector.when_streamed(wanted, self.engine.pause)
             self.engine.submit([*streaming, *requests[known:]])
+            if again:
+                self.resume()
             self.collector.wait_streamed(wanted)
             # The hook has asked for it from the engine's own thread; this one returns when it stands still.
             self.engine.pause().result(self.deadline_s)

@@ -106,7 +106,7 @@ class SharedServer:
         return {model["id"] for model in answer.json()["data"] if model["parent"]}
 
     def traces(self) -> Traces:
-        """Traces of its process."""
+        """Its resources."""
         assert self.address
         return Traces.of(self._process)
 

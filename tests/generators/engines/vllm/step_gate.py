@@ -41,15 +41,15 @@ class StepGate:
     def at_most(self, tokens: int) -> Iterator[None]:
         """Each core takes the steps for so many tokens, and a few more, before the end of this block.
 
-        At least one core has to be at work by then. Where such blocks are nested, the inner one holds.
+        At least one core has to be at work by then.
         """
         number = _STATE.unpack(self._area)[0] + 1
         _LIMIT.pack_into(self._area, 0, number, tokens + _MORE_STEPS)
         try:
             yield
-            assert _STATE.unpack(self._area)[2] >= number, "engine cores have no gate"
+            assert _STATE.unpack(self._area)[2] == number, "engine cores have no gate"
         finally:
-            _LIMIT.pack_into(self._area, 0, _STATE.unpack(self._area)[0], _OPEN)
+            _LIMIT.pack_into(self._area, 0, number, _OPEN)
 
 
 def _mapped() -> mmap.mmap:
