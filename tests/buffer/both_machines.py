@@ -204,7 +204,8 @@ class BothMachines(FencedMachines):
 
     @rule()
     def lose_holders(self) -> None:
-        self.time_passes(1100)
+        """Exactly one term passes: leases that begin now end in the last moment."""
+        self.time_passes(self.rules.lease_ms)
         self.expire()
 
     @rule(count=st.integers(1, 3), publish=st.booleans(), ahead=st.sampled_from([0, 0, 0, -1, 1]))

@@ -147,6 +147,7 @@ COMPARED = (
         "if g.uses and g.state ~= 'consumed' then return retire(gid, g) end",
         walk=7,
     ),
+    Rule("a lease is over with its term", "expire", "'-inf', now, 'LIMIT'", "'-inf', now - 1, 'LIMIT'"),
     Rule(
         "lost holders count",
         "expire",

@@ -20,8 +20,8 @@ from rollmesh.mesh.trajectory.payload_codec import Codec, Trajectory, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import trajectory_pb2 as trajectory
+from tests.buffer.front_processes import FrontProcess
 from tests.buffer.mesh_fixture import BufferClient, Mesh, head_of_write, make_config
-from tests.buffer.test_crashes import FrontProcess
 
 V0 = PolicyVersion(1, 0)
 LIMIT_MB = 4
@@ -31,7 +31,8 @@ GROWTH_BYTES = 32 << 20
 
 @pytest.fixture
 async def front(tmp_path: Path, redis_url: str) -> AsyncIterator[FrontProcess]:
-    process = FrontProcess(tmp_path, make_config(tmp_path, redis_url, network={"max_message_mb": LIMIT_MB}))
+    config = make_config(tmp_path, redis_url, network={"max_message_mb": LIMIT_MB})
+    process = FrontProcess(tmp_path, config, forked=False)
     await process.start()
     yield process
     await process.end(signal.SIGKILL)

@@ -203,6 +203,38 @@ def test_no_attempt_of_the_lost_time_comes_again(redis_url: str) -> None:
         both.teardown()
 
 
+@pytest.mark.parametrize("ended", ["evicted", "failed"])
+def test_a_prompt_leaves_the_group_from_which_the_lost_admission_took_it(redis_url: str, ended: str) -> None:
+    """It was queued again when its first group had ended, trained in a second one, and is back in the first."""
+    LosingMachines.url = redis_url
+    both = LosingMachines()
+    both.begin(1, Order.IN_ORDER, 1, 1 << 30)
+    try:
+        both.fill(1, "m1")
+        (first,) = both.machine.groups
+        if ended == "evicted":
+            both.finish_group(0, 0)
+            both.remember()
+            both.outdate()
+        else:
+            both.fail_group(0)
+            both.remember()
+            both.redrive(0, 1)
+        both.admit("m2", 0, 1)
+        both.finish_group(0, 0)
+        both.train_batch(1, True)
+        both.keep_log()
+        ((second, version),) = both.log
+        assert second != first
+        both.lose(1, False)
+        both.agree()
+        group = both.machine.groups[second]
+        assert (group.uses, group.task.n, both.found["unknown"]) == ([version], 2, 1)
+        assert first not in both.machine.groups
+    finally:
+        both.teardown()
+
+
 def test_machine_and_lua_agree_after_losses_on_long_walks(redis_url: str) -> None:
     LosingMachines.url = redis_url
     found: Counter[str] = sum((walk(seed, 90) for seed in range(8)), Counter())

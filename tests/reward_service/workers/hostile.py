@@ -145,7 +145,8 @@ FORGED = {
     "unit": msgpack.packb(["done", [[[1], None]]]),
     "bytes": msgpack.packb(["done", [[0, 5]]]),
     "outcome": msgpack.packb(["done", [[0, msgpack.packb([[9, 9, 9]])]]]),
-    "number": msgpack.packb(["done", [[0, msgpack.packb([[0, None, {}, []]])]]]),
+    "number": msgpack.packb(["done", [[0, msgpack.packb([[0, None, {}, [], [], "", 0.0, False]])]]]),
+    "parts": msgpack.packb(["done", [[0, msgpack.packb([[0, 1.0, [], [], [], "", 0.0, False]])]]]),
     "ready": msgpack.packb(["ready", [[False, False]]]),
 }
 
