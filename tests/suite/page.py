@@ -13,6 +13,8 @@ from tests.suite.budget import read_budget
 from tests.suite.results import Results
 
 _TEXT = """\
+# The test suite
+
 For contributors: what the tests of Rollmesh cost, and when all of them last passed. `make test-all` writes this page.
 
 | command | what it proves | time on two cores |
@@ -28,6 +30,9 @@ A folder that uses half as much again as its CPU seconds in `tests/suite/budget.
 `python -m tests.suite.mutants` draws changes of the product that tests must notice.
 
 ## All tests
+"""
+_NEVER = "`make test-all` has not passed as a whole yet.\n"
+_PASSED = """\
 {commit} passed `make test-all` on {day}: {passed} tests in {minutes:.0f} minutes and {cpu_s:.0f} CPU seconds{left_out}.
 
 | folder | tests | CPU seconds | budget of `make test` |
@@ -37,14 +42,16 @@ A folder that uses half as much again as its CPU seconds in `tests/suite/budget.
 
 
 def page(results: Results, *, commit: str, day: str) -> str:
-    """The page in Markdown."""
+    """The page in Markdown, from results that may be empty."""
+    if not results.tests:
+        return _TEXT + _NEVER
     budget = read_budget()
     rows = [
         f"| `{name}` | {usage.tests} | {usage.cpu_s:.0f} | {budget.get(name, 0):g} |"
         for name, usage in sorted(results.folders.items())
     ]
     left_out = "".join(f"; {count} {reason}" for reason, count in results.left_out.items())
-    return _TEXT.format(
+    return _TEXT + _PASSED.format(
         commit=commit,
         day=day,
         passed=results.outcomes["passed"],
