@@ -103,6 +103,14 @@ def _meet(path: str) -> float:
     return 1.0
 
 
+def _gate(path: str) -> float:
+    """Says over a fifo that it is busy, and stays so until something is written to another one."""
+    Path(path).write_text(str(os.getpid()))
+    with Path(f"{path}-on").open("rb", 0) as on:
+        on.read(1)
+    return 1.0
+
+
 def _alarm(_: str) -> float:
     """Signals reach a plain function: it runs in the main thread."""
     rung = []
@@ -190,6 +198,7 @@ ACTS = {
     "loop": lambda _: asyncio.run(asyncio.sleep(0, 2.0)),
     "alarm": _alarm,
     "meet": _meet,
+    "gate": _gate,
     "arm": _arm,
     "trip": _trip,
     "alarm-later": lambda _: signal.setitimer(signal.ITIMER_REAL, 600) and 1.0,

@@ -96,17 +96,23 @@ async def test_each_item_ends_by_itself(make_engine: Any, make_item: Any, tmp_pa
 
 
 async def test_a_service_that_was_stopped_with_its_workers_judges_none_for_that(
-    make_engine: Any, make_item: Any, worker_processes: Any
+    make_engine: Any, make_item: Any, tmp_path: Path
 ) -> None:
     engine = make_engine("compute_score", workers=1, call_timeout_s=_LIMIT_S)
     await engine.start()
-    scored = asyncio.create_task(engine.score([make_item("slow", "sleep 1")], 240.0))
-    await asyncio.sleep(0.2)
-    (worker,) = worker_processes()
+    gate, on = tmp_path / "gate", tmp_path / "gate-on"
+    for fifo in (gate, on):
+        os.mkfifo(fifo)
+    scored = asyncio.create_task(engine.score([make_item("slow", f"gate {gate}")], 240.0))
+    worker = psutil.Process(int(await asyncio.to_thread(gate.read_text)))
     worker.suspend()
+    # In this thread: the service stands still as well.
     time.sleep(2 * _LIMIT_S + 1)
     worker.resume()
-    assert said((await scored)[0]) == "1"
+    # Open for reading as well: it is written to whether or not the worker has come as far as that.
+    with on.open("r+b", 0) as both_ends:
+        both_ends.write(b"!")
+        assert said((await scored)[0]) == "1"
     assert engine.workers.overdue == 0
 
 
