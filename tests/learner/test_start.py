@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from rollmesh.launcher.preflight.trial import try_learner
+from rollmesh.learner.builders import set_learner_threads
 from rollmesh.learner.engine_specs import device_of
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.service import run
@@ -133,3 +135,15 @@ def test_a_rank_without_a_device_of_its_own_is_refused(monkeypatch: pytest.Monke
     assert device_of("cpu") == "cpu"
     with pytest.raises(ConfigError, match=r"LOCAL_RANK is 1, and this rank sees 1 CUDA device\(s\)"):
         device_of("cuda")
+
+
+def test_a_learner_computes_with_the_threads_of_its_environment_though_torch_was_loaded_in_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.get_num_threads()
+    try:
+        monkeypatch.setenv("OMP_NUM_THREADS", str(before + 2))
+        set_learner_threads(make_config(tmp_path, {}))
+        assert torch.get_num_threads() == before + 2
+    finally:
+        torch.set_num_threads(before)

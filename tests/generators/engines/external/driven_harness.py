@@ -44,13 +44,13 @@ class ScriptedHarness(EngineHarness):
     """See `EngineHarness`; `backend` is at the tests' mercy."""
 
     def __init__(self, kv: KvPolicy = "keep", stride: int = 1) -> None:
-        self._kv = kv
+        self.kv: KvPolicy = kv
         self.table = TableModel(self.vocabulary)
         self.backend = ScriptedBackend(self.table, LIMITS, tokenizer(), self.slots, stride)
         super().__init__()
 
     def build(self, listener: EngineListener) -> ScriptedEngine:
-        settings = EngineSettings(slots=self.slots, kv=self._kv)
+        settings = EngineSettings(slots=self.slots, kv=self.kv)
         return ScriptedEngine(self.backend, ModelInfo(LIMITS, tokenizer()), settings, listener)
 
     def unfinished(self) -> int:
@@ -99,7 +99,7 @@ class RestartingHarness(ScriptedHarness):
         super().__init__(kv, stride)
 
     def build(self, listener: EngineListener) -> ScriptedEngine:
-        settings = EngineSettings(slots=self.slots, kv=self._kv)
+        settings = EngineSettings(slots=self.slots, kv=self.kv)
         backend = RestartingBackend(self._create, self._restart_timeout_s)
         return ScriptedEngine(backend, ModelInfo(LIMITS, tokenizer()), settings, listener)
 

@@ -100,6 +100,7 @@ class ScriptedBackend(Backend):
         staged: sets of weights that were neither loaded nor discarded.
         does: what its processes do.
         raised: what they have raised last.
+        recomputed: the last load asked for new keys and values; None before.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class ScriptedBackend(Backend):
         self.start_limit = 0
         self.staged = 0
         self.does = ThreadState.ASLEEP
+        self.recomputed: bool | None = None
 
     async def start(self, on_death: Callable[[str], None]) -> RequestLimits:
         self.on_death = on_death
@@ -199,6 +201,7 @@ class ScriptedBackend(Backend):
     async def load(self, staged: Weights, label: str, *, recompute: bool) -> None:
         assert self._paused
         self.staged -= 1
+        self.recomputed = recompute
         await self._called("load")
         self._weights = (staged[self._model.table] * staged[self._model.factor]).numpy()
         self._label, self._deeply = label, False

@@ -55,6 +55,12 @@ def test_the_backend_has_its_slots_full_and_one_to_spare(harness: ScriptedHarnes
     assert begun == [*range(harness.slots + 1), len(names) - 1]
 
 
+@pytest.mark.parametrize("harness", ["keep", "recompute", "interrupt"], indirect=True)
+def test_a_backend_computes_keys_again_unless_they_are_to_be_kept(harness: ScriptedHarness) -> None:
+    harness.update(V1, harness.constant_weights(10))
+    assert harness.backend.recomputed == (harness.kv != "keep")
+
+
 def test_a_deeper_sleep_takes_no_memory_on_its_way(harness: ScriptedHarness) -> None:
     """Another program may have it by now."""
     harness.update(V1, harness.constant_weights(10))
