@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,8 @@ def test_a_rank_that_is_lost_ends_the_learner_and_the_next_one_continues(
     with mesh_of(config) as mesh:
         with learner_process(config, mesh, tmp_path) as learner:
             wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == 3)
-            named = {" ".join(child.cmdline()): child for child in psutil.Process(learner.pid).children()}
-            ranks = {int(name.removesuffix(")").rpartition("(rank ")[2]): child for name, child in named.items()}
+            titles = {child: " ".join(child.cmdline()) for child in psutil.Process(learner.pid).children()}
+            ranks = {int(re.findall(r"\(rank (\d+)\)", title)[0]): child for child, title in titles.items()}
             ranks[lost].send_signal(blow)
             assert learner.wait() == code
         assert not any(rank.is_running() for rank in ranks.values())
