@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,3 +32,11 @@ def test_spliced_groups_parse_as_built_ones(task: trajectory.PromptTask, members
     response = pb.SampleResponse.FromString(b"".join(repeated_field(number, [group, group])))
     built = pb.LeasedGroup(group_id="g", attempt=3, task=task, members=members)
     assert list(response.groups) == [built, built]
+
+
+@pytest.mark.parametrize("size", [0, 127, 128, 129, (1 << 14) - 1, 1 << 14])
+def test_a_length_takes_as_many_bytes_as_protobuf_gives_it(size: int) -> None:
+    content = bytes(size)
+    number = trajectory.PromptTask.DESCRIPTOR.fields_by_name["prompt_ids"].number
+    spliced = trajectory.PromptTask.FromString(field_header(number, size) + content)
+    assert spliced.prompt_ids == content

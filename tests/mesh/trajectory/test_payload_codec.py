@@ -203,7 +203,7 @@ def test_the_good_header_is_good() -> None:
         (_payload({**GOOD, "versions": bytes(11)}), "versions"),
         (_payload({**GOOD, "versions": [[2, 1, 0]]}), "versions"),
         (_payload({**GOOD, "versions": 3}), "versions"),
-        (_payload({**GOOD, "mask": struct.pack("<I", 1)}), "mask"),
+        *((_payload({**GOOD, "mask": struct.pack("<I", covered)}), "mask") for covered in (1, 3)),
         (_payload({**GOOD, "mask": struct.pack("<4I", 1, 0, 0, 1)}), "mask[1]"),
         (_payload({**GOOD, "mask": bytes(3)}), "mask"),
         (_payload({**GOOD, "mask": [[2, 1]]}), "mask"),

@@ -178,6 +178,19 @@ async def test_who_waited_for_an_item_that_failed_has_its_own_computed_at_once()
     assert (callers[1].got, callers[2].got) == ({0: scored(1)}, {0: BROKEN})
 
 
+async def test_one_of_those_who_waited_for_an_item_that_was_not_begun_takes_its_place() -> None:
+    cache = ScoreCache(CacheSection())
+    first, second, third = callers = [Caller(cache, [1]) for _ in range(3)]
+    tasks = [asyncio.create_task(caller.run()) for caller in callers]
+    await settled()
+    first.end(0, not_begun("busy"))
+    await settled()
+    assert (second.open, third.open) == ([0], [])
+    second.end(0, scored(1))
+    await asyncio.gather(*tasks)
+    assert (second.got, third.got) == ({0: scored(1)}, {0: scored(1, cached=True)})
+
+
 async def test_who_waited_too_long_is_not_begun_and_nothing_is_lost() -> None:
     cache = ScoreCache(CacheSection())
     leader, follower = Caller(cache, [1]), Caller(cache, [1], begin_s=0.0)
