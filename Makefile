@@ -23,7 +23,7 @@ NOT_FAST := $(addprefix tests/,integration faults generators/engines generators/
 DEVICE ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system-packages vllm sglang reward-servers reward-kit demo test test-mesh test-engines test-fast check lint types docs site packages try-packages protos lock format clean
+.PHONY: help setup system-packages vllm sglang reward-servers reward-kit demo test test-all test-mesh test-engines test-fast check lint types docs site packages try-packages protos lock format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -93,29 +93,53 @@ demo: $(READY) ## Train the demonstration: real services, held-out reward goes u
 	$(BIN)/python -m examples.demo
 
 # An engine that cannot be installed here is skipped by its tests, with the reason; `.ci/run` lets that fail.
-# vLLM's tests run where vLLM is, and the runs with engines with them; two environments are two calls of pytest. Both at
-# once, and with more processes than cores: tests wait for others more often than they compute. Byte code is kept, also
-# where the environment says otherwise: the suite starts hundreds of processes of the same code. Each computes with one
-# thread: threads that spin for each other slow all of them down.
-test test-mesh test-engines test-fast: export PYTHONDONTWRITEBYTECODE :=
-test test-mesh test-engines test-fast: export OMP_NUM_THREADS := 1
-test: lint ## Lint, types and the whole test suite, on two cores
+# Two calls of pytest, for vLLM's tests run in its environment: one on two cores, and one that follows mypy beside it.
+# Byte code is kept, also if the environment says otherwise: the suite starts many processes of the same code. Each
+# computes with one thread: threads that spin for each other slow all of them down.
+TESTING := test test-all test-mesh test-engines test-fast
+$(TESTING): export PYTHONDONTWRITEBYTECODE :=
+$(TESTING): export OMP_NUM_THREADS := 1
+# A package, several, or test files: make test ONLY=buffer runs its tests and those of all that depends on it.
+ONLY ?=
+TIER :=
+RESULTS := .make/results
+
+test: ## Lint, types and tests in ten minutes on two cores; ONLY=buffer: of a package and what depends on it
+	@echo "make test: installs what is missing (8 minutes and 9 GB the first time: .venv, vLLM, SGLang), then checks lint and"
+	@echo "types and runs the tests, which takes about ten minutes on two cores."
+	@$(MAKE) --no-print-directory suite
+
+test-all: ## The same with every cell of every product, long chaos and soaks; writes docs/testing.md once it has passed
+	@echo "make test-all: as make test, and every cell of every product: about an hour on two cores."
+	@$(MAKE) --no-print-directory suite TIER=--all
+	$(BIN)/python -m tests.suite.page $(RESULTS)/*.json > docs/testing.md
+
+.PHONY: suite types-and-engines
+suite: lint
 	-@$(MAKE) --no-print-directory vllm
 	-@$(MAKE) --no-print-directory sglang
 	-@$(MAKE) --no-print-directory reward-servers
-	@$(MAKE) --no-print-directory --jobs=3 types test-mesh test-engines
+	@rm -rf $(RESULTS)
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-mesh types-and-engines; status=$$?; \
+	$(BIN)/python -m tests.suite.summary $(if $(TIER),--no-budget) $(RESULTS)/*.json && exit $$status
+
+types-and-engines:
+	@$(MAKE) --no-print-directory --keep-going types test-engines
 
 test-mesh: $(READY)
-	$(BIN)/python -m pytest -n 4 --dist loadfile $(addprefix --ignore=,$(VLLM_TESTS))
+	@files=$$($(if $(ONLY),$(BIN)/python -m tests.suite.selection $(ONLY),echo tests)) && \
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(TIER) --results $(RESULTS)/mesh.json \
+		$(addprefix --ignore=,$(VLLM_TESTS)) $$files
 
 # Shown as a whole at its end, for the other call shows its progress meanwhile.
 test-engines: $(READY)
-	@mkdir -p $(dir $(ENGINES_LOG)); \
+	@mkdir -p $(RESULTS); \
 	test -e $(VLLM)/.ready && python=$(VLLM)/bin/python || python=$(BIN)/python; \
-	set -x; $$python -m pytest -p no:cacheprovider -n 2 --dist loadfile $(VLLM_TESTS) > $(ENGINES_LOG) 2>&1; \
+	$$python -m pytest -p no:cacheprovider -n 1 --dist loadfile $(TIER) --results $(RESULTS)/engines.json \
+		$(VLLM_TESTS) > $(ENGINES_LOG) 2>&1; \
 	status=$$?; cat $(ENGINES_LOG); exit $$status
 
-test-fast: $(READY) ## Tests without engines and processes, for the edit loop
+test-fast: $(READY) ## Tests without engines and processes in under a minute, for the edit loop
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-processes -m "not slow and not gpu" $(addprefix --ignore=,$(NOT_FAST))
 
 check: lint types ## Lint, format and types

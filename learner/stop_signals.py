@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from rollmesh.learner.control_requests import ControlRequests
-from rollmesh.mesh.runtime.end_signals import NUMBERS, EndSignals
+from rollmesh.mesh.runtime.end_signals import EndSignals, end_signals
 
 
 class StopSignals:
@@ -18,7 +18,7 @@ class StopSignals:
         self._signals = EndSignals()
 
     def __enter__(self) -> None:
-        for number in NUMBERS:
+        for number in end_signals():
             self._before[number] = signal.signal(number, self._on_signal if self._listen else signal.SIG_IGN)
 
     def __exit__(self, *_: object) -> None:

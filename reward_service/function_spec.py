@@ -8,6 +8,8 @@ from typing import Any
 from rollmesh.mesh.user_code import label
 
 FunctionSpec = str | Callable[..., Any]
+# Begins the names of rewards of environments.
+VERIFIERS = "verifiers:"
 
 
 def label_of(spec: FunctionSpec) -> str:

@@ -17,9 +17,7 @@ from typing import Any
 
 from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.user_code import WITH_ARGUMENTS, load_callable
-from rollmesh.reward_service.adapters.verifiers import PREFIX as VERIFIERS
-from rollmesh.reward_service.adapters.verifiers import load_verifiers
-from rollmesh.reward_service.function_spec import FunctionSpec, label_of
+from rollmesh.reward_service.function_spec import VERIFIERS, FunctionSpec, label_of
 from rollmesh.reward_service.functions import RewardFunction, adapt, from_scorer
 from rollmesh.reward_service.scorers import SCORERS, WITH_OPTION, takes_option
 
@@ -50,6 +48,8 @@ def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunct
         raise RewardError(f"reward function {spec}: this is a text", hint="write the part as a mapping, without quotes")
     path, arguments = split_arguments(spec)
     if path.startswith(VERIFIERS):
+        from rollmesh.reward_service.adapters.verifiers import load_verifiers
+
         return adapt(name or label_of(spec), load_verifiers(path.removeprefix(VERIFIERS), arguments))
     function = load_callable(path, "reward function", RewardError)
     return adapt(name or label_of(spec), _with_arguments(path, function, arguments) if arguments else function)

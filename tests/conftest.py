@@ -24,33 +24,46 @@ from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom, freeze_h
 from tests import engines_here, no_processes
 from tests.command import Command, in_this_process
 from tests.repository import REPOSITORY
-from tests.suite.cpu_time import CpuTime
+from tests.suite import tiers
+from tests.suite.progress import Progress
+from tests.suite.results import Recorder
 
-pytest_plugins = ["tests.suite.tiers"]
 # An example takes as long as the machine is busy; the suite's own timeouts end what hangs.
-settings.register_profile("suite", deadline=None)
+settings.register_profile("suite", deadline=None, max_examples=50)
+settings.register_profile("all", deadline=None, max_examples=200)
 settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the option for the quick part of the suite."""
     parser.addoption("--no-processes", action="store_true", help="skip tests that start a process")
-    parser.addoption("--cpu-log", type=Path, help="append a line of JSON per test, with its CPU seconds, to this file")
+    tiers.add_options(parser)
+    parser.addoption("--results", type=Path, help="write a record of the run, with CPU seconds, to this file")
 
 
+@pytest.hookimpl(trylast=True)  # the reporter is there
 def pytest_configure(config: pytest.Config) -> None:
     """Skips what starts a process, where that is asked for; xdist's own processes are started by another. Modules and
-    tests are loaded with few searches for cycles."""
+    tests are loaded with few searches for cycles. The second tier tries more examples."""
     collect_garbage_seldom()
-    config.pluginmanager.register(CpuTime(None if hasattr(config, "workerinput") else config.getoption("cpu_log")))
+    config.pluginmanager.register(tiers)
+    config.pluginmanager.register(Recorder(config))
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(config.pluginmanager.get_plugin("terminalreporter")))
+    if config.getoption("all_tiers"):
+        settings.load_profile("all")
     if config.getoption("no_processes") and not config.getoption("numprocesses"):
         no_processes.forbid()
 
 
-# Parts of the names of files that share an engine, the processes of a learner's, or what a plan has counted once.
+# Parts of the names of files that share an engine, the processes of a learner's, or what was read or counted once.
 _SHARED = (
     ("/engines/vllm/",),
+    ("tests/test_layers", "tests/test_supply"),
     ("/test_sglang_",),
+    ("tests/faults/",),
+    ("generators/placement/test_sleeping", "generators/test_", "generators/weights/"),
+    ("learner/engines/megatron/", "rollmesh/planning/test_megatron_layers"),
     ("rollmesh/planning/", "docs/test_megatron", "docs/test_placement", "docs/test_planning"),
     (
         "learner/checkpoint/test_killed_writes",
@@ -70,27 +83,17 @@ _SHARED = (
         "learner/roles/test_contract",
         "rollmesh/test_export",
     ),
-    (
-        "learner/engines/megatron/computing/test_",
-        "learner/engines/megatron/test_checkpoint_matrix",
-        "learner/engines/megatron/test_equivalence",
-        "learner/engines/megatron/test_traps",
-        "learner/engines/megatron/training/test_",
-    ),
 )
 
 
 class ByFileAndServer(LoadScopeScheduling):
-    """`--dist loadfile`, but all files that share an engine's server, import or processes in one process. Whole runs
-    are wherever there is room: what they share lies on disk.
+    """`--dist loadfile`, but all files that share an engine's server, import or processes in one process.
 
     Not by xdist's groups: 3.8 writes them into the names of tests, which pytest does not read any more from 9.2 on.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
-        if file.startswith("tests/integration/"):
-            return nodeid
         return next((parts[0] for parts in _SHARED if any(part in file for part in parts)), file)
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -27,17 +28,34 @@ FILES = [p for name in PACKAGES for p in sorted((ROOT / name).rglob("*.py")) if 
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 
 
+class Source(NamedTuple):
+    """A file, read once for all that is asked of it.
+
+    Attributes:
+        body: its statements at the top level.
+        text: its docstring.
+        nodes: its imports and calls, wherever they stand.
+    """
+
+    body: list[ast.stmt]
+    text: str | None
+    nodes: list[ast.AST]
+
+
 @cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def source(path: Path) -> Source:
+    tree = ast.parse(path.read_text())
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)]
+    return Source(tree.body, ast.get_docstring(tree), nodes)
 
 
+@cache
 def _imports(path: Path) -> list[tuple[str, bool]]:
     """(module, at the top level) of every import in a file."""
-    tree = _tree(path)
-    top = {id(node) for node in tree.body}
+    body, _, nodes = source(path)
+    top = set(map(id, body))
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found += [(alias.name, id(node) in top) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -123,7 +141,7 @@ def test_packages_have_one_name() -> None:
 
 def test_files_are_short_and_say_what_they_are() -> None:
     assert not [path for path in FILES if len(path.read_text().splitlines()) > 600], "too long"
-    silent = [path for path in FILES if _tree(path).body and not ast.get_docstring(_tree(path))]
+    silent = [path for path in FILES if source(path).body and not source(path).text]
     assert not silent, "a module says what it is"
 
 

@@ -193,7 +193,8 @@ class Mesh:
     def end(self) -> list[str]:
         """Ends the run in order; the errors in its ledger."""
         self.steps.close()
-        self._process.send_signal(signal.SIGINT)
+        # Not SIGINT, which is ignored where the measurement runs in the background of a script.
+        self._process.terminate()
         try:
             status = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:

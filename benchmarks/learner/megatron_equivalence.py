@@ -72,11 +72,13 @@ class Case:
         shared: responses share their prompts, else each has its own.
         lora: the adapter of the policy that is trained; None: all weights are.
         router: further work of the routers of experts.
+        groups: of each step's batch; sequences that are not trained are as many as the first has.
     """
 
     shared: bool = True
     lora: LoraSection | None = None
     router: RouterSection = _PLAIN
+    groups: tuple[int, ...] = _GROUPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +246,13 @@ def train(harness: Harness, model: Path, case: Case) -> Training | None:
         return None
     critic = harness.make(make_spec(model, optimizer=OPTIMIZER, router=case.router), "value_model")
     metrics = []
-    for seed, groups in enumerate(_GROUPS):
+    for seed, groups in enumerate(case.groups):
         sequences = _sequences(seed, groups, case)
         for engine, loss in ((policy, surrogate), (critic, critic_loss)):
             batches = make_batches(engine, sequences, _BUDGET)
             engine.accumulate(batches, loss, engine.global_counts(batches))
             metrics.append(engine.apply().metrics)
-    unseen = _sequences(len(_GROUPS), 6, case)
+    unseen = _sequences(len(case.groups), case.groups[0], case)
     outputs = infer(policy, unseen, _BUDGET)
     return Training(
         torch.tensor([each["loss"] for each in metrics]),

@@ -31,6 +31,7 @@ from rollmesh.learner.algorithms.metrics import Metrics
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import TrainSequence
+from rollmesh.learner.builders import build_algorithm
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.mesh.config import load_config
@@ -39,13 +40,13 @@ from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom, freeze_heap
 from rollmesh.mesh.runtime.ranks import environment_of
 from rollmesh.planning.cluster import parse_devices
-from rollmesh.planning.command import plan_run
+from rollmesh.planning.models import RunModels
+from rollmesh.planning.plan import make_plan
 
-_TIMEOUT_S = 500
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 _IMPORTED_ONCE = (
     "rollmesh.learner.engines.fsdp2.create",
-    "rollmesh.planning.trace",
+    "rollmesh.planning.block_costs",
     "transformers.models.qwen3.modeling_qwen3",
 )
 _MIB = 1 << 20
@@ -79,7 +80,7 @@ CASES = tuple(
 )
 _TINY = Case(hidden=128, layers=1, vocabulary=64, tokens=16)
 # Cheap enough for a test.
-SMALL = (Case(layers=2, vocabulary=16384, tied=True, tokens=256, ranks=2, recompute=True),)
+SMALL = (Case(layers=2, vocabulary=16384, tied=True, tokens=128, ranks=2, recompute=True),)
 
 
 def main() -> None:
@@ -155,7 +156,7 @@ def _train(case: Case, folder: Path, meeting: Path) -> list[int]:
         rank.start()
     try:
         for rank in ranks:
-            rank.join(_TIMEOUT_S)
+            rank.join()
         if any(rank.exitcode for rank in ranks):
             raise SystemExit(f"ranks ended with {[rank.exitcode for rank in ranks]}")
         return [receiving.recv() for receiving, _ in pipes]
@@ -170,7 +171,7 @@ def _in_process(work: Any, *arguments: Any) -> Any:
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=lambda: sending.send(work(*arguments)))
     process.start()
-    process.join(_TIMEOUT_S)
+    process.join()
     if process.exitcode:
         raise SystemExit(f"{work.__name__} ended with {process.exitcode}")
     return receiving.recv()
@@ -209,7 +210,8 @@ def _plan(case: Case, folder: Path) -> dict[str, Any]:
             },
         }
     )
-    role = plan_run(config, parse_devices("1xCPU")).plan.roles[0]
+    cluster, roles = parse_devices("1xCPU"), build_algorithm(config).needs.roles
+    role = make_plan(config, cluster, roles, RunModels(config)).roles[0]
     phase = max((phase for phase in role.phases if phase.name != "inference"), key=lambda phase: phase.total)
     assert role.setup.micro_batches == 2, "as it is trained"
     return {"planned_bytes": phase.total, "phase": phase.name, "parameters": role.setup.shape.elements}

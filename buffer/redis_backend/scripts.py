@@ -12,7 +12,9 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
+from types import MappingProxyType
 
 _CALL = re.compile(r"redis\.p?call\('([A-Z]+)'")
 # Libraries that scripts share (`lua/lib`), each after those that it needs.
@@ -50,17 +52,21 @@ def sources() -> dict[str, str]:
     return {item.name.removesuffix(".lua"): item.read_text(encoding="utf-8") for item in found}
 
 
-def load_scripts(
-    clock: str | None = None, guard: str = "", texts: Mapping[str, str] | None = None
-) -> dict[str, Script]:
-    """All scripts by name.
+@cache
+def load_scripts(clock: str | None = None, guard: str = "") -> Mapping[str, Script]:
+    """All scripts of the package by name, linked once per process; arguments as of `link`."""
+    return MappingProxyType(link(sources(), clock, guard))
+
+
+def link(texts: Mapping[str, str], clock: str | None = None, guard: str = "") -> dict[str, Script]:
+    """Scripts by name.
 
     Args:
+        texts: Lua files, as of `sources`.
         clock: Lua source that defines `now_ms()`; none: Redis TIME.
         guard: Lua source that every script begins with.
-        texts: in the place of `sources()`.
     """
-    code = {name: _COMMENT.sub("", text) for name, text in (texts or sources()).items()}
+    code = {name: _COMMENT.sub("", text) for name, text in texts.items()}
     code["clock"] = clock or code["clock"]
     shared = [definition for name in _SHARED for definition in _definitions(code[name])]
     scripts = {}

@@ -40,6 +40,7 @@ from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.failover_channel import open_mesh
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
+from rollmesh.mesh.runtime.end_signals import end_signals
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, freeze_heap, keep_freed_memory
@@ -112,7 +113,7 @@ def _run(
     channel = RankChannel(config.learner.distributed) if worker.engine.layout.processes > 1 else None
     freeze_heap()
     if rank > 0 and channel is not None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in end_signals():
             signal.signal(number, signal.SIG_IGN)
         follow(worker, channel, watch)
     else:
@@ -241,5 +242,5 @@ def _end_on_signals(member: _Member, bridge: AsyncBridge) -> None:
         log.info("asked to end by %s", signal.Signals(number).name)
         bridge.loop.call_soon_threadsafe(member.end)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in end_signals():
         signal.signal(number, on_signal)

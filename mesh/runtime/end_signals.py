@@ -1,4 +1,8 @@
-"""Signals that ask a process to end: the first one in order, a second one at once."""
+"""Signals that ask a process to end: the first one in order, a second one at once.
+
+SIGINT and SIGHUP stay ignored where the caller ignores them, as with the system's own commands. A script's shell does
+so with SIGINT for what it starts with `&`, because Ctrl-C is for the foreground; `nohup` does so with SIGHUP.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,19 @@ import signal
 import time
 
 log = logging.getLogger(__name__)
-NUMBERS = (signal.SIGTERM, signal.SIGINT)
 # Seconds within which a second signal is the first one again. Some platforms send one to all processes of a service,
 # and the process that has started the others passes it on.
 _SAME_REQUEST_S = 1.0
+
+
+def end_signals(*, hangup: bool = False) -> list[signal.Signals]:
+    """Signals that ask this process to end; asked before it handles any.
+
+    Args:
+        hangup: the loss of the terminal is one.
+    """
+    others = [signal.SIGINT, *([signal.SIGHUP] if hangup else [])]
+    return [signal.SIGTERM, *(number for number in others if signal.getsignal(number) is not signal.SIG_IGN)]
 
 
 class EndSignals:

@@ -34,6 +34,7 @@ from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.liveness.process_ends import signal_name
 from rollmesh.mesh.runtime.child_processes import Child
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
+from rollmesh.mesh.runtime.end_signals import end_signals
 from rollmesh.mesh.runtime.hosts import interface_to, is_loopback
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.rank_board import BOARD, FileBoard
@@ -286,7 +287,7 @@ async def _watch(processes: Sequence[Forked | subprocess.Popen[bytes]], first: i
     """Waits for the ranks of this machine, the first of which has a number; returns the program's status."""
     ranks = [Child(process) for process in processes]
     loop = asyncio.get_running_loop()
-    for number in _ENDING:
+    for number in end_signals():
         loop.add_signal_handler(number, processes[0].send_signal, number)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     try:

@@ -1,6 +1,6 @@
 """The frame of every service process: event loop, signals, health, reflection, ready file, exit code.
 
-Invariants: SIGTERM and SIGINT ask for a graceful end (`Shutdown.requested`), see `EndSignals`. An expected failure
+Invariants: SIGTERM and SIGINT ask for a graceful end (`Shutdown.requested`), see `end_signals`. An expected failure
 ends the process with one log line and the error's exit code, never with a traceback as the message.
 """
 
@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha import reflection
 from rollmesh.mesh.addresses import host_of, is_unspecified, join_address, with_port
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.files import write_atomically
-from rollmesh.mesh.runtime.end_signals import NUMBERS, EndSignals
+from rollmesh.mesh.runtime.end_signals import EndSignals, end_signals
 from rollmesh.mesh.runtime.hosts import is_loopback, own_address_to
 from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 
@@ -80,7 +80,7 @@ def run_service(name: str, main: Callable[[Shutdown], Awaitable[int]], *, settin
             if signals.is_first(number):
                 shutdown.request(number.name)
 
-        for number in NUMBERS:
+        for number in end_signals():
             loop.add_signal_handler(number, on_signal, number)
         return await main(shutdown)
 

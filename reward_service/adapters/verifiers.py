@@ -14,8 +14,7 @@ from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.user_code import load_attribute, raised_by_user
 from rollmesh.reward_service.adapters.verifiers_rubrics import RubricReward
 from rollmesh.reward_service.adapters.verifiers_tasks import TaskReward
-
-PREFIX = "verifiers:"
+from rollmesh.reward_service.function_spec import VERIFIERS
 
 
 def load_verifiers(target: str, arguments: Mapping[str, Any]) -> RubricReward | TaskReward:
@@ -29,7 +28,7 @@ def load_verifiers(target: str, arguments: Mapping[str, Any]) -> RubricReward | 
     Raises:
         RewardError: it is not there, fails while it is loaded, or has no rewards.
     """
-    what = f"{PREFIX}{target}"
+    what = f"{VERIFIERS}{target}"
     try:
         found = _named(target, arguments) if ":" in target else _environment(target, arguments)
     except RewardError:
@@ -45,10 +44,10 @@ def load_verifiers(target: str, arguments: Mapping[str, Any]) -> RubricReward | 
 
 
 def _named(target: str, arguments: Mapping[str, Any]) -> Any:
-    found = load_attribute(target, f"reward function {PREFIX}", RewardError)
+    found = load_attribute(target, f"reward function {VERIFIERS}", RewardError)
     is_factory = callable(found) and not isinstance(found, type) and not _has_rubric(found)
     if arguments and not is_factory:
-        raise RewardError(f"reward function {PREFIX}{target} is no function", hint="leave its arguments out")
+        raise RewardError(f"reward function {VERIFIERS}{target} is no function", hint="leave its arguments out")
     return found(**arguments) if is_factory else found
 
 

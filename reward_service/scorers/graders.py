@@ -8,7 +8,6 @@ before the first item is scored, and written into the summary of a run.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import metadata
 
 from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.scorers import math_value
@@ -114,6 +113,9 @@ def self_test() -> None:
 
 
 def _version(package: str) -> str:
+    # Workers start without it.
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

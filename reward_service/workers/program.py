@@ -8,43 +8,31 @@ The first unit of a coroutine function turns the worker into an event loop for t
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
-import logging
 import os
 import signal
 import socket
 import sys
 import time
 import traceback
-import types
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from rollmesh.mesh.errors import PayloadError, RewardError
-from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
+from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
-from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.functions import RewardFunction
 from rollmesh.reward_service.loading import load_function
-from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem
 from rollmesh.reward_service.scorers import prepare
-from rollmesh.reward_service.workers.messages import DONE, READY, REFUSED, pack, pack_answer, unpacker
+from rollmesh.reward_service.workers.messages import DONE, READY, REFUSED, pack, unpacker
 from rollmesh.reward_service.workers.shared_page import SharedPage
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-Unit = tuple[int, float, Sequence[bytes]]
+from rollmesh.reward_service.workers.units import READ_BYTES, Unit, answer_of, parse
 
 # Seconds and bytes after which answers leave although the message's units are not all done.
 _FLUSH_S = 0.02
 _FLUSH_BYTES = 1 << 20
-_READ_BYTES = 1 << 18
 # A timer that one unit has set must not go off in the next.
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 # Option of `prctl`: orphans become children of this process.
@@ -63,7 +51,7 @@ class _Channel:
         while True:
             for message in self._stream:
                 return message
-            data = self.connection.recv(_READ_BYTES)
+            data = self.connection.recv(READ_BYTES)
             if not data:
                 return None
             self._stream.feed(data)
@@ -107,11 +95,14 @@ def _serve(channel: _Channel, page: SharedPage) -> None:
     except RewardError as error:
         channel.send([REFUSED, error.message, error.hint])
         return
+    if any(function.asynchronous for function in functions):
+        # Workers of plain functions start without all that it needs.
+        from rollmesh.reward_service.workers import event_loop
     channel.send([READY, [astuple(function.kind) for function in functions]])
     while (message := channel.receive()) is not None:
         index, units = message
         if functions[index].asynchronous:
-            asyncio.run(_EventLoopWorker(channel.connection, page, functions, call_timeout_s).serve(message))
+            event_loop.serve(channel.connection, page, functions, call_timeout_s, message)
             return
         _score_units(channel, page, functions[index], units)
         _reap_children()
@@ -139,97 +130,12 @@ def _score_units(channel: _Channel, page: SharedPage, function: RewardFunction, 
             done.append((unit, None))
             continue
         page.begin(unit)
-        items, outcomes = _parsed(blobs)
+        items, outcomes = parse(blobs)
         scored = function.score(items) if items else []
         for timer in _TIMERS:
             signal.setitimer(timer, 0.0)
-        answer = _answer(items, outcomes, scored)
+        answer = answer_of(items, outcomes, scored)
         page.idle()
         done.append((unit, answer))
         size += len(answer)
     channel.send([DONE, done])
-
-
-def _parsed(blobs: Sequence[bytes]) -> tuple[list[RewardItem], list[Failed | None]]:
-    """The items that can be read, and per item the error if it cannot."""
-    items: list[RewardItem] = []
-    failures: list[Failed | None] = []
-    for blob in blobs:
-        try:
-            items.append(RewardItem.from_proto(reward_pb2.ScoreItem.FromString(blob)))
-            failures.append(None)
-        except PayloadError as error:
-            failures.append(Failed("bad_input", str(error)))
-    return items, failures
-
-
-def _answer(items: Sequence[RewardItem], failures: Sequence[Failed | None], outcomes: Sequence[Outcome]) -> bytes:
-    if len(items) == len(failures):
-        return pack_answer(outcomes)
-    scored = iter(outcomes)
-    return pack_answer([failure or next(scored) for failure in failures])
-
-
-# ---------------------------------------------------------------------------------------------- coroutine functions
-
-
-class _EventLoopWorker:
-    """Scores units together on an event loop; each answer leaves as soon as it is there."""
-
-    def __init__(
-        self, connection: socket.socket, page: SharedPage, functions: Sequence[RewardFunction], call_timeout_s: float
-    ) -> None:
-        self._connection = connection
-        self._page = page
-        self._functions = functions
-        self._call_timeout_s = call_timeout_s
-        self._tasks = BackgroundTasks(log_errors(log))
-
-    async def serve(self, first: Any) -> None:
-        """Handles messages until the owner hangs up, beginning with one that has come already."""
-        reader, writer = await asyncio.open_unix_connection(sock=self._connection)
-        self._accept_message(first, writer)
-        messages = unpacker()
-        while data := await reader.read(_READ_BYTES):
-            messages.feed(data)
-            for message in messages:
-                self._accept_message(message, writer)
-
-    def _accept_message(self, message: Any, writer: asyncio.StreamWriter) -> None:
-        index, units = message
-        for unit, deadline, blobs in units:
-            scoring = self._score(self._functions[index], deadline, blobs)
-            self._tasks.spawn(self._score_unit(unit, scoring, writer), f"scoring unit {unit}")
-
-    async def _score_unit(self, unit: int, scoring: Coroutine[Any, Any, bytes], writer: asyncio.StreamWriter) -> None:
-        answer = await _with_page(scoring, self._page, unit)
-        writer.write(pack([DONE, [[unit, answer]]]))
-
-    async def _score(self, function: RewardFunction, deadline: float, blobs: Sequence[bytes]) -> bytes:
-        items, failures = _parsed(blobs)
-        try:
-            async with asyncio.timeout(min(self._call_timeout_s, deadline - time.monotonic())):
-                outcomes = await function.score_async(items) if items else []
-        except TimeoutError:
-            why = f"{function.name}: no answer within {self._call_timeout_s:g} s"
-            outcomes = [Failed("timeout", why, retryable=True)] * len(items)
-        return _answer(items, failures, outcomes)
-
-
-@types.coroutine
-def _with_page(coroutine: Coroutine[Any, Any, T], page: SharedPage, unit: int) -> Generator[Any, Any, T]:
-    """Runs a coroutine, and writes its unit to the page whenever it is the one that runs."""
-    step: Callable[[], Any] = partial(coroutine.send, None)
-    while True:
-        page.begin(unit)
-        try:
-            awaited = step()
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        finally:
-            page.idle()
-        try:
-            step = partial(coroutine.send, (yield awaited))
-        except BaseException as error:  # noqa: BLE001  # a cancellation or the like, on its way to the coroutine
-            step = partial(coroutine.throw, error)

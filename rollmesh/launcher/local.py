@@ -42,6 +42,7 @@ from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, RollmeshError
 from rollmesh.mesh.rpc.held_ports import HeldPorts
+from rollmesh.mesh.runtime.end_signals import end_signals
 from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.mesh.tables import FAILED_EXAMINED, TABLES, TRAIN
 from rollmesh.mesh.weights.shared_files import SHARED_MEMORY, sweep
@@ -425,11 +426,9 @@ async def _read_snapshot(mesh: MeshClient) -> Snapshot:
 
 @contextlib.contextmanager
 def handling_signals(signalled: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Hands the signals that end a run to `signalled`; under `nohup` a hangup stays without effect."""
+    """Hands the signals that end a run to `signalled`; see `end_signals`."""
     loop = asyncio.get_running_loop()
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
+    numbers = end_signals(hangup=True)
     for number in numbers:
         loop.add_signal_handler(number, signalled, number)
     try:

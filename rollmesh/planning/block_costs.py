@@ -55,11 +55,12 @@ def count_block_costs(
         ConfigError: the model's sequences cannot be divided, or there are no layers for an adapter.
     """
     model = build_on_meta(copy.deepcopy(config), lora)
+    blocks, places = _one_of_each_kind(model)
     for parameter in model.parameters():
         parameter.data = parameter.to(dtype)
     with FakeTensorMode(allow_non_fake_inputs=True), grouped_products_by_shape():
         model.to_empty(device="cpu")
-        measured = [_count(model, tokens, sp) for tokens in _POINTS]
+        measured = [_count(model, blocks, places, tokens, sp) for tokens in _POINTS]
     return tuple(
         BlockCosts(*(_line(*pair) for pair in zip(few, many, strict=True))) for few, many in zip(*measured, strict=True)
     )
@@ -79,14 +80,24 @@ def _line(few: int, many: int) -> TokenCost:
     return TokenCost(few - slope * low, slope)
 
 
-def _count(model: Any, tokens: int, sp: int) -> list[tuple[int, ...]]:
-    """Saved, product, working, accumulating and inference bytes by kind."""
+def _one_of_each_kind(model: Any) -> tuple[list[nn.Module], list[int]]:
+    """All blocks, and the places of those to count. The others are skipped, and emptied: they may have many tensors."""
     blocks = transformer_blocks(model)
     kinds, layers = kinds_of(blocks, layer_kinds(model.config))
+    places = [layers.index(kind) for kind in range(kinds)]
+    for place, block in enumerate(blocks):
+        if place not in places:
+            block._modules.clear()
+            block._parameters.clear()
+    return blocks, places
+
+
+def _count(model: Any, blocks: list[nn.Module], places: list[int], tokens: int, sp: int) -> list[tuple[int, ...]]:
+    """Saved, product, working, accumulating and inference bytes of the blocks at some places."""
     calls = _arguments(model, blocks, model_inputs(model, tokens, sp))
-    for block in blocks:
-        block.zero_grad()
-    return [_block(blocks[place], *calls[place]) for place in map(layers.index, range(kinds))]
+    for place in places:
+        blocks[place].zero_grad()
+    return [_block(blocks[place], *calls[place]) for place in places]
 
 
 @contextmanager

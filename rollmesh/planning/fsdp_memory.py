@@ -80,7 +80,8 @@ class FsdpSetup(RoleSetup):
     @property
     def optimizer(self) -> int:
         """Bytes of this rank's moments."""
-        matrices = sum(block.matrices.shard(self.shards) for block in self.own.blocks)
+        own = self.own
+        matrices = sum(own.layers.count(kind) * of.matrices.shard(self.shards) for kind, of in enumerate(own.kinds))
         rest = self.own.trained_shard(self.shards) - matrices
         return matrices * self.moments.matrices + rest * self.moments.rest
 
@@ -216,7 +217,7 @@ def _largest_block(setup: FsdpSetup) -> Phase:
 def _blocks_backward(setup: FsdpSetup) -> Iterator[Phase]:
     shape, compute = setup.own, setup.compute_bytes
     blocks = shape.blocks
-    built = shape.output_gradient * compute
+    built, reduced = shape.output_gradient * compute, 0
     untied = 0 if shape.tied else shape.output_gradient
     held = _held(setup)
     for place in reversed(range(len(blocks))):
@@ -235,8 +236,8 @@ def _blocks_backward(setup: FsdpSetup) -> Iterator[Phase]:
             tied = built if shape.tied else 0
             parts |= {GATHERED: _gathered(setup, near), REDUCTION: tied + MASTER * following}
             if setup.micro_batches == 1:
-                done = blocks[place + 1 :]
-                parts |= {GRADIENTS: MASTER * sum(block.trained.shard(setup.shards) for block in done)}
+                parts |= {GRADIENTS: MASTER * reduced}
+                reduced += blocks[place].trained.shard(setup.shards)
         elif fresh:
             parts |= {GRADIENTS: built}
             built += blocks[place].trained.elements * MASTER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -155,12 +156,12 @@ class ModelShape:
     @property
     def elements(self) -> int:
         """Parameters in all."""
-        return sum(group.elements for group in self._groups)
+        return self._sum(lambda group: group.elements)
 
     @property
     def trained(self) -> int:
         """Parameters that training changes, if the model is trained."""
-        return sum(group.trained.elements for group in self._groups)
+        return self._sum(lambda group: group.trained.elements)
 
     @property
     def merged(self) -> int:
@@ -213,11 +214,11 @@ class ModelShape:
 
     def shard(self, ranks: int) -> int:
         """Elements on the first rank."""
-        return sum(group.shard(ranks) for group in self._groups)
+        return self._sum(lambda group: group.shard(ranks))
 
     def trained_shard(self, ranks: int) -> int:
         """Elements on the first rank that training changes."""
-        return sum(group.trained.shard(ranks) for group in self._groups)
+        return self._sum(lambda group: group.trained.shard(ranks))
 
     def as_value_model(self) -> ModelShape:
         """The same with a scalar head in place of the output layer."""
@@ -228,6 +229,6 @@ class ModelShape:
             tensors.remove(next(rows for rows in reversed(tensors) if rows.elements == self.output))
         return replace(self, root=ParameterGroup((*tensors, Rows(1, self.hidden + 1))), output=0)
 
-    @property
-    def _groups(self) -> list[ParameterGroup]:
-        return [self.root, *self.blocks]
+    def _sum(self, of: Callable[[ParameterGroup], int]) -> int:
+        """A number of the parameters outside of blocks and of every block; blocks of one kind have the same."""
+        return of(self.root) + sum(self.layers.count(kind) * of(group) for kind, group in enumerate(self.kinds))

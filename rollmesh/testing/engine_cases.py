@@ -88,7 +88,7 @@ def plain_step_spec(folder: Path, **changes: Any) -> EngineSpec:
     return make_spec(folder, optimizer=_PLAIN_STEP, **changes)
 
 
-def make_sequences(seed: int, groups: int = 6, longest: int = 12) -> list[TrainSequence]:
+def make_sequences(seed: int, groups: int = 3, longest: int = 12) -> list[TrainSequence]:
     """Groups of random sequences that share their prompts; responses of 1 .. longest tokens, some masked in between."""
     rng = np.random.default_rng(seed)
     sequences = []

@@ -16,6 +16,7 @@ from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.trajectory.payload_codec import decode, encode
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_cell_runs_the_whole_way_and_accounts_for_it(tmp_path: Path) -> None:
     plan = Plan(tokens=64, writers=2, group=2, seconds=0.4, warmup=0.2, batch=16)
     with started(plan, tmp_path) as mesh:
@@ -47,6 +48,7 @@ def test_quantiles_are_values_that_were_seen() -> None:
     assert quantile([], 0.5) == 0.0
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_full_table_stays_full(tmp_path: Path) -> None:
     plan = Plan(tokens=16, group=4, seconds=0.4, warmup=0.1, batch=16, ahead=10, fill=True)
     with started(plan, tmp_path) as mesh:

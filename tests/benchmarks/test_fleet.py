@@ -95,6 +95,7 @@ async def test_responses_beyond_the_slots_wait() -> None:
     assert scripted.progress({"3": 1, "4": 1}).result() == [], "no token yet"
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_cell_runs_the_whole_way_and_its_ledgers_are_exact(tmp_path: Path) -> None:
     said: list[str] = []
     scenario = Scenario(6, rate=60.0, groups_per_step=4, seconds=1.0, processes=1, frozen=0.2, lease_s=15.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import msgpack
@@ -54,40 +54,44 @@ class ComparedMachines(RuleBasedStateMachine):
     async def _compare(self) -> None:
         machine, keys = self.machine, self.keys
         names = ("deadline", "reuse", "holders", *GroupState)
-        pipe = self.redis.client.pipeline(transaction=False)
-        for gid in machine.groups:
-            pipe.hget(keys.table(self.table, f"g:{gid}"), "group")
-        for name in names:
-            pipe.zrange(keys.table(self.table, name), 0, -1, withscores=True)
-        for holder in HOLDERS:
-            pipe.zrange(keys.table(self.table, "leased" if holder == LEARNER else f"held:{holder}"), 0, -1)
         pins = sorted({"", *(task.pin for task in machine.pending)})
-        for pin in pins:
-            pipe.zrange(keys.table(self.table, f"pending:{pin}"), 0, -1)
-        for gid in machine.groups:
-            pipe.hmget(keys.table(self.table, f"g:{gid}"), "d0", "d1")
-        for member in MEMBERS:
-            pipe.smembers(keys.table(self.table, f"cancels:{member}"))
-        pipe.hgetall(keys.table(self.table, "dead"))
-        pipe.lrange(keys.table(self.table, "failures"), 0, -1)
-        pipe.hgetall(keys.table(self.table, "evicted_tokens"))
-        pipe.smembers(keys.table(self.table, "trash"))
-        pipe.keys(keys.digest(self.table, "*"))
-        pipe.hget(keys.table(self.table), "moved_ms")
-        answers = iter(await pipe.execute())
+        in_use = self._prompts_in_use()
+        # One round trip, since this is asked after each command.
+        *replies, ledger = await self.redis.run_all_after(
+            [
+                *(("HMGET", keys.table(self.table, f"g:{gid}"), "group", "d0", "d1") for gid in machine.groups),
+                *(("ZRANGE", keys.table(self.table, name), 0, -1, "WITHSCORES") for name in names),
+                *(("ZRANGE", keys.held_groups(self.table, holder), 0, -1) for holder in HOLDERS),
+                *(("ZRANGE", keys.table(self.table, f"pending:{pin}"), 0, -1) for pin in pins),
+                *(("SMEMBERS", keys.table(self.table, f"cancels:{member}")) for member in MEMBERS),
+                ("HGETALL", keys.table(self.table, "dead")),
+                ("LRANGE", keys.table(self.table, "failures"), 0, -1),
+                ("HGETALL", keys.table(self.table, "evicted_tokens")),
+                ("SMEMBERS", keys.table(self.table, "trash")),
+                ("KEYS", keys.digest(self.table, "*")),
+                ("HGET", keys.table(self.table), "moved_ms"),
+                *(("GET", keys.digest(self.table, ordinal)) for ordinal in in_use),
+            ],
+            [("ledger", self.table, 0)],
+        )
+        answers = iter(replies)
         self._record_progress()
         groups = machine.groups.values()
         for group in groups:
-            stored = record_of(next(answers))
+            packed, *drafts_stored = next(answers)
+            drafts = machine.drafts[group.group_id]
+            texts = {m: f"{d.attempt} {d.tokens} {DIGEST} {d.ranges}".encode() for m, d in drafts.items()}
+            assert drafts_stored == [texts.get(0), texts.get(1)]
+            stored = record_of(packed)
             expected = fields_of(group)
             assert {name: stored[name] for name in expected} == expected
             assert (stored["uses"] or []) == group.uses
-            assert (stored["drafts"] or 0) == len(machine.drafts[group.group_id])
+            assert (stored["drafts"] or 0) == len(drafts)
             assert (stored["previous_holder"] or "", stored["causes"] or []) == (group.previous_holder, group.causes)
             assert stored["tokens"] == group.tokens
             assert (stored["state"] == "generating" and not stored["holder"]) == group.orphan
             assert len(list(filter(None, stored["payloads"].split(",")))) == group.scored
-        scored = {name: {m.decode(): score for m, score in next(answers)} for name in names}
+        scored = {name: {m.decode(): float(score) for m, score in _pairs(next(answers))} for name in names}
         for state in GroupState:
             assert set(scored[state]) == {g.group_id for g in groups if g.state is state}
         unleased = (GroupState.GENERATING, GroupState.READY)
@@ -105,26 +109,31 @@ class ComparedMachines(RuleBasedStateMachine):
                 for t in sorted(machine.pending, key=lambda t: t.ordinal)
                 if t.pin == pin
             ]
-        for group in groups:
-            drafts = machine.drafts[group.group_id]
-            texts = {m: f"{d.attempt} {d.tokens} {DIGEST} {d.ranges}".encode() for m, d in drafts.items()}
-            assert next(answers) == [texts.get(0), texts.get(1)]
         for member in MEMBERS:
             assert {tuple(entry.decode().split()) for entry in next(answers)} == machine.cancels.read(member)
-        *endings, in_use, moved_ms = answers
-        digests = await self.redis.mget(in_use)
-        prompts = {int(key.rpartition(b":")[2]): digest for key, digest in zip(in_use, digests, strict=True)}
-        self._compare_endings(*endings, prompts)
+        dead, failures, evicted, trash, names_in_use, moved_ms, *digests = answers
+        assert {int(key.rpartition(b":")[2]) for key in names_in_use} == in_use.keys()
+        assert [digest.decode() for digest in digests] == list(in_use.values())
+        self._compare_endings(dict(_pairs(dead)), failures, dict(_pairs(evicted)), trash, in_use)
         assert int(moved_ms or 0) == self.moved_ms
-        await self._compare_ledger()
+        self._compare_ledger(ledger)
+
+    def _prompts_in_use(self) -> dict[int, str]:
+        """Digests of the prompts that have an owner, by ordinal."""
+        machine = self.machine
+        owners = [*machine.pending, *(note.task for note in machine.dead_letters.notes.values() if note.kept)]
+        owners += [group.task for group in machine.groups.values()]
+        ordinals = [task.ordinal for task in owners]
+        assert len(ordinals) == len(set(ordinals)), "a prompt has one owner"
+        return {task.ordinal: task.digest for task in owners if task.digest}
 
     def _compare_endings(
         self,
         dead: dict[bytes, bytes],
         failures: list[bytes],
         evicted: dict[bytes, bytes],
-        trash: set[bytes],
-        prompts: dict[int, bytes | None],
+        trash: list[bytes],
+        in_use: dict[int, str],
     ) -> None:
         """Notes of failed groups, evictions by length, and that no prompt is thrown away that is still needed."""
         machine = self.machine
@@ -139,20 +148,12 @@ class ComparedMachines(RuleBasedStateMachine):
         }
         assert {int(bound): int(count) for bound, count in evicted.items()} == dict(machine.evicted_tokens)
         thrown = {prompt for entry in trash if (prompt := entry.decode().split("|")[1])}
-        owners = [*machine.pending, *(note.task for note in machine.dead_letters.notes.values() if note.kept)]
-        owners += [group.task for group in machine.groups.values()]
-        needed = [task.ordinal for task in owners]
-        assert len(needed) == len(set(needed)), "a prompt has one owner"
-        in_use = {task.ordinal: task.digest for task in owners if task.digest}
-        assert {ordinal: (digest or b"").decode() for ordinal, digest in prompts.items()} == in_use
         assert thrown.isdisjoint(f"{ordinal}:{digest}" for ordinal, digest in in_use.items())
 
-    async def _compare_ledger(self) -> None:
+    def _compare_ledger(self, reply: list[Any]) -> None:
         machine = self.machine
-        _, view, *flat, _ = await self.redis.run_script("ledger", self.table, 0)
-        counters, recount, reasons = (
-            {name.decode(): int(value) for name, value in zip(part[::2], part[1::2], strict=True)} for part in flat
-        )
+        _, view, *flat, _ = reply
+        counters, recount, reasons = ({name.decode(): int(value) for name, value in _pairs(part)} for part in flat)
         assert discrepancies(counters, recount) == []
         assert {name: counters[name] for name in COUNTED} == {name: machine.counts[name] for name in COUNTED}
         assert reasons == dict(machine.reasons)
@@ -162,3 +163,8 @@ class ComparedMachines(RuleBasedStateMachine):
         )  # fmt: skip
         assert (view_of_redis.bytes, view_of_redis.reserved) == (machine.bytes, machine.reserved)
         assert view_of_redis.orphaned == sum(g.orphan for g in machine.groups.values())
+
+
+def _pairs(flat: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Members and their scores, or fields and their values, as Redis lists them."""
+    return zip(flat[::2], flat[1::2], strict=True)

@@ -4,41 +4,71 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import yaml
 
 from rollmesh.mesh.config import Config
+from tests import warm
 from tests.buffer.mesh_fixture import START_S, HasAddress
 
 
-@dataclass
 class FrontProcess:
-    """One front; `address` holds once it is ready."""
+    """The buffer service as a process of its own; `address` holds once it is ready.
 
-    process: subprocess.Popen[bytes]
-    ready: Path
-    log: Path
-    address: str = ""
+    Args:
+        folder: for its configuration, its ready file and its log.
+        config: as it is served.
+        name: of these files.
+        forked: from the warm server; a fork's resident memory grows with each page that it shares and first touches.
+    """
 
-    async def wait_ready(self) -> None:
+    process: warm.Command | subprocess.Popen[bytes]
+
+    def __init__(self, folder: Path, config: Config, name: str = "front", *, forked: bool = True) -> None:
+        self._forked = forked
+        self._config, self._ready, self._log = (folder / f"{name}.{kind}" for kind in ("yaml", "json", "log"))
+        self._config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+        self._port = 0
+        self.address = ""
+
+    async def start(self) -> None:
+        """Starts it and waits for its ready file; a second start binds the same port."""
+        self._ready.unlink(missing_ok=True)
+        command = ["buffer", str(self._config), "--port", str(self._port), "--ready-file", str(self._ready)]
+        with self._log.open("ab") as log:
+            if self._forked:
+                self.process = warm.popen(command, stdout=log, stderr=log)
+            else:
+                self.process = subprocess.Popen([*warm.CLI, *command], stdout=log, stderr=log)
         async with asyncio.timeout(START_S):
-            while not self.ready.exists():
-                assert self.process.poll() is None, self.log.read_text()
+            while not self._ready.exists():
+                assert self.process.poll() is None, self._log.read_text()
                 await asyncio.sleep(0.02)
-        self.address = json.loads(self.ready.read_text())["address"]
+        self.address = json.loads(self._ready.read_text())["address"]
+        self._port = int(self.address.rpartition(":")[2])
 
-    def send(self, number: signal.Signals) -> None:
-        os.kill(self.process.pid, number)
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(60)
+    def reset_peak(self) -> int:
+        """Forgets the peak of the process' resident memory; returns what it has now, in bytes."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+        return self.peak()
+
+    def peak(self) -> int:
+        """Most bytes of resident memory since `reset_peak`."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+    async def end(self, number: signal.Signals) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return await asyncio.to_thread(self.process.wait)
 
 
 @dataclass
@@ -50,24 +80,15 @@ class Fronts:
     processes: list[FrontProcess] = field(default_factory=list)
 
     async def start(self, count: int) -> list[FrontProcess]:
-        path = self.folder / "config.yaml"
-        path.write_text(yaml.safe_dump(self.config.model_dump(mode="json")))
-        fresh = []
-        for _ in range(count):
-            name = f"front-{len(self.processes)}"
-            ready, log = self.folder / f"{name}.json", self.folder / f"{name}.log"
-            command = [sys.executable, "-m", "rollmesh.cli", "buffer", str(path), "--ready-file", str(ready)]
-            with log.open("wb") as sink:
-                process = subprocess.Popen(command, stdout=sink, stderr=sink)
-            fresh.append(FrontProcess(process, ready, log))
-            self.processes.append(fresh[-1])
-        await asyncio.gather(*(front.wait_ready() for front in fresh))
+        there = len(self.processes)
+        fresh = [FrontProcess(self.folder, self.config, f"front-{there + i}") for i in range(count)]
+        self.processes += fresh
+        await asyncio.gather(*(front.start() for front in fresh))
         return fresh
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for front in self.processes:
-            if front.process.poll() is None:
-                front.kill()
+            await front.end(signal.SIGKILL)
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,10 @@ from rollmesh.protos import trajectory_pb2 as trajectory
 from tests.secrets_here import write_secret
 
 # For events that must come, which a busy machine delays; and a term that outlasts it.
-TIMEOUT_S = 25.0
-LEASE_S = 30.0
+TIMEOUT_S = 180.0
+LEASE_S = 240.0
 # A process starts within.
-START_S = 100.0
+START_S = 240.0
 
 
 def make_config(folder: Path, redis: str | None = None, **sections: dict[str, Any]) -> Config:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
+
+import pytest
 
 from rollmesh.buffer.client.client import PendingWrite
 from rollmesh.buffer.server.process import BufferFront
@@ -15,6 +17,7 @@ from rollmesh.protos import trajectory_pb2 as trajectory
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, head_of_write, make_config, prompts_of
 from tests.buffer.packed import read_counter, set_counter, set_rule
 from tests.buffer.test_flow import balanced
+from tests.command import Command
 
 V0 = PolicyVersion(1, 0)
 
@@ -125,47 +128,49 @@ async def test_what_cannot_be_trained_again_is_not_driven_again(mesh: Mesh) -> N
     assert (await balanced(learner)).pending == 0
 
 
-async def ledger_command(front: BufferFront, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of `rollmesh ledger`."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "rollmesh.cli", "ledger", "--mesh", front.address, *arguments,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    async with asyncio.timeout(3 * TIMEOUT_S):
-        out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+Ledger = Callable[..., Awaitable[tuple[int, str, str]]]
 
 
-async def test_the_ledger_command_lists_failures_and_drives_them_again(mesh: Mesh) -> None:
+@pytest.fixture
+def ledger(rollmesh: Command) -> Ledger:
+    """`await ledger(front, *arguments)`: exit code, stdout and stderr of `rollmesh ledger`, beside this loop."""
+
+    async def run(front: BufferFront, *arguments: str) -> tuple[int, str, str]:
+        ended = await asyncio.to_thread(rollmesh, "ledger", "--mesh", front.address, *arguments)
+        return ended.returncode, ended.stdout, ended.stderr
+
+    return run
+
+
+async def test_the_ledger_command_lists_failures_and_drives_them_again(mesh: Mesh, ledger: Ledger) -> None:
     front, learner, generator, _, grants = await mesh.granted(2)
     await fail(generator, grants, "scorer [x] broke", "no sandbox")
     gid = grants[0].group_id
 
-    code, out, _ = await ledger_command(front, "--failed")
+    code, out, _ = await ledger(front, "--failed")
     line = next(line for line in out.splitlines() if line.strip().startswith(gid))
     assert code == 0
     assert ("too_few_scored" in line, "task-1" in line, "scorer [x] broke" in line) == (True, True, True)
     assert "no sandbox" in out
     assert "no failed groups are kept" in out.partition("table eval")[2]
 
-    code, out, _ = await ledger_command(front, "--redrive", gid, "--failed", "--json")
+    code, out, _ = await ledger(front, "--redrive", gid, "--failed", "--json")
     shown: dict[str, Any] = json.loads(out)
     assert (code, shown["balances"], shown["redriven"]) == (0, True, {"train": 1})
     notes = {note["group"]: note for note in shown["tables"]["train"]["failed_groups"]}
     assert [notes[g.group_id]["redriven"] for g in grants] == [True, False]
     assert sorted(notes[gid]["causes"]) == ["no sandbox", "scorer [x] broke"]
 
-    code, _, err = await ledger_command(front, "--redrive", gid, "--redrive", "elsewhere")
+    code, _, err = await ledger(front, "--redrive", gid, "--redrive", "elsewhere")
     assert (code, f"not queued again: elsewhere, {gid}" in err) == (3, True)
-    code, out, _ = await ledger_command(front, "--redrive", "all")
+    code, out, _ = await ledger(front, "--redrive", "all")
     assert (code, "table train: 1 prompt(s) queued again" in out) == (0, True)
     assert (await balanced(learner)).redriven == 2
 
 
-async def test_the_ledger_command_fails_where_the_books_do_not_balance(mesh: Mesh) -> None:
+async def test_the_ledger_command_fails_where_the_books_do_not_balance(mesh: Mesh, ledger: Ledger) -> None:
     front = await mesh.front()
     await mesh.learner(front)
     await set_counter(front, "train", "admitted", 1 + await read_counter(front, "train", "admitted"))
-    code, out, _ = await ledger_command(front)
+    code, out, _ = await ledger(front)
     assert (code, "DIFFERS: admitted" in out) == (1, True)

@@ -29,7 +29,7 @@ V0 = PolicyVersion(1, 0)
 async def fronts(mesh: Mesh) -> AsyncIterator[Fronts]:
     owner = Fronts(make_config(mesh.folder, mesh.redis_url), mesh.folder)
     yield owner
-    owner.close()
+    await owner.close()
 
 
 async def until(learner: Learner, version: int) -> None:
@@ -55,7 +55,7 @@ async def test_a_front_killed_a_front_that_hangs_and_a_front_that_comes_later(me
     await learner.seed(1, 200)
     run = asyncio.create_task(train_for(learner, generator, 0, 29))
     await until(learner, 5)
-    killed.kill()
+    await killed.end(signal.SIGKILL)
     await until(learner, 10)
     (late,) = await fronts.start(1)
     for actor in (learner, generator):
@@ -63,9 +63,9 @@ async def test_a_front_killed_a_front_that_hangs_and_a_front_that_comes_later(me
             while late.address not in actor.channel.addresses:
                 await asyncio.sleep(0.1)
                 await actor.agent.heartbeat()
-    hung.send(signal.SIGSTOP)
+    hung.process.send_signal(signal.SIGSTOP)
     await until(learner, 20)
-    hung.send(signal.SIGCONT)
+    hung.process.send_signal(signal.SIGCONT)
     await audit(learner, await run, 30)
     assert files_with([password], mesh.folder) == ["redis.password"]
 
@@ -91,7 +91,7 @@ async def test_a_front_that_wakes_up_takes_nothing_in_the_name_of_those_who_left
         for call in (admitting, sampling):
             while not (await call.read()).waiting_reason:
                 pass
-    right.send(signal.SIGSTOP)
+    right.process.send_signal(signal.SIGSTOP)
     sampler, admission, writer = learner.sampler(), generator.admission(), generator.writer()
     admission.update(0, V0)
     sampler.request(2, 0)
@@ -99,7 +99,7 @@ async def test_a_front_that_wakes_up_takes_nothing_in_the_name_of_those_who_left
         while sampler.waiting_reason.startswith("connecting") or admission.waiting_reason.startswith("connecting"):
             await asyncio.sleep(0.02)
     await learner.seed(1, 8)
-    right.send(signal.SIGCONT)
+    right.process.send_signal(signal.SIGCONT)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async with asyncio.timeout(TIMEOUT_S):
             while await admitting.read():

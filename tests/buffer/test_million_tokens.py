@@ -20,8 +20,8 @@ from rollmesh.mesh.trajectory.payload_codec import Codec, Trajectory, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import trajectory_pb2 as trajectory
+from tests.buffer.front_processes import FrontProcess
 from tests.buffer.mesh_fixture import BufferClient, Mesh, head_of_write, make_config
-from tests.buffer.test_crashes import FrontProcess
 
 V0 = PolicyVersion(1, 0)
 LIMIT_MB = 4
@@ -31,7 +31,8 @@ GROWTH_BYTES = 32 << 20
 
 @pytest.fixture
 async def front(tmp_path: Path, redis_url: str) -> AsyncIterator[FrontProcess]:
-    process = FrontProcess(tmp_path, make_config(tmp_path, redis_url, network={"max_message_mb": LIMIT_MB}))
+    config = make_config(tmp_path, redis_url, network={"max_message_mb": LIMIT_MB})
+    process = FrontProcess(tmp_path, config, forked=False)
     await process.start()
     yield process
     await process.end(signal.SIGKILL)
@@ -56,9 +57,7 @@ def write_of(grant: pb.GroupGrant, member: int, value: Trajectory, codec: Codec)
     return PendingWrite(head_of_write(grant, meta), encode(value, codec=codec))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "codec"), [(1_000_000, "none"), (1_000_000, "zstd"), (5_000_000, "none")], ids=["1M", "1M-zstd", "5M"]
-)
+@pytest.mark.parametrize(("tokens", "codec"), [(1_000_000, "zstd"), (5_000_000, "none")], ids=["1M-zstd", "5M"])
 async def test_a_very_long_trajectory_is_written_sealed_leased_and_read(
     mesh: Mesh, front: FrontProcess, tokens: int, codec: Codec
 ) -> None:

@@ -34,7 +34,19 @@ class Book:
 
     def __init__(self, stream: AdmitStream | SampleStream, held: Iterable[pb.GroupGrant | pb.LeasedGroup] = ()) -> None:
         self.leases = {key(lease) for lease in held}
-        stream.holdings = lambda: self.leases
+        self.questions = 0
+        stream.holdings = self._named
+
+    def _named(self) -> set[Lease]:
+        self.questions += 1
+        return self.leases
+
+    async def asked(self, times: int) -> None:
+        """Waits until the front has asked so often from now on."""
+        until = self.questions + times
+        async with asyncio.timeout(TIMEOUT_S):
+            while self.questions < until:
+                await asyncio.sleep(0.02)
 
 
 async def arrived(stream: SampleStream, count: int) -> list[ReceivedGroup]:
@@ -74,7 +86,8 @@ async def test_a_group_that_its_generator_has_forgotten_goes_to_another(mesh: Me
     book.leases.remove(key(grants[0]))
     (again,) = await second.grants(idle, 1)
     assert (again.group_id, again.attempt, list(again.members_done)) == (grants[0].group_id, 2, [1])
-    await asyncio.sleep(1.5 * SHORT["lease_s"])
+    # A term has three questions.
+    await book.asked(4)
     assert (await balanced(learner)).readmissions == 1, "those that are named stay where they are"
 
 
@@ -94,8 +107,8 @@ async def test_a_finished_group_that_redis_has_lost_is_done_again(mesh: Mesh) ->
     book.leases.clear()
     sampler.request(2, 0)
     await arrived(sampler, 2)
-    # By now it has said that it holds nothing, and it lives: its leases do not run out.
-    await asyncio.sleep(SHORT["lease_s"])
+    # At the second question it has answered the first: it holds nothing, and lives, so that its leases do not run out.
+    await book.asked(2)
     await snapshot.restore()
     async with asyncio.TaskGroup() as tasks:
         beats = tasks.create_task(beating(first))

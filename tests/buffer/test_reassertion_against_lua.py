@@ -58,18 +58,13 @@ class LosingMachines(BothMachines):
         self.copy = (self.call(self._dump()), copy.deepcopy(self.machine), self.moved_ms, dict(self.generations))
 
     async def _dump(self) -> dict[bytes, bytes]:
-        client = self.redis.client
-        return {
-            key: await client.dump(key) async for key in client.scan_iter(f"{_escaped(self.keys.run)}*", count=1000)
-        }
+        keys = [key async for key in self.redis.scan(f"{_escaped(self.keys.run)}*")]
+        return dict(zip(keys, await self.redis.batch([("DUMP", key) for key in keys]), strict=True))
 
     async def _restore(self, values: dict[bytes, bytes]) -> None:
-        client, clock = self.redis.client, f"{self.keys.run}:test_clock"
-        for key in await self._dump():
-            await client.delete(key)
-        for key, value in values.items():
-            await client.restore(key, 0, value)
-        await client.set(clock, self.now)
+        present = [key async for key in self.redis.scan(f"{_escaped(self.keys.run)}*")]
+        restored = [("RESTORE", key, 0, value) for key, value in values.items()]
+        await self.redis.batch([("DEL", *present), *restored, ("SET", f"{self.keys.run}:test_clock", self.now)])
 
     @rule(portions=st.integers(1, 3), repeat=st.booleans())
     def lose(self, portions: int, repeat: bool) -> None:
@@ -204,6 +199,38 @@ def test_no_attempt_of_the_lost_time_comes_again(redis_url: str) -> None:
             both.lose(1, False)
             both.agree()
         assert len(set(given)) == 3
+    finally:
+        both.teardown()
+
+
+@pytest.mark.parametrize("ended", ["evicted", "failed"])
+def test_a_prompt_leaves_the_group_from_which_the_lost_admission_took_it(redis_url: str, ended: str) -> None:
+    """It was queued again when its first group had ended, trained in a second one, and is back in the first."""
+    LosingMachines.url = redis_url
+    both = LosingMachines()
+    both.begin(1, Order.IN_ORDER, 1, 1 << 30)
+    try:
+        both.fill(1, "m1")
+        (first,) = both.machine.groups
+        if ended == "evicted":
+            both.finish_group(0, 0)
+            both.remember()
+            both.outdate()
+        else:
+            both.fail_group(0)
+            both.remember()
+            both.redrive(0, 1)
+        both.admit("m2", 0, 1)
+        both.finish_group(0, 0)
+        both.train_batch(1, True)
+        both.keep_log()
+        ((second, version),) = both.log
+        assert second != first
+        both.lose(1, False)
+        both.agree()
+        group = both.machine.groups[second]
+        assert (group.uses, group.task.n, both.found["unknown"]) == ([version], 2, 1)
+        assert first not in both.machine.groups
     finally:
         both.teardown()
 

@@ -9,6 +9,8 @@ from rollmesh.buffer.policy.rules import Order
 from tests.buffer.both_machines import BothMachines
 from tests.buffer.comparison import COUNTED, HOLDERS, MEMBERS
 
+# Walks that come upon everything that any walk should, and among which one misses each rule of `tests.buffer.rules`.
+TELLING = (0, 5, 3, 2, 6, 7, 17, 13, 1)
 WEIGHTS = {
     "fill": 4,
     "finish_group": 8,

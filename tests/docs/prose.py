@@ -44,8 +44,16 @@ class Block(NamedTuple):
     is_docstring: bool
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """A module, or a statement, and all that stand in it; most nodes of a tree are expressions, and none of these."""
+    yield node
+    for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for each in getattr(node, part, ()):
+            yield from statements(each)
+
+
 def _docstrings(source: str) -> Iterator[Block]:
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield Block(node.lineno, node.value.value, True)
 

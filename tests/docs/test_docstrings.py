@@ -2,13 +2,14 @@
 
 import ast
 import re
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 
 from tests.config_keys import is_key
+from tests.docs.prose import statements
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("mesh", "buffer", "reward_service", "generators", "learner", "rollmesh")
@@ -27,12 +28,18 @@ def _modules() -> dict[Path, ast.Module]:
 
 
 @cache
+def _definitions() -> list[tuple[Path, ast.Module | ast.ClassDef | Function]]:
+    """Modules, classes and functions, each with the path of its file."""
+    every = ((path, node) for path, tree in _modules().items() for node in statements(tree))
+    return [(path, node) for path, node in every if isinstance(node, ast.Module | ast.ClassDef | Function)]
+
+
+@cache
 def _classes() -> dict[str, list[ast.ClassDef]]:
     found: dict[str, list[ast.ClassDef]] = {}
-    for tree in _modules().values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(node)
+    for _, node in _definitions():
+        if isinstance(node, ast.ClassDef):
+            found.setdefault(node.name, []).append(node)
     return found
 
 
@@ -77,19 +84,20 @@ def _arguments(node: ast.ClassDef) -> set[str]:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_arguments_and_attributes_are_those_of_the_code(package: str) -> None:
     wrong = []
-    for path, tree in _modules().items():
-        if path.relative_to(ROOT).parts[0] != package:
+    for path, node in _definitions():
+        if path.relative_to(ROOT).parts[0] != package or isinstance(node, ast.Module):
             continue
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.ClassDef | Function) or not (docstring := ast.get_docstring(node)):
+        known: dict[str, Callable[[], set[str]]]
+        if isinstance(node, ast.ClassDef):
+            known = {"Args": partial(_arguments, node), "Attributes": partial(_attributes, node)}
+        else:
+            known = {"Args": partial(_parameters, node)}
+        for section, names in known.items():
+            if not (named := list(_named(ast.get_docstring(node) or "", section))):
                 continue
-            is_class = isinstance(node, ast.ClassDef)
-            known = {"Args": _arguments(node) if is_class else _parameters(node)}
-            if is_class:
-                known["Attributes"] = _attributes(node)
-            for section, names in known.items():
-                lost = [name for name in _named(docstring, section) if name not in names]
-                wrong += [f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {section} {name}" for name in lost]
+            found = names()
+            lost = [name for name in named if name not in found]
+            wrong += [f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {section} {name}" for name in lost]
     assert not wrong
 
 
@@ -112,10 +120,9 @@ def _words(path: Path) -> frozenset[str]:
 
 def _docstrings() -> Iterator[tuple[str, str]]:
     """(path, docstring) of everything."""
-    for path, tree in _modules().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | Function) and (docstring := ast.get_docstring(node)):
-                yield str(path.relative_to(ROOT)), docstring
+    for path, node in _definitions():
+        if docstring := ast.get_docstring(node):
+            yield str(path.relative_to(ROOT)), docstring
 
 
 def test_dotted_places_in_docstrings_exist() -> None:

@@ -27,7 +27,7 @@ from tests.faults.schedule import Round
 from tests.faults.stalls import Progress, Stall
 from tests.faults.world import GENERATORS, LEARNER, START_S, Settings, World
 
-_END_S = 90.0
+_END_S = 300.0
 # A launcher does not start again what ends with one of these.
 _FOR_GOOD = frozenset(
     str(error.exit_code) for error in (ConfigError, DataError, FencedError, StalledError, StarvedError)

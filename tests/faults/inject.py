@@ -42,8 +42,7 @@ _CONDITIONS = {
 # A slow process: this share of the time it runs.
 _PERIOD_S, _SHARE = 0.2, 0.2
 _LOOK_S = 0.05
-TAKEOVER_S = 90.0
-_FENCED_S = 45.0
+TAKEOVER_S = _FENCED_S = 300.0
 # A reward service is called within this time, and freezes.
 _CALLED_S = 10.0
 

@@ -30,7 +30,7 @@ _LONGEST_PAUSE_S = 3.0
 # A process that lived this long ends a series of quick ends.
 _SETTLED_S = 20.0
 _POLL_S = 0.05
-_KILLED_S = 10.0
+_KILLED_S = 120.0
 
 
 class FaultError(AssertionError):

@@ -186,20 +186,29 @@ def turns(seed: int, *, lease_s: float, step_s: float) -> Iterator[Round]:
             yield Round((fault,), round(dice.uniform(0.2, 1.0), 2))
 
 
-def short_turns(seed: int, *, lease_s: float, step_s: float) -> Iterator[Round]:
-    """A few rounds of `turns`: both sides killed amid a swap in each direction, and each stopped once."""
+def short_turns(seed: int, *, lease_s: float, step_s: float) -> tuple[list[Round], list[Round]]:
+    """A few rounds of `turns`: both sides killed amid a swap in each direction, and each stopped once.
+
+    The first half has a kill of either side, and a stop that ends a generator's part in the turn.
+    """
     dice = random.Random(seed)
     to_training, to_generating = dice.sample(TO_TRAINING, 2), dice.sample(TO_GENERATING, 2)
-    faults = [
-        Fault("turn_kill", LEARNER, phase=to_training[0]),
-        Fault("turn_kill", LEARNER, phase=to_generating[0]),
-        Fault("turn_kill", GENERATORS[0], phase=to_training[1]),
-        Fault("turn_kill", GENERATORS[1], phase=to_generating[1]),
-        Fault("turn_stop", GENERATORS[0], lasts_s=step_s * 1.3, phase=Phase.RELEASING),
-        Fault("turn_stop", LEARNER, lasts_s=lease_s * 0.5, phase=dice.choice(TO_GENERATING)),
-    ]
-    dice.shuffle(faults)
-    return iter(Round((fault,), 0.2) for fault in faults)
+    halves = (
+        [
+            Fault("turn_kill", LEARNER, phase=to_training[0]),
+            Fault("turn_kill", GENERATORS[1], phase=to_generating[1]),
+            Fault("turn_stop", GENERATORS[0], lasts_s=step_s * 1.3, phase=Phase.RELEASING),
+        ],
+        [
+            Fault("turn_kill", LEARNER, phase=to_generating[0]),
+            Fault("turn_kill", GENERATORS[0], phase=to_training[1]),
+            Fault("turn_stop", LEARNER, lasts_s=lease_s * 0.5, phase=dice.choice(TO_GENERATING)),
+        ],
+    )
+    for half in halves:
+        dice.shuffle(half)
+    first, second = ([Round((fault,), 0.2) for fault in half] for half in halves)
+    return first, second
 
 
 def _stop_s(dice: random.Random, target: str, lease_s: float, step_s: float) -> float:

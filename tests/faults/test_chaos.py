@@ -10,16 +10,16 @@ import pytest
 from tests.faults.chaos import Chaos
 from tests.faults.report import merged, summary
 from tests.faults.schedule import short
-from tests.faults.world import Settings, prepare_data
+from tests.faults.world import Settings
 
 SEED = 1
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_or_trained_twice_whatever_is_killed_cut_or_stopped(tmp_path: Path) -> None:
+def test_nothing_is_lost_or_trained_twice_whatever_is_killed_cut_or_stopped(tmp_path: Path, data: Path) -> None:
     settings = Settings(lease_s=2.0, staleness=1, evaluation=True)
     told: list[str] = []
-    chaos = Chaos(tmp_path, prepare_data(tmp_path / "data"), settings, told.append)
+    chaos = Chaos(tmp_path, data, settings, told.append)
     outcome = chaos.run(short(SEED, lease_s=settings.lease_s), seed=SEED, seconds=float("inf"))
     assert outcome.sound, "\n".join(told) + "\n" + summary(merged([outcome.as_json()]))
     assert outcome.audit is not None

@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults.processes import Launch, Supervisor
 from tests.faults.proxy import ProxyLoop
+from tests.faults.world import START_S
 
 # Connects to the port given, through IPv4 or as gRPC does, and says what it hears.
 CLIENT = """
@@ -42,26 +43,26 @@ def test_the_process_behind_a_connection_is_known(supervisor: Supervisor, tmp_pa
     ready = tmp_path / "ready"
     launch = Launch([sys.executable, "-c", CLIENT, family, str(link.port), str(ready)], {}, ready)
     supervisor.add("client", lambda _index: launch)
-    supervisor.wait_ready("client", 10)
-    supervisor.processes[0].ended.wait(60)
+    supervisor.wait_ready("client", START_S)
+    supervisor.processes[0].ended.wait()
     link.close()
     loop.close()
     assert clients[0] == "client-0"
 
 
 def test_what_is_killed_comes_back_and_what_is_retired_stays_away(supervisor: Supervisor) -> None:
-    supervisor.add("sleeper", lambda _index: Launch(["sleep", "60"], {}))
+    supervisor.add("sleeper", lambda _index: Launch(["sleep", "1000"], {}))
     first = supervisor.current("sleeper")
     assert first is not None
     supervisor.kill9("sleeper")
     assert first.code == -signal.SIGKILL
-    supervisor.wait_ready("sleeper", 10)
+    supervisor.wait_ready("sleeper", START_S)
     second = supervisor.current("sleeper")
     assert second is not None
     assert second.name == "sleeper-1"
     old, third = supervisor.succeed("sleeper")
     assert old is second
     assert not old.ended.is_set(), "the one that is superseded goes on"
-    supervisor.retire("sleeper", 10)
+    supervisor.retire("sleeper", START_S)
     assert third.code == -signal.SIGTERM
     assert len(supervisor.processes) == 3

@@ -16,8 +16,8 @@ from pathlib import Path
 from tests.faults.observe import Tail
 from tests.faults.processes import FaultError, Process
 
-_PATIENCE_S = 90.0
-_POLL_S = 0.0005
+_PATIENCE_S = 300.0
+_POLL_S = 0.001
 # Longest time in the phase before the stop: calls of the phase are on their way, or answered, then.
 _LATE_S = 0.03
 

@@ -39,7 +39,7 @@ LEARNER = "learner"
 REDIS = "redis"
 # Scores for the slow generator come back so much later, twice.
 SLOW = Conditions(delay_s=0.6)
-START_S = 200.0
+START_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ class World:
         return Launch(line, self._environment(), ready, forked=True)
 
     def _environment(self) -> dict[str, str]:
-        return thread_environment(1) | {"PYTHONPATH": str(REPOSITORY)}
+        return dict(thread_environment(1))
 
     def _mesh(self) -> tuple[str, str]:
         """The option that names the mesh: links to all fronts."""

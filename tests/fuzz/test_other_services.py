@@ -30,6 +30,7 @@ from tests.fuzz.messages import damaged, messages
 from tests.fuzz.test_rpcs import FEW
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, wait_for_line
 from tests.learner.live.tiny import make_config, meanwhile, open_mesh, run_learner
+from tests.nodes import reward
 
 _LIFE_S = 240.0
 KNOWN = {
@@ -72,7 +73,9 @@ def _storm_one(bridge: AsyncBridge, channel: grpc.aio.Channel, method: MethodDes
 
 
 def test_a_run_trains_through_a_storm(tmp_path: Path) -> None:
-    config = make_config(tmp_path, {"learner.steps": 100_000, "data.eval": None})
+    # No faster than it is stormed: steps would be most of the test.
+    slowly = [f"{reward.__file__}:{reward.compute_score.__name__}"]
+    config = make_config(tmp_path, {"learner.steps": 100_000, "data.eval": None, "reward.functions": slowly})
     bridge = AsyncBridge("storm")
     ready_file = tmp_path / "learner.ready"
     with open_mesh(config) as mesh:

@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from rollmesh.generators.engines.hf.decode_loop import DecodeLoop
 from rollmesh.mesh.trajectory.payload_codec import decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import generator_pb2
+from tests.generators.pacing import Pace
 from tests.generators.world import eventually, log_probs, mesh
 
-_TOKENS, _SLOTS, _GROUPS = 500, 6, 2
+_TOKENS, _BOUND, _SLOTS, _GROUPS = 120, 30, 6, 2
 
 
-def _slow_down(monkeypatch: pytest.MonkeyPatch, ended: threading.Event) -> None:
-    """Has responses grow slowly until an event: they must not end before an update comes, however busy the machine."""
-    turn = DecodeLoop._turn
-
-    def slow(loop: DecodeLoop) -> None:
-        if not ended.is_set():
-            ended.wait(0.03)
-        turn(loop)
-
-    monkeypatch.setattr(DecodeLoop, "_turn", slow)
-
-
-async def test_a_member_cut_by_an_update_goes_on_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_member_cut_by_an_update_goes_on_elsewhere(tmp_path: Path, pace: Pace) -> None:
     """Update mode `interrupt` stops its sequences and puts them back in the queue, after which their generator is
     drained. Another one continues from the drafts, with the versions and log-probs that came with them and what is left
     of the budget."""
     v0, v1, v2 = (PolicyVersion(1, version) for version in range(3))
-    drained = threading.Event()
-    _slow_down(monkeypatch, drained)
+    pace.tokens = _BOUND
     async with mesh(
         tmp_path,
         endless=True,
@@ -55,6 +40,8 @@ async def test_a_member_cut_by_an_update_goes_on_elsewhere(tmp_path: Path, monke
         control = await world.control("gen-1")
         await world.holds(control, _GROUPS)
         await learner.publish(1)
+        await learner.swapped(2)
+        pace.tokens = 2 * _BOUND
 
         async def crossed() -> bool:
             """A response with tokens of both versions is in the buffer."""
@@ -63,7 +50,7 @@ async def test_a_member_cut_by_an_update_goes_on_elsewhere(tmp_path: Path, monke
         await eventually(crossed)
         await control.Drain(generator_pb2.DrainRequest(timeout_ms=1), timeout=180)
         assert await asyncio.wait_for(task, 240) == 0
-        drained.set()
+        pace.tokens = None
         drafts = await world.drafts()
         await learner.publish(2)
         world.generator("gen-2")

@@ -17,6 +17,8 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, generator_pb2, trajectory_pb2
 from tests.generators.world import DEADLINE_S, eventually, log_probs, mesh
 
+_TOKENS, _BOUND = 80, 25
+
 
 @pytest.mark.slow
 async def test_processes_with_nothing_but_the_address(tmp_path: Path) -> None:
@@ -25,16 +27,16 @@ async def test_processes_with_nothing_but_the_address(tmp_path: Path) -> None:
     async with mesh(
         tmp_path,
         endless=True,
-        rollout__max_response_tokens=700,
+        rollout__max_response_tokens=_TOKENS,
         rollout__slots=8,
         learner__batch__groups=4,
         rollout__draft_every_s=0.2,
-        rollout__draft_every_tokens=40,
+        rollout__draft_every_tokens=10,
         buffer__lease_s=4.0,
     ) as world:
         learner = await world.learner()
         await learner.publish(0)
-        victim, survivor = await world.process("gen-1"), await world.process("gen-2")
+        victim, survivor = await world.process("gen-1", bound=_BOUND), await world.process("gen-2")
         await world.holds_weights("gen-1")
         await world.holds_weights("gen-2")
         control = await world.control("gen-1")
@@ -106,11 +108,11 @@ def check_continuations(
     for place, draft in drafts.items():
         group, meta, found = members[place]
         count = len(draft.response_ids)
-        assert len(found.response_ids) == meta.response_tokens == 700
+        assert len(found.response_ids) == meta.response_tokens == _TOKENS
         assert meta.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH
         assert found.response_ids[:count].tolist() == draft.response_ids.tolist()
         np.testing.assert_array_equal(found.log_probs[:count], draft.log_probs)
-        assert found.versions.runs == ((700, PolicyVersion(1, 1)),)
+        assert found.versions.runs == ((_TOKENS, PolicyVersion(1, 1)),)
         prompt = np.frombuffer(group.task.prompt_ids, "<i4").tolist()
         np.testing.assert_allclose(found.log_probs, log_probs(model, prompt, found.response_ids.tolist()), atol=1e-4)
     assert any(members[place][1].generator == "gen-2" for place in drafts), "all were finished by the victim"

@@ -25,6 +25,7 @@ from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, generator_pb2, membership_pb2, trajectory_pb2
 from rollmesh.reward_service.server.service import serve as serve_rewards
+from tests.generators.pacing import Pace
 from tests.generators.world import ANY_CODE, DEADLINE_S, TOKENIZER, eventually, greedy_response, log_probs, mesh
 from tests.joining import NOWHERE, when_it_waits
 
@@ -179,11 +180,12 @@ async def test_the_greedy_member_is_the_most_likely_response(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kv", ["recompute", "interrupt"])
-async def test_version_stamps_are_those_of_the_weights_that_drew_the_token(tmp_path: Path, kv: str) -> None:
+async def test_version_stamps_are_those_of_the_weights_that_drew_the_token(tmp_path: Path, pace: Pace, kv: str) -> None:
     """Weights change three times while sequences run; each token's log-prob is that of the version it names."""
     async with mesh(
-        tmp_path, endless=True, weights__kv=kv, rollout__max_response_tokens=500, rollout__slots=8
+        tmp_path, endless=True, weights__kv=kv, rollout__max_response_tokens=150, rollout__slots=8
     ) as world:
+        pace.tokens = 30
         learner = await world.learner()
         await learner.publish(0)
         world.generator("gen-1")
@@ -193,6 +195,8 @@ async def test_version_stamps_are_those_of_the_weights_that_drew_the_token(tmp_p
         for version in (1, 2, 3):
             await learner.publish(version)
             await learner.swapped(version + 1)
+            pace.tokens += 30
+        pace.tokens = None
         batch = await learner.sample(4, 3)
         models = [world.model(version) for version in range(4)]
         swaps = 0
@@ -365,13 +369,14 @@ async def test_a_new_learner_takes_the_generators_with_it(tmp_path: Path) -> Non
         assert not ledger.discrepancies
 
 
-async def test_a_drained_generator_gives_its_groups_back_at_once(tmp_path: Path) -> None:
+async def test_a_drained_generator_gives_its_groups_back_at_once(tmp_path: Path, pace: Pace) -> None:
     """With what it has sampled of them: the next one continues from there."""
+    pace.tokens = 20
     async with mesh(
         tmp_path,
         endless=True,
         weights__kv="recompute",
-        rollout__max_response_tokens=900,
+        rollout__max_response_tokens=60,
         buffer__lease_s=60.0,
         buffer__reconnect_grace_s=59.0,
         buffer__compression="zstd",
@@ -388,6 +393,7 @@ async def test_a_drained_generator_gives_its_groups_back_at_once(tmp_path: Path)
         drafts = drafts_of(await world.grants(4))
         assert len(drafts) == 16, "of every member"
         await learner.publish(1)
+        pace.tokens = None
         world.generator("gen-2")
         batch = await learner.sample(4, 1)
         assert {meta.generator for group in batch for meta in group.members} == {"gen-2"}
@@ -399,19 +405,20 @@ async def test_a_drained_generator_gives_its_groups_back_at_once(tmp_path: Path)
                 found, draft = decode(payload), drafts[group.group_id, meta.member]
                 count, response = len(draft.response_ids), found.response_ids.tolist()
                 assert response[:count] == draft.response_ids.tolist()
-                assert len(response) == 900
-                assert found.versions.runs == ((count, PolicyVersion(1, 0)), (900 - count, PolicyVersion(1, 1)))
+                assert len(response) == 60
+                assert found.versions.runs == ((count, PolicyVersion(1, 0)), (60 - count, PolicyVersion(1, 1)))
                 before, after = (log_probs(model, prompt_of(group), response) for model in models)
                 np.testing.assert_allclose(found.log_probs[:count], before[:count], atol=1e-4)
                 np.testing.assert_allclose(found.log_probs[count:], after[count:], atol=1e-4)
 
 
-async def test_cancelled_groups_free_their_slots(tmp_path: Path) -> None:
+async def test_cancelled_groups_free_their_slots(tmp_path: Path, pace: Pace) -> None:
     """A group that has grown too old while it is sampled is stopped, nothing of it is written, and others take its
     place.
     """
+    pace.tokens = 20
     async with mesh(
-        tmp_path, endless=True, rollout__max_response_tokens=4000, rollout__slots=8, buffer__max_staleness=1
+        tmp_path, endless=True, rollout__max_response_tokens=60, rollout__slots=8, buffer__max_staleness=1
     ) as world:
         learner = await world.learner()
         await learner.publish(0)
@@ -470,8 +477,9 @@ async def test_prompts_by_hand_and_status(tmp_path: Path) -> None:
         assert status.engine == "hf"
 
 
-async def test_the_front_may_go_and_come_back(tmp_path: Path) -> None:
-    async with mesh(tmp_path, endless=True, rollout__max_response_tokens=300) as world:
+async def test_the_front_may_go_and_come_back(tmp_path: Path, pace: Pace) -> None:
+    pace.tokens = 20
+    async with mesh(tmp_path, endless=True, rollout__max_response_tokens=60) as world:
         learner = await world.learner()
         await learner.publish(0)
         await learner.seed(4)
@@ -481,6 +489,7 @@ async def test_the_front_may_go_and_come_back(tmp_path: Path) -> None:
         await world.buffer.stop()
         world.buffer = BufferFront(world.config, host="127.0.0.1", port=port)
         await world.buffer.start()
+        pace.tokens = None
         batch = await learner.sample(4, 0)
         assert {group.attempt for group in batch} == {1}, "the leases survived"
         assert not (await learner.client.ledger("train")).discrepancies

@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import copy
 import json
-import os
 import string
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -46,7 +44,7 @@ from rollmesh.protos import (
     trajectory_pb2,
     weights_pb2_grpc,
 )
-from tests.repository import REPOSITORY
+from tests.generators.forked import Forked, fork
 
 SECURITY = SecuritySection()
 ANY_CODE = CodeRule(AllowCode.ANY)
@@ -291,6 +289,7 @@ class World:
         self.buffer: BufferFront
         self.address = ""
         self.stack = AsyncExitStack()
+        self._processes: dict[str, Forked] = {}
 
     def model(self, version: int) -> PreTrainedModel:
         """The model whose weights are published as `version`."""
@@ -329,33 +328,41 @@ class World:
         return task, shutdown
 
     async def process(
-        self, member_id: str, first: str = "pass", *, options: Sequence[str] = ()
-    ) -> asyncio.subprocess.Process:
+        self, member_id: str, first: str = "", *, bound: int | None = None, options: Sequence[str] = ()
+    ) -> Forked:
         """A generator as a process of its own, in an empty directory, with nothing but the mesh address.
 
         Args:
             member_id: its name in the mesh.
             first: a statement that it executes before.
+            bound: of its responses at first; `set_pace` changes it.
             options: more of its command line.
         """
-        empty = self.folder / member_id
+        empty, temporary = self.folder / member_id, self.folder / "tmp"
         empty.mkdir()
-        (self.folder / "tmp").mkdir(exist_ok=True)
-        ready = self.folder / f"{member_id}.ready"
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", f"{first}\nfrom rollmesh.cli import main; main()", "generator",
-            "--mesh", self.address, "--member-id", member_id, "--threads", "1", "--ready-file", str(ready), *options,
-            cwd=empty,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(self.folder / "tmp")},
+        temporary.mkdir(exist_ok=True)
+        if bound is not None:
+            self.set_pace(member_id, bound)
+        pace = str(self._pace(member_id)) if bound is not None else ""
+        process = await asyncio.to_thread(
+            fork, "tests.generators.generator_process",
+            json.dumps({"folder": str(empty), "temporary": str(temporary), "pace": pace, "first": first}),
+            "generator", "--mesh", self.address, "--member-id", member_id, "--threads", "1",
+            "--ready-file", str(self.folder / f"{member_id}.ready"), *options,
+            log=self.folder / f"{member_id}.log",
         )  # fmt: skip
-
-        async def end() -> None:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
-
-        self.stack.push_async_callback(end)
+        self.stack.push_async_callback(process.end)
+        self._processes[member_id] = process
         return process
+
+    def _pace(self, member_id: str) -> Path:
+        return self.folder / f"{member_id}.pace"
+
+    def set_pace(self, member_id: str, bound: int | None) -> None:
+        """Sets the response tokens at which a process that has a bound stands still."""
+        written = self.folder / f"{member_id}.new"
+        written.write_text("" if bound is None else str(bound))
+        written.replace(self._pace(member_id))
 
     async def control(self, member_id: str) -> generator_pb2_grpc.GeneratorControlStub:
         """The control service of a generator, once it has joined."""
@@ -363,6 +370,8 @@ class World:
 
         async def joined() -> bool:
             nonlocal address
+            process = self._processes.get(member_id)
+            assert process is None or process.returncode is None, (self.folder / f"{member_id}.log").read_text()[-3000:]
             members = await self.members()
             address = members[member_id].address if member_id in members else ""
             return bool(address)

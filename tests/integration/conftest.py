@@ -7,16 +7,30 @@ import pytest
 from filelock import FileLock
 
 from examples.demo.prepare import prepare
+from tests.integration import wheel
 from tests.integration.mesh import DEADLINE_S, MeshRun
 
 Prepare = Callable[[int], Path]
 
 
 @pytest.fixture(scope="session")
-def prepared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Prepare:
-    """The demonstration's problems and a model that was supervised for so many steps; all processes share them."""
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder of all processes of the suite."""
     base = tmp_path_factory.getbasetemp()
-    shared = base if worker_id == "master" else base.parent
+    return base if worker_id == "master" else base.parent
+
+
+@pytest.fixture(scope="session")
+def built(shared: Path) -> Path:
+    """The wheel of this tree; its sdist lies beside it. Built by the first process that wants it."""
+    folder = shared / "packages"
+    with FileLock(f"{folder}.lock", timeout=DEADLINE_S):
+        return next(folder.glob("*.whl"), None) or wheel.build(folder)
+
+
+@pytest.fixture(scope="session")
+def prepared(shared: Path) -> Prepare:
+    """The demonstration's problems and a model that was supervised for so many steps; all processes share them."""
 
     def folder_of(warm_steps: int) -> Path:
         folder = shared / f"demo-{warm_steps}"

@@ -1,6 +1,6 @@
 """The demonstration's reward, which waits in the middle of a run until the test has looked at the running services.
 
-So the run is no longer than what is asked of its end, however long that takes.
+So the run is no longer than what is asked of its end, however long the looking takes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from pathlib import Path
 from rollmesh.reward_service.outcomes import Outcome, RewardItem
 from rollmesh.reward_service.scorers import arithmetic
 
-STEPS = 3
-"""Trained before."""
-_FOLDER, _RELEASED = "ROLLMESH_TEST_HOLD", "released"
+_FOLDER, _STEPS, _RELEASED = "ROLLMESH_TEST_HOLD", "ROLLMESH_TEST_HOLD_AFTER", "released"
 # Longer than any test waits.
-_TERM_S = 300
+_TERM_S = 900
 ARGUMENTS = (
     f"--reward.functions=['{__file__}:score']",
     *(f"--reward.scorer_timeout_s={_TERM_S}", f"--reward.timeout_s={_TERM_S + 1}"),
@@ -25,9 +23,9 @@ ARGUMENTS = (
 )
 
 
-def environment(folder: Path) -> Mapping[str, str]:
-    """Variables of the run whose `run` lies in this folder."""
-    return {_FOLDER: str(folder)}
+def environment(folder: Path, after: int) -> Mapping[str, str]:
+    """Variables of the run whose `run` lies in this folder, and which waits once it has trained so many steps."""
+    return {_FOLDER: str(folder), _STEPS: str(after)}
 
 
 def release(folder: Path) -> None:
@@ -38,7 +36,8 @@ def release(folder: Path) -> None:
 def score(items: Sequence[RewardItem]) -> list[Outcome]:
     """As built in, in time."""
     folder = Path(os.environ[_FOLDER])
-    while _trained(folder / "run" / "metrics.jsonl") >= STEPS and not (folder / _RELEASED).exists():
+    after = int(os.environ[_STEPS])
+    while _trained(folder / "run" / "metrics.jsonl") >= after and not (folder / _RELEASED).exists():
         time.sleep(0.1)  # another process's file: there is nothing to wait on
     return [arithmetic.score(item) for item in items]
 

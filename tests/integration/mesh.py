@@ -19,6 +19,7 @@ from typing import Any
 from rollmesh.learner.recovery.consumption_log import read_log, surviving_uses
 from tests import warm
 from tests.repository import REPOSITORY
+from tests.signals import handled
 
 # On a busy machine the processes of a run start in minutes.
 DEADLINE_S = 600.0
@@ -50,15 +51,16 @@ class MeshRun:
             "--eval.rows=16",
             *overrides,
         ]
-        self.process = warm.popen(
-            ["run", str(REPOSITORY / config), *arguments],
-            cwd=cwd,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            # Lines are not broken for any width.
-            env={**os.environ, "COLUMNS": "1000", **(env or {})},
-        )
+        with handled(signal.SIGINT, signal.default_int_handler):
+            self.process = warm.popen(
+                ["run", str(REPOSITORY / config), *arguments],
+                cwd=cwd,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                # Lines are not broken for any width.
+                env={**os.environ, "COLUMNS": "1000", **(env or {})},
+            )
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:

@@ -33,7 +33,7 @@ def test_auto_tries_placements_and_keeps_the_fastest(start_mesh: Callable[..., M
     status = rollmesh("status", str(run.folder))
     assert f"auto chose {chosen}" in status.stdout, status.stdout
     run.process.send_signal(signal.SIGINT)
-    assert run.process.wait(240) == 128 + signal.SIGINT, run.tail()
+    assert run.finish() == 128 + signal.SIGINT, run.tail()
     audit(run)
     record = read_record(run.folder)
     assert record is not None

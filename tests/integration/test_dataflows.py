@@ -3,39 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.integration.conftest import Prepare
 from tests.integration.training import train
 
 pytestmark = pytest.mark.slow
 _HERE = "examples/dataflows"
 _DEMO = "examples/demo/demo.yaml"
-_SHORT: dict[str, Any] = {
-    "rollout__n": 4,
-    "learner__optimizer__lr": 4e-4,
-    "learner__optimizer__warmup_steps": 5,
-    "learner__steps": 50,
-}
+_STEPS = 24
 
 
-def test_a_student_comes_closer_to_its_teacher(demo_data: Path, warm_data: Path, tmp_path: Path) -> None:
+def test_a_student_comes_closer_to_its_teacher(prepared: Prepare, demo_data: Path, tmp_path: Path) -> None:
     """The teacher: the same model, supervised for longer."""
     run = train(
         *(_DEMO, demo_data, tmp_path),
-        **_SHORT | {"learner__steps": 30},
+        rollout__n=4,
+        learner__optimizer__lr=6e-4,
+        learner__optimizer__warmup_steps=2,
+        learner__batch__groups=12,
+        learner__steps=_STEPS,
         algorithm="on_policy_distillation",
         reward__functions=["none"],
-        learner__roles__teacher__path=str(warm_data / "model"),
+        learner__roles__teacher__path=str(prepared(40) / "model"),
     )
-    assert len(run.metric("actor/loss")) == 30
+    assert len(run.metric("actor/loss")) == _STEPS
     first, last = run.trend("distillation/reverse_kl")
     assert last < 0.9 * first, (first, last)
 
 
 def test_the_best_of_n_becomes_more_likely(warm_data: Path, tmp_path: Path) -> None:
-    run = train(*(_DEMO, warm_data, tmp_path), **_SHORT, algorithm=f"{_HERE}/rejection_sampling.py:RejectionSampling")
+    run = train(
+        *(_DEMO, warm_data, tmp_path),
+        rollout__n=4,
+        learner__optimizer__lr=4e-4,
+        learner__optimizer__warmup_steps=5,
+        learner__steps=50,
+        algorithm=f"{_HERE}/rejection_sampling.py:RejectionSampling",
+    )
     first, last = run.trend("rejection_sampling/log_likelihood")
     assert last > first, (first, last)
     first, last = run.trend("critic/score/mean")

@@ -6,30 +6,27 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-import rollmesh
+import rollmesh as product
 from rollmesh.learner.builders import build_actor
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.standalone.response_file import RESPONSES, read_responses
 from rollmesh.mesh.config import load_config, save_config
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from tests.integration.mesh import DEADLINE_S
+from tests import warm
+from tests.command import Command
+from tests.integration import holding
 from tests.repository import REPOSITORY
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "rollmesh.cli", *arguments]
-
-
-@pytest.fixture
-def run(demo_data: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def run(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run whose one checkpoint holds an adapter."""
-    folder = tmp_path / "runs" / "tuned"
+    folder = tmp_path_factory.mktemp("runs") / "tuned"
     overrides = [
         f"run.dir={folder.parent}",
         f"run.name={folder.name}",
@@ -41,6 +38,7 @@ def run(demo_data: Path, tmp_path: Path) -> Path:
         "rollout.slots=8",
         "eval.n=8",
         "eval.temperature=1",
+        *(argument.removeprefix("--") for argument in holding.ARGUMENTS),
     ]
     config = load_config(REPOSITORY / "examples/demo/demo.yaml", overrides)
     engine = build_actor(config)
@@ -52,22 +50,29 @@ def run(demo_data: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def kill_generator(out: Path) -> None:
+def kill_generator(out: Path, evaluation: warm.Command) -> None:
     """Kills the generator of an evaluation as soon as it is there."""
-    ready, until = out / "services" / "generator-0.json", time.monotonic() + DEADLINE_S
+    ready = out / "services" / "generator-0.json"
     while not ready.exists():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+        assert evaluation.poll() is None
+        time.sleep(0.02)  # another process's file: there is nothing to wait on
     os.kill(json.loads(ready.read_text())["pid"], signal.SIGKILL)
 
 
-def test_a_checkpoint_is_evaluated_whatever_dies_and_compared_with_its_base(run: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_is_evaluated_whatever_dies_and_compared_with_its_base(
+    run: Path, rollmesh: Command, tmp_path: Path
+) -> None:
     config, out = str(run / "config.yaml"), tmp_path / "tuned"
-    arguments = command("eval", config, "--model", str(run), "--out", str(out))
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    arguments = ["eval", config, "--model", str(run), "--out", str(out)]
+    # Nothing is scored before the generator has died.
+    environment = {**os.environ, **holding.environment(tmp_path, after=0)}
+    with warm.popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
-            kill_generator(out)
-            shown, _ = process.communicate(timeout=DEADLINE_S)
+            kill_generator(out, process)
+            holding.release(tmp_path)
+            assert process.stdout is not None
+            shown = process.stdout.read()
+            process.wait()
         finally:
             process.kill()
     assert process.returncode == 0, shown
@@ -88,23 +93,20 @@ def test_a_checkpoint_is_evaluated_whatever_dies_and_compared_with_its_base(run:
     identity = json.loads((out / "measurement.json").read_text())
     (base / "measurement.json").write_text(json.dumps({**identity, "name": "base"}))
     (base / RESPONSES).write_text("".join(lines[:16]))
-    again = rollmesh.evaluate(config, run, out=out, quiet=True)
+    again = product.evaluate(config, run, out=out, quiet=True)
     assert again.to_json() == summary
     assert len((out / "logs" / "generator-0.log").read_bytes()) == logged
-    compared = subprocess.run(
-        command("compare", str(base), str(out)), capture_output=True, text=True, timeout=DEADLINE_S, check=True
-    )
+    compared = rollmesh("compare", str(base), str(out))
+    assert compared.returncode == 0, compared.stderr
     assert "0/0/16" in compared.stdout
     assert "the same" in compared.stdout
 
 
 def test_prompts_are_answered_on_stdout(run: Path, tmp_path: Path) -> None:
     (tmp_path / "more.jsonl").write_text('{"prompt": "1+2="}\n')
-    arguments = command("generate", str(run / "config.yaml"), "--prompt", "1+1=", "--prompts", "-", "--log-probs")
+    arguments = ["generate", str(run / "config.yaml"), "--prompt", "1+1=", "--prompts", "-", "--log-probs"]
     with (tmp_path / "more.jsonl").open() as stdin:
-        done = subprocess.run(
-            [*arguments, "--eval.n=2"], stdin=stdin, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-        )
+        done = warm.run([*arguments, "--eval.n=2"], stdin=stdin)
     assert done.returncode == 0, done.stderr
     assert "generator-0 is up" in done.stderr
     records = [json.loads(line) for line in done.stdout.splitlines()]

@@ -38,7 +38,8 @@ _DOORS = {
     *("generator-0 metrics", "generator-0 endpoint"),
 }
 
-_STEPS = 8
+# The run is looked at after some of its steps.
+_STEPS, _HELD = 8, 3
 
 
 class HeardHere(product.Callback):
@@ -142,9 +143,9 @@ def test_a_run_writes_what_it_promises(
         "--reward.by_data_source={elsewhere: ['grpc://127.0.0.1:9'], judged: [judge]}",
         *holding.ARGUMENTS,
         *planted.arguments,
-        env={**environment(demo_data), **planted.environment, **holding.environment(tmp_path)},
+        env={**environment(demo_data), **planted.environment, **holding.environment(tmp_path, _HELD)},
     )
-    run.wait_step(holding.STEPS)
+    run.wait_step(_HELD)
     audit_privacy(run.folder, run.process.pid)
     audit_intruders(run.address(), token)
     doors = run.doors()

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +13,8 @@ import pytest
 import yaml
 
 from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
+from tests import warm
 from tests.command import Command
-from tests.integration.mesh import DEADLINE_S
 from tests.report_page import read_charts
 from tests.repository import REPOSITORY
 from tests.secrets_here import told, write_secret
@@ -24,12 +23,10 @@ from tests.secrets_here import told, write_secret
 @contextmanager
 def service(
     folder: Path, name: str, *arguments: str, cwd: Path = REPOSITORY, env: dict[str, str] | None = None
-) -> Iterator[subprocess.Popen[str]]:
+) -> Iterator[warm.Command]:
     """A service as its own process; its log tells why, where it fails."""
     with (folder / f"{name}.log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rollmesh.cli", *arguments], cwd=cwd, env=env, stdout=log, stderr=log, text=True
-        )
+        process = warm.popen(arguments, cwd=cwd, env=env, stdout=log, stderr=log)
         try:
             yield process
         finally:
@@ -42,7 +39,7 @@ def service(
                     process.wait(60)
 
 
-def _address(folder: Path, ready: Path, process: subprocess.Popen[str]) -> str:
+def _address(folder: Path, ready: Path, process: warm.Command) -> str:
     """Waits for the ready file; the file system has no event that needs no further package."""
     while not ready.exists():
         try:
@@ -98,9 +95,9 @@ def test_services_started_by_hand_train_to_the_end(
         ):
             started = [process.pid for process in (buffer, reward, generator, learner)]
             assert told([password], tmp_path, started) == []
-            assert learner.wait(DEADLINE_S) == 0, (tmp_path / "learner.log").read_text()
-            assert generator.wait(180) == 0, (tmp_path / "generator.log").read_text()
-            assert reward.wait(180) == 0, (tmp_path / "reward.log").read_text()
+            assert learner.wait() == 0, (tmp_path / "learner.log").read_text()
+            assert generator.wait() == 0, (tmp_path / "generator.log").read_text()
+            assert reward.wait() == 0, (tmp_path / "reward.log").read_text()
             assert [path for path in empty.rglob("*") if not path.is_dir()] == []
             ledger = rollmesh("ledger", "--mesh", mesh)
             assert ledger.returncode == 0, ledger.stdout + ledger.stderr

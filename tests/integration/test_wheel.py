@@ -13,18 +13,11 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-import pytest
-
-from tests.integration.wheel import NAMES, build
+from tests.integration.wheel import NAMES
 from tests.repository import REPOSITORY
 
 # Files that are no modules; the wheel has to have them all.
 _DATA = {".lua", ".proto", ".binpb", ".pyi", ".html", ".css", ".js", ".typed", ".yaml", ".json"}
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("packages"))
 
 
 def test_the_wheel_holds_one_package_with_all_its_data(built: Path) -> None:
@@ -33,7 +26,7 @@ def test_the_wheel_holds_one_package_with_all_its_data(built: Path) -> None:
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"rollmesh"}
     for part in NAMES[:6]:
         assert f"rollmesh/{part}/__init__.py" in names
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True, timeout=60)
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True)
     files = [Path(name) for name in tracked.stdout.decode().split("\0") if name]
     packages = {"rollmesh", *NAMES[:6]}
     data = [file for file in files if file.parts[0] in packages and file.suffix in _DATA]
@@ -58,16 +51,16 @@ def test_the_wheel_runs_in_an_environment_of_its_own(built: Path, tmp_path: Path
     # A path that is added this way brings its packages, and not the links of its editable ones.
     (target / "shared.pth").write_text("\n".join(site.getsitepackages()) + "\n")
     install = [sys.executable, "-m", "pip", f"--python={python}", "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*install, built], check=True, timeout=120)
+    subprocess.run([*install, built], check=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = tmp_path / "env" / "bin" / "rollmesh"
     done = subprocess.run(
-        [command, "--version"], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True, timeout=60
+        [command, "--version"], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
     )
     assert done.stdout == f"rollmesh {metadata.version('rollmesh')}\n"
     where = "import rollmesh.buffer.store, rollmesh.learner.engines, sys; print(rollmesh.__file__)"
     done = subprocess.run(
-        [python, "-c", where], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True, timeout=120
+        [python, "-c", where], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
     )
     assert Path(done.stdout.strip()).is_relative_to(tmp_path)
 

@@ -6,14 +6,14 @@ import importlib
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from rollmesh.mesh.runtime.ranks import environment_of
-from tests.repository import REPOSITORY
+from rollmesh.mesh.runtime.threads import thread_environment
+from tests import warm
 
 _RANKS = 2
 
@@ -26,18 +26,21 @@ def run_two_ranks(module: str, *arguments: Path, torchrun: bool = False) -> None
         arguments: of its `main`.
         torchrun: the ranks are torchrun's.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     starter = "torchrun" if torchrun else "fork"
-    command = [sys.executable, "-m", "tests.learner.ranks", starter, module, *map(str, arguments)]
-    process = subprocess.Popen(
-        command, env=environment, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        errors = process.communicate(timeout=600)[1]
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, errors[-4000:]
+    with tempfile.TemporaryFile("w+") as errors:
+        process = warm.popen(
+            [starter, module, *map(str, arguments)],
+            module=__name__,
+            env={**os.environ, **thread_environment(1)},
+            stderr=errors,
+        )
+        try:
+            status = process.wait()
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        errors.seek(0)
+        assert status == 0, errors.read()[-4000:]
 
 
 def _rank(rank: int, meeting: Path, module: str, arguments: Sequence[str]) -> None:

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rollmesh.launcher.service_process import ServiceSpec, ready_file
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.testing.fixtures import engine_worlds  # noqa: F401 - fixture
-
-FAKE = Path(__file__).with_name("fake_service.py")
-
-
-def fake_spec(
-    folder: Path, name: str, *arguments: str, completes_run: bool = False, drain_s: float = 5.0
-) -> ServiceSpec:
-    """A service of `fake_service.py`."""
-
-    def command(_restart: bool) -> list[str]:
-        return [sys.executable, str(FAKE), str(ready_file(folder, name)), "--name", name, *arguments]
-
-    return ServiceSpec(name, command, {}, start_deadline_s=20.0, drain_s=drain_s, completes_run=completes_run)
 
 
 class Recorder:

@@ -17,7 +17,7 @@ from rollmesh.launcher.service_process import ServiceSpec
 from rollmesh.launcher.services import BUFFER, LEARNER
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.errors import RollmeshError
-from tests.rollmesh.conftest import fake_spec
+from tests.rollmesh.fake_spec import fake_spec
 
 
 class Catalogue:

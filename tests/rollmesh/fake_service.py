@@ -43,7 +43,19 @@ def spin() -> None:
         pass
 
 
-class Dying(health.HealthServicer):
+class Telling(health.HealthServicer):
+    """Tells when its first answer has been sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answered = threading.Event()
+
+    def Check(self, request: object, context: grpc.ServicerContext) -> health_pb2.HealthCheckResponse:
+        context.add_callback(self.answered.set)
+        return super().Check(request, context)
+
+
+class Dying(Telling):
     """Ends the process instead of answering."""
 
     def __init__(self, status: int) -> None:
@@ -72,7 +84,7 @@ def main() -> int:
     parser.add_argument("ready", type=Path)
     parser.add_argument("--exit", type=int, help="end with this status before being ready")
     parser.add_argument("--log", help="line to write to stderr first")
-    parser.add_argument("--die-after-ready", type=int, help="end with this status once ready")
+    parser.add_argument("--die-after-ready", type=int, help="end with this status once it has answered")
     parser.add_argument("--die-unasked", type=int, help="end with this status once ready, before any answer")
     parser.add_argument("--die-asked", type=int, help="end with this status when asked for the first time")
     parser.add_argument("--die-times", type=int, default=10**6, help="with --die-after-ready: only so many times")
@@ -117,7 +129,7 @@ def main() -> int:
         child = subprocess.Popen(command, start_new_session=options.own_session)
         options.child.write_text(str(child.pid))
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    servicer = health.HealthServicer() if options.die_asked is None else Dying(options.die_asked)
+    servicer = Telling() if options.die_asked is None else Dying(options.die_asked)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     if options.writes:
         learner_pb2_grpc.add_LearnerControlServicer_to_server(Writing(options.writes, options.reason), server)
@@ -136,8 +148,8 @@ def main() -> int:
     for _ in range(options.spin):
         threading.Thread(target=spin, daemon=True).start()
     if options.die_after_ready is not None and starts <= options.die_times:
-        # Long enough for the health check, and no more.
-        over.wait(0.3)
+        # Seen to be up, and no more.
+        servicer.answered.wait()
         return options.die_after_ready
     # Python's handlers run in the main thread; a signal that the kernel gives to another thread does not wake it.
     while not over.wait(0.2):

@@ -14,7 +14,7 @@ from rollmesh.launcher.service_process import ServiceSpec
 from rollmesh.launcher.services import drain_order
 from rollmesh.launcher.supervisor import Supervisor
 from rollmesh.report.restarts import read_restarts
-from tests.rollmesh.conftest import fake_spec
+from tests.rollmesh.fake_spec import fake_spec
 
 MakeSupervisor = Callable[..., Supervisor]
 DEADLINE_S = 240.0

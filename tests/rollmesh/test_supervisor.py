@@ -26,7 +26,8 @@ from rollmesh.mesh.runtime.threads import thread_environment
 from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.report.restarts import read_restarts
 from tests.repository import REPOSITORY
-from tests.rollmesh.conftest import Recorder, fake_spec
+from tests.rollmesh.conftest import Recorder
+from tests.rollmesh.fake_spec import fake_spec
 
 MakeSupervisor = Callable[..., Supervisor]
 DEADLINE_S = 240.0
@@ -36,12 +37,14 @@ def same_rank(_name: str) -> int:
     return 0
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async def look() -> None:
+async def until(condition: Callable[[], bool], running: asyncio.Task[None] | None = None) -> None:
+    """Waits for a condition, or for the end of the run that would bring it about."""
+    async with asyncio.timeout(DEADLINE_S):
         while not condition():
+            if running is not None and running.done():
+                running.result()
+                raise AssertionError("the run has ended")
             await asyncio.sleep(0.02)
-
-    await asyncio.wait_for(look(), DEADLINE_S)
 
 
 def gone(pid: int) -> bool:
@@ -51,7 +54,7 @@ def gone(pid: int) -> bool:
 async def started(supervisor: Supervisor, recorder: Recorder, spec: ServiceSpec) -> asyncio.Task[None]:
     """A run of one service, which is up."""
     running = asyncio.create_task(supervisor.run([lambda: [spec]], same_rank))
-    await until(lambda: recorder.starts_of(spec.name) == 1)
+    await until(lambda: recorder.starts_of(spec.name) == 1, running)
     return running
 
 
@@ -80,7 +83,7 @@ async def test_killed_service_is_restarted(tmp_path: Path, make_supervisor: Make
     running = await started(supervisor, recorder, fake_spec(tmp_path, "generator-0"))
     first = supervisor.pids()["generator-0"]
     os.kill(first, signal.SIGKILL)
-    await until(lambda: recorder.starts_of("generator-0") == 2)
+    await until(lambda: recorder.starts_of("generator-0") == 2, running)
     assert supervisor.pids()["generator-0"] != first
     assert any("killed by signal SIGKILL" in event and "restarting" in event for event in recorder.events)
     assert read_restarts(tmp_path) == {"generator-0": {"exit": 1}}
@@ -200,7 +203,7 @@ async def test_drains_in_order_and_kills_what_does_not_end(
     order = {"generator-0": 0, "learner": 1, "reward": 2, "buffer": 3}
     supervisor = make_supervisor()
     running = asyncio.create_task(supervisor.run([lambda: specs], lambda name: order[name]))
-    await until(lambda: len(supervisor.pids()) == 4 and all(recorder.starts_of(name) for name in order))
+    await until(lambda: len(supervisor.pids()) == 4 and all(recorder.starts_of(name) for name in order), running)
     await ended(supervisor, running)
     assert drained.read_text().split() == ["generator-0", "learner", "reward", "buffer"]
     assert [event for event in recorder.events if "killed" in event] == [
@@ -219,7 +222,7 @@ async def test_a_learner_is_waited_for_as_long_as_it_writes_its_checkpoint(
     running = await started(supervisor, recorder, spec)
     supervisor.interrupt()
     said = f"waits for the learner: {reason or 'checkpointing'} (Ctrl-C again kills at once)"
-    await until(lambda: said in recorder.events)
+    await until(lambda: said in recorder.events, running)
     written.touch()
     await asyncio.wait_for(running, DEADLINE_S)
     assert [event for event in recorder.events if "killed" in event] == []
@@ -234,7 +237,7 @@ async def test_who_ends_in_error_or_freezes_while_draining_is_named(
     running = asyncio.create_task(
         supervisor.run([lambda: [frozen, failing]], lambda name: ["learner", "buffer"].index(name))
     )
-    await until(lambda: recorder.starts_of("learner") == recorder.starts_of("buffer") == 1)
+    await until(lambda: recorder.starts_of("learner") == recorder.starts_of("buffer") == 1, running)
     os.kill(supervisor.pids()["buffer"], signal.SIGSTOP)
     await ended(supervisor, running)
     named = [event for event in recorder.events if event.startswith(("learner: ", "buffer: "))]
@@ -250,7 +253,7 @@ async def test_who_is_asked_to_end_before_it_was_ready_has_ended_in_order(
     spec = replace(fake_spec(tmp_path, "generator-0"), command=lambda _restart: ["cat", str(never)])
     supervisor = make_supervisor()
     running = asyncio.create_task(supervisor.run([lambda: [spec]], same_rank))
-    await until(lambda: bool(supervisor.pids()))
+    await until(lambda: bool(supervisor.pids()), running)
     await ended(supervisor, running)
     assert [event for event in recorder.events if event.startswith("generator-0")] == []
 
@@ -285,7 +288,7 @@ async def test_children_of_a_killed_service_are_gone_before_it_is_back(
     running = await started(supervisor, recorder, fake_spec(tmp_path, "generator-0", "--child", str(child)))
     first = int(child.read_text())
     os.kill(supervisor.pids()["generator-0"], signal.SIGKILL)
-    await until(lambda: recorder.starts_of("generator-0") == 2)
+    await until(lambda: recorder.starts_of("generator-0") == 2, running)
     assert gone(first)
     await ended(supervisor, running)
 
@@ -321,7 +324,7 @@ LAUNCHER = """
     from pathlib import Path
     from rollmesh.mesh.config.network import SecuritySection
     from rollmesh.launcher.supervisor import Observer, Supervisor
-    from tests.rollmesh.conftest import fake_spec
+    from tests.rollmesh.fake_spec import fake_spec
 
     folder = Path(sys.argv[1])
     specs = [fake_spec(folder, name, "--ignore-term") for name in ("buffer", "generator-0")]

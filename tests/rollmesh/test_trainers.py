@@ -21,9 +21,11 @@ from rollmesh.mesh.errors import ConfigError, DataError, RunBusyError
 from rollmesh.run_files import read_any_config
 from rollmesh.run_handle import Run
 from rollmesh.trainers import INTERRUPTED, read_trainer_config, run_here, sft
+from tests import warm
 from tests.command import Command
 from tests.learner.trainers.tiny import Stops, write_chat_model, write_rows
 from tests.report_page import read_charts, read_panels
+from tests.signals import handled
 
 HEARD = """
 import rollmesh
@@ -158,19 +160,19 @@ def test_an_interrupt_ends_the_command_in_order(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
-    # A shell that starts the tests in the background has it ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with handled(signal.SIGINT, signal.default_int_handler):
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             trainers._status_of([sys.executable, "-c", code])
         thread.join()
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
-def test_the_commands_of_a_run_read_a_training(tmp_path: Path, rollmesh: Command) -> None:
+def test_the_commands_of_a_run_read_a_training(
+    tmp_path: Path, rollmesh: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One training in a process of its own, from rows in memory, and what each command says of its folder."""
+    # That it is executed and interrupted is seen above.
+    monkeypatch.setattr(trainers, "_status_of", lambda command: warm.popen(command[3:]).wait())
     rows = [json.loads(line) for line in write_rows(tmp_path)["sft"].read_text().splitlines()]
     (tmp_path / "heard.py").write_text(HEARD)
     given = {

@@ -81,6 +81,6 @@ def test_what_users_code_has_started_is_not_waited_for_and_does_not_stay(tmp_pat
     assert trial.result() == ["a note"]
     trial.close()
     os.set_blocking(alive, True)
-    assert select.select([alive], [], [], 30)[0]
+    assert select.select([alive], [], [], 600)[0]
     assert os.read(alive, 1) == b""
     os.close(alive)

@@ -21,6 +21,7 @@ import pytest
 from rollmesh.launcher.logs import tail
 from rollmesh.launcher.service_process import log_file, ready_file
 from tests.repository import REPOSITORY
+from tests.signals import handled
 
 FAKE_RUN = Path(__file__).with_name("fake_run.py")
 DEADLINE_S = 240.0
@@ -42,16 +43,17 @@ class Run:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *learner: str, stdout: int, before: Callable[[], object] | None = None) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(FAKE_RUN), str(self.folder), *learner],
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stdout,
-            cwd=REPOSITORY,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            start_new_session=True,
-            preexec_fn=before,
-        )
+        with handled(signal.SIGINT, signal.default_int_handler):
+            self._process = subprocess.Popen(
+                [sys.executable, str(FAKE_RUN), str(self.folder), *learner],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stdout,
+                cwd=REPOSITORY,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+                start_new_session=True,
+                preexec_fn=before,
+            )
 
     @property
     def log(self) -> str:
@@ -154,12 +156,20 @@ def test_a_terminal_that_is_held_up_holds_up_nothing(run: Run) -> None:
     os.close(terminal)
 
 
-def test_a_hangup_that_is_ignored_stays_ignored(run: Run) -> None:
-    run.start(stdout=subprocess.DEVNULL, before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+def test_signals_that_the_caller_ignores_stay_ignored(run: Run) -> None:
+    """Under nohup, and in the background of a script."""
+    ignored = (signal.SIGHUP, signal.SIGINT)
+
+    def ignore() -> None:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+    run.start(stdout=subprocess.DEVNULL, before=ignore)
     run.until_up()
-    run.signal(signal.SIGHUP)
-    run.signal(signal.SIGTERM)
+    for number in (*ignored, signal.SIGTERM):
+        run.signal(number)
     assert run.end() == 130
+    assert "killing" not in run.log, "SIGTERM was the first to be heard"
 
 
 def test_a_run_without_stdout_is_a_run(run: Run) -> None:

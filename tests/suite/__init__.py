@@ -1,1 +1,1 @@
-"""How the suite runs: its tiers, its CPU budget, its progress and its summary."""
+"""The way in which the suite runs: its tiers, its CPU budget, its progress and its summary."""

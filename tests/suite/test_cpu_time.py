@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.suite.cpu_time import folder_of, used_s
+from tests.suite.cpu_time import used_s
+from tests.suite.results import folder_of
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
-"""How many tests were left out, by reason."""
+"""Numbers of tests that were left out, by reason."""
 
 
 def covering(valid: Callable[..., bool] = lambda **_: True, /, **axes: Sequence[Any]) -> pytest.MarkDecorator:
@@ -46,7 +46,7 @@ def _cover(rows: Sequence[Sequence[Any]]) -> set[int]:
     return chosen
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def add_options(parser: pytest.Parser) -> None:
     """Adds the option of the second tier."""
     parser.addoption("--all", action="store_true", dest="all_tiers", help="also run tests marked `exhaustive`")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,6 +37,10 @@ def is_secret(name: str) -> bool:
     return _SECRET.search(plain) is not None and _PLACE.search(plain) is None
 
 
+# A plan checks many configurations, which have most keys in common.
+_is_secret_key = lru_cache(maxsize=4096)(is_secret)
+
+
 def refuse_secrets(values: Mapping[str, Any]) -> None:
     """Refuses a whole configuration that holds a secret.
 
@@ -53,7 +58,7 @@ def _found(value: Any, key: str) -> Iterator[str]:
                 yield f"{key} names a URL with a login"
                 continue
             inner_key = f"{key}.{name}" if key else str(name)
-            if is_secret(str(name)) and _can_be_secret(str(name), inner):
+            if _is_secret_key(str(name)) and _can_be_secret(str(name), inner):
                 yield f"{inner_key} looks like a secret; give it by the service's environment, or by a file"
             else:
                 yield from _found(inner, inner_key)
@@ -76,6 +81,8 @@ def _can_be_secret(name: str, value: Any) -> bool:
 
 def _with_login(text: str) -> bool:
     """True if a URL in a text holds a user, a password or a key."""
+    if "://" not in text:
+        return False
     for found in _URL.finditer(text):
         try:
             parts = urlsplit(found[0])

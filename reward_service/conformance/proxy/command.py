@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 from urllib.parse import urlsplit
 
 from rollmesh.mesh.errors import ConfigError, PortInUseError
+from rollmesh.mesh.runtime.end_signals import end_signals
 from rollmesh.reward_service.conformance.grpc_transport import channels
 from rollmesh.reward_service.conformance.opening import SCHEMES
 from rollmesh.reward_service.conformance.proxy.faults import Faults
@@ -79,7 +79,7 @@ async def serve(to: str, listen: str, faults: Faults) -> None:
         raise PortInUseError(f"{listen}: {error}", hint="give another --listen") from error
     print(f"listening on {'http' if is_http else 'grpc'}://{host or '127.0.0.1'}:{proxy.port}", flush=True)  # noqa: T201 - a command
     ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in end_signals():
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     await ended.wait()
     print(str(proxy.counts), file=sys.stderr)  # noqa: T201 - a command

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmesh.buffer.protocol.framing import field_header, repeated_field
@@ -12,6 +12,7 @@ from rollmesh.protos import trajectory_pb2 as trajectory
 _NUMBER = {name: field.number for name, field in pb.LeasedGroup.DESCRIPTOR.fields_by_name.items()}
 
 
+@settings(max_examples=25)
 @given(
     st.builds(trajectory.PromptTask, task_id=st.text(max_size=300), prompt_ids=st.binary(max_size=300)),
     st.lists(st.builds(trajectory.MemberMeta, reward=st.floats(allow_nan=False), reason=st.text(max_size=200))),

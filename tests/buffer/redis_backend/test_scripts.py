@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rollmesh.buffer.redis_backend.scripts import load_scripts, sources
+from rollmesh.buffer.redis_backend.scripts import link, load_scripts, sources
 
 ONE = "local A, B = 1, 2\n"
 TWO = "local function two() return A end\n"
@@ -19,9 +19,7 @@ def _linked(verb: str) -> str:
         "common": f"-- Of all.\n{ONE}-- five\n{TWO}{THREE}",
         "write_permission": FOUR + FIVE,
     }
-    return load_scripts(CLOCK, "-- guard\n", {**texts, "read_table": verb})["read_table"].source.removeprefix(
-        "-- guard\n"
-    )
+    return link({**texts, "read_table": verb}, CLOCK, "-- guard\n")["read_table"].source.removeprefix("-- guard\n")
 
 
 def test_a_verb_has_what_it_needs_in_order_and_nothing_else() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 
 import prometheus_client
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,6 +12,7 @@ from rollmesh.buffer.server.metrics import METRICS, registry_of
 from rollmesh.mesh.access.token_file import GRANT_GAUGE
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.buffer.mesh_fixture import Mesh, make_failure, make_write
+from tests.command import Command
 
 V0 = PolicyVersion(1, 0)
 
@@ -78,17 +78,13 @@ async def test_a_ready_group_grows_old_until_it_is_leased(mesh: Mesh) -> None:
     assert (await learner.client.describe("train")).oldest_generating_ms == 0
 
 
-async def test_status_says_it_to_a_reader_and_to_a_program(mesh: Mesh) -> None:
+async def test_status_says_it_to_a_reader_and_to_a_program(mesh: Mesh, rollmesh: Command) -> None:
     front, _, generator, _, grants = await mesh.granted(3, seeded=6)
     writer = generator.writer()
     await generator.finish(writer, grants[:1], V0)
     await writer.write([make_failure(grants[1], m) for m in range(2)])
-    command = [sys.executable, "-m", "rollmesh.cli", "status", "--mesh", front.address]
-    runs = [
-        await asyncio.create_subprocess_exec(*command, *options, stdout=asyncio.subprocess.PIPE)
-        for options in ((), ("--json",))
-    ]
-    text, told = [out.decode() for out, _ in await asyncio.gather(*(run.communicate() for run in runs))]
+    command = ("status", "--mesh", front.address)
+    text, told = [(await asyncio.to_thread(rollmesh, *command, *options)).stdout for options in ((), ("--json",))]
     for words in (
         "1 ready, oldest ",
         "failed (too few scored) 1",

@@ -92,19 +92,23 @@ Round = list[Case]
 """Cases of different runs at the same time: of one stop with one length, or of breaks of any."""
 
 
-def rounds_of_cover() -> Iterator[Round]:
-    """Few rounds: of a stop, over a third of the runs, so that each meets it once; of breaks, over all."""
+def thirds_of_cover() -> list[list[Rules]]:
+    """Parts of the cover's runs: one of every order in each, and every bound among them."""
     runs = rules_of_cover()
-    turn = itertools.count()
-    for fault, terms in itertools.product(STOPS, TERMS):
-        shift = next(turn)
-        # One of every order, and every bound among them.
-        part = [rules for i, rules in enumerate(runs) if (i + i // 3 + shift) % 3 == 0]
-        yield [Case(rules, fault, terms, HELD[(i + shift) % 3]) for i, rules in enumerate(part)]
-    for shift in range(len(TERMS)):
+    return [[rules for i, rules in enumerate(runs) if (i + i // 3) % 3 == third] for third in range(3)]
+
+
+def rounds_of_cover() -> Iterator[Round]:
+    """Few rounds, each over a third of the runs: of a stop, so that each run meets each once, or of all breaks."""
+    runs, thirds = rules_of_cover(), thirds_of_cover()
+    for turn, (fault, terms) in enumerate(itertools.product(range(len(STOPS)), range(len(TERMS)))):
+        third = thirds[(fault + terms) % 3]
+        yield [Case(rules, STOPS[fault], TERMS[terms], HELD[(i + turn) % 3]) for i, rules in enumerate(third)]
+    for shift, third in itertools.product(range(len(TERMS)), thirds):
         yield [
             Case(rules, BREAKS[(i + shift) % 4], TERMS[(i // 4 + shift) % 3], HELD[(i + 2 * shift) % 3])
             for i, rules in enumerate(runs)
+            if rules in third
         ]
 
 

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import signal
-import sys
+import subprocess
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rollmesh.buffer.client.client import BufferClient
-from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.protos import buffer_pb2 as pb
+from tests import warm
 from tests.faults.away.cases import GROUPS, Case, Rules
 from tests.faults.proxy import Conditions, Link
-from tests.repository import REPOSITORY
 
 LEASE_S = 1.2
 # Longest wait until a run has trained on once a fault is over; the mesh promises 30 s.
@@ -41,17 +40,12 @@ class Host:
         self._heard: dict[tuple[str, str], asyncio.Queue[dict[str, Any]]] = defaultdict(asyncio.Queue)
 
     async def start(self) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with self._log.open("wb") as sink:
-            self._process = await asyncio.create_subprocess_exec(
-                *die_with_parent([sys.executable, "-m", "tests.faults.away.host"]),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=sink,
-                cwd=REPOSITORY,
-                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-                limit=1 << 20,
+            self._process = await asyncio.to_thread(
+                warm.popen, [], module="tests.faults.away.host", **pipes, stderr=sink, text=True
             )
-        self._listener = asyncio.create_task(self._listen())
+        threading.Thread(target=self._listen, args=(asyncio.get_running_loop(),), daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -62,7 +56,7 @@ class Host:
 
     def order(self, do: str, run: str, **facts: Any) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write((json.dumps({"do": do, "run": run, **facts}) + "\n").encode())
+        print(json.dumps({"do": do, "run": run, **facts}), file=self._process.stdin, flush=True)
 
     async def until(self, run: str, event: str, within_s: float = BOUND_S) -> dict[str, Any]:
         """The next event of this kind of a run.
@@ -80,16 +74,16 @@ class Host:
         return heard
 
     async def close(self) -> None:
-        self._listener.cancel()
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
 
-    async def _listen(self) -> None:
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
+        for line in self._process.stdout:
             event = json.loads(line)
-            self._heard[event["run"], event["event"]].put_nowait(event)
+            # The last ones come when the loop has ended.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._heard[event["run"], event["event"]].put_nowait, event)
 
 
 @dataclass

@@ -78,6 +78,11 @@ class World:
         self.runs += started
         return list(started)
 
+    async def have(self, rules: Sequence[Rules]) -> None:
+        """Starts those runs that there are none of."""
+        known = {run.rules for run in self.runs}
+        await self.add([one for one in rules if one not in known])
+
     def _port(self) -> int:
         """A free port, each only once: fronts bind theirs a while later."""
         while (port := free_port()) in self._ports:

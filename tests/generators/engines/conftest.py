@@ -5,6 +5,8 @@ Torch is imported where a test needs it: the process that only hands tests out r
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,6 +26,17 @@ def contract_model(tmp_path_factory: pytest.TempPathFactory) -> ContractModel:
 
     torch.set_num_threads(1)
     return ContractModel(tmp_path_factory.mktemp("contract-model"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tokenizers_are_read_once() -> Iterator[None]:
+    """Most engines of the `hf` kind here read the same small files, and take longer for the tokenizer than for the
+    model."""
+    from rollmesh.generators.engines.hf.model import loading
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "load_optional_tokenizer", functools.cache(loading.load_optional_tokenizer))
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

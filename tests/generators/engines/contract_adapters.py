@@ -99,14 +99,14 @@ class AdapterContract:
         self, harness: ModelHarness, versions: Iterator[PolicyVersion]
     ) -> None:
         case = AdapterCase(harness)
-        names, used = [], []
+        names, used, most = [], [], 2 * harness.long
         for seed in range(MOST_ADAPTERS + 1):
             used.append(next(versions))
             self.update(harness, used[-1], case.adapter(seed))
             if seed < MOST_ADAPTERS:
                 names.append(f"of {seed}")
-                harness.resume()
-                harness.freeze([request(names[-1], max_tokens=harness.long)])
+                # Those before it are not to end meanwhile.
+                harness.freeze([request(names[-1], max_tokens=most)], again=True)
         harness.resume()
         for name, version, found in zip(names, used, harness.collector.wait(names), strict=False):
             assert found.sampled.versions.versions == (version, used[-1]), name

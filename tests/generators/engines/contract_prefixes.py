@@ -10,7 +10,6 @@ from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from tests.generators.engines.harness import (
     V1,
     V2,
-    V3,
     EngineHarness,
     behind,
     constant_prefix,
@@ -59,30 +58,6 @@ class PrefixContract:
         [second] = harness.run([behind("b", prefix_of(first, 15), max_tokens=30, seed=11)])
         same = first.sampled.response_ids[:15] == second.sampled.response_ids[15:30]
         assert same.mean() < 0.5
-
-    def test_each_part_of_a_response_keeps_its_versions(self, harness: EngineHarness) -> None:
-        """A prefix of versions that this engine never had, and a swap while the rest is sampled."""
-        emitted = {V1: 10, V2: 11, V3: 12}
-        harness.update(V2, harness.constant_weights(11))
-        before = harness.freeze(
-            [
-                behind("same", constant_prefix(11, 5, V2), max_tokens=harness.long),
-                behind("older", constant_prefix(10, 9, V1), max_tokens=harness.long),
-            ],
-            known=2,
-        )
-        assert before["older"].sampled.versions.runs[0] == (9, V1)
-        assert harness.update(V3, harness.constant_weights(12)).in_flight == 2
-        harness.resume()
-        same, older = harness.collector.wait(["same", "older"])
-        drawn = {"same": harness.drawn(before["same"], same), "older": harness.drawn(before["older"], older)}
-        assert same.sampled.versions.runs == ((drawn["same"], V2), (harness.long - drawn["same"], V3))
-        assert older.sampled.versions.runs == ((9, V1), (drawn["older"] - 9, V2), (harness.long - drawn["older"], V3))
-        for result in (same, older):
-            assert result.sampled.response_ids.tolist() == [emitted[version] for version in result.sampled.versions]
-            assert result.finish_reason == "length"
-        assert set(older.sampled.log_probs[:9].tolist()) == {-7.25}
-        assert (older.sampled.log_probs[9:] > -0.1).all()
 
     def test_a_complete_prefix_ends_at_once(self, harness: EngineHarness) -> None:
         """Nothing is to be sampled, so not even weights are waited for."""

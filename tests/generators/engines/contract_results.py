@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -15,10 +14,6 @@ from tests.generators.engines.harness import PROMPT, V1, V2, EngineHarness, requ
 
 class ResultContract:
     """Part of `EngineContract`."""
-
-    @pytest.fixture
-    def harness(self) -> Iterator[EngineHarness]:
-        raise NotImplementedError
 
     def test_result_form(self, harness: EngineHarness) -> None:
         harness.update(V1, harness.random_weights(0))

@@ -53,8 +53,10 @@ class StreamContract:
         told = harness.collector.streamed["a"]
         # Stops it again, some tokens later.
         harness.collector.when_streamed({"a": told + 5}, lambda: harness.engine.abort(["a"]))
-        harness.resume()
-        cut, whole = harness.collector.wait(["a", "b"])
+        with harness.slowly(5):
+            harness.resume()
+            [cut] = harness.collector.wait(["a"])
+        [whole] = harness.collector.wait(["b"])
         assert (cut.finish_reason, whole.finish_reason) == ("aborted", "length")
         assert told + 5 <= len(cut.sampled.response_ids) - 4 < harness.long
         assert cut.sampled.versions.versions == (V2, V1, V2)

@@ -10,21 +10,21 @@ import pytest
 from rollmesh.generators.engines.types import GenerationResult, SwapTimings
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from tests.generators.engines.harness import PROMPT, V1, V2, V3, EngineHarness, Weights, request
+from tests.generators.engines.harness import (
+    PROMPT,
+    V1,
+    V2,
+    V3,
+    EngineHarness,
+    Weights,
+    behind,
+    constant_prefix,
+    request,
+)
 
 
-class SwapContract:
-    """Part of `EngineContract`."""
-
-    def test_requests_wait_for_the_first_weights(self, harness: EngineHarness) -> None:
-        harness.engine.submit([request("early", max_tokens=3)])
-        status = harness.engine.status()
-        assert (status.serving, status.queued, status.active) == (None, 1, 0)
-        harness.update(V1, harness.constant_weights(7))
-        [result] = harness.collector.wait(["early"])
-        assert result.sampled.response_ids.tolist() == [7, 7, 7]
-        assert result.finish_reason == "length"
-        assert list(result.sampled.versions) == [V1] * 3
+class RunningSwapContract:
+    """Part of `SwapContract`: what becomes of running sequences, whatever the engine does with their keys."""
 
     def test_every_token_carries_the_version_that_produced_it(self, harness: EngineHarness) -> None:
         """Each version emits a constant token of its own, and is swapped in while sequences run: nothing is lost."""
@@ -52,8 +52,7 @@ class SwapContract:
         assert status.tokens_generated == sum(flow.lengths), "tokens were sampled twice"
 
     def test_a_swap_falls_between_two_tokens(self, harness: EngineHarness) -> None:
-        """Sampled tokens stay, with their version. Later ones have the log-probs of the new weights' own pass where
-        keys of the former ones are not kept."""
+        """Sampled tokens stay, with their version."""
         harness.update(V1, harness.constant_weights(10))
         requests = [request(str(index), max_tokens=harness.long) for index in range(harness.slots - 1)]
         before = harness.freeze(requests, tokens=10)
@@ -73,6 +72,62 @@ class SwapContract:
             drawn = harness.drawn(part, result)
             assert result.sampled.versions.runs == ((drawn, V1), (harness.long - drawn, V2))
             assert result.sampled.response_ids.tolist() == [10] * drawn + [11] * (harness.long - drawn)
+
+    def test_each_part_of_a_response_keeps_its_versions(self, harness: EngineHarness) -> None:
+        """A prefix of versions that this engine never had, and a swap while the rest is sampled."""
+        emitted = {V1: 10, V2: 11, V3: 12}
+        harness.update(V2, harness.constant_weights(11))
+        before = harness.freeze(
+            [
+                behind("same", constant_prefix(11, 5, V2), max_tokens=harness.long),
+                behind("older", constant_prefix(10, 9, V1), max_tokens=harness.long),
+            ],
+            known=2,
+        )
+        assert before["older"].sampled.versions.runs[0] == (9, V1)
+        assert harness.update(V3, harness.constant_weights(12)).in_flight == 2
+        harness.resume()
+        same, older = harness.collector.wait(["same", "older"])
+        drawn = {"same": harness.drawn(before["same"], same), "older": harness.drawn(before["older"], older)}
+        assert same.sampled.versions.runs == ((drawn["same"], V2), (harness.long - drawn["same"], V3))
+        assert older.sampled.versions.runs == ((9, V1), (drawn["older"] - 9, V2), (harness.long - drawn["older"], V3))
+        for result in (same, older):
+            assert result.sampled.response_ids.tolist() == [emitted[version] for version in result.sampled.versions]
+            assert result.finish_reason == "length"
+        assert set(older.sampled.log_probs[:9].tolist()) == {-7.25}
+        assert (older.sampled.log_probs[9:] > -0.1).all()
+
+
+class NewKeysContract(RunningSwapContract):
+    """For an engine with another policy than `keep`."""
+
+    def test_tokens_behind_a_swap_are_of_the_new_weights_alone(self, harness: EngineHarness) -> None:
+        """Their log-probs are those of one pass of the new weights over the whole, the first tokens included."""
+        harness.update(V1, harness.random_weights(4))
+        names = [str(index) for index in range(2)]
+        before = harness.freeze([request(name, max_tokens=harness.long) for name in names], tokens=10, known=2)
+        weights = harness.random_weights(5)
+        harness.update(V2, weights)
+        harness.resume()
+        for result in harness.collector.wait(names):
+            drawn, ids = harness.drawn(before[result.request_id], result), result.sampled.response_ids.tolist()
+            expected = harness.log_probs(weights, [*PROMPT, *ids])[-len(ids) :]
+            assert 0 < drawn < harness.long == len(ids)
+            np.testing.assert_allclose(result.sampled.log_probs[drawn:], expected[drawn:], atol=harness.tolerance)
+
+
+class SwapContract(RunningSwapContract):
+    """Part of `EngineContract`."""
+
+    def test_requests_wait_for_the_first_weights(self, harness: EngineHarness) -> None:
+        harness.engine.submit([request("early", max_tokens=3)])
+        status = harness.engine.status()
+        assert (status.serving, status.queued, status.active) == (None, 1, 0)
+        harness.update(V1, harness.constant_weights(7))
+        [result] = harness.collector.wait(["early"])
+        assert result.sampled.response_ids.tolist() == [7, 7, 7]
+        assert result.finish_reason == "length"
+        assert list(result.sampled.versions) == [V1] * 3
 
     def test_weights_that_have_not_changed_get_another_version(self, harness: EngineHarness) -> None:
         """Without a transfer, and without harm to what is running."""

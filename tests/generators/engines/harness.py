@@ -13,7 +13,8 @@ stop an engine (`freeze`) where something has to happen in the middle of a respo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar
 
@@ -52,6 +53,7 @@ class EngineHarness(ABC):
         drops_weights: `SleepLevel.WITHOUT_WEIGHTS` is possible.
         tells_late: most tokens that may have been sampled when it stands still and are told of only when it continues.
         joint_filters: top-k and top-p are both taken of the whole distribution, not one after the other.
+        long: tokens of a response that is not over soon.
         deadline_s: for any one thing to happen.
     """
 
@@ -65,6 +67,7 @@ class EngineHarness(ABC):
     drops_weights: ClassVar[bool] = True
     tells_late: ClassVar[int] = 0
     joint_filters: ClassVar[bool] = False
+    long: ClassVar[int] = 80
     deadline_s: ClassVar[float] = DEADLINE_S
 
     def __init__(self) -> None:
@@ -106,11 +109,6 @@ class EngineHarness(ABC):
 
     # --- for tests ---
 
-    @property
-    def long(self) -> int:
-        """Tokens of a response that is not over soon."""
-        return self.context - 20
-
     def update(self, version: PolicyVersion, weights: Weights) -> SwapTimings:
         """Swaps weights in and waits for it."""
         return self.engine.update_weights(version, weights.items(), str(version)).result(self.deadline_s)
@@ -120,8 +118,18 @@ class EngineHarness(ABC):
         self.engine.submit(requests)
         return self.collector.wait([request.request_id for request in requests])
 
+    @contextmanager
+    def slowly(self, tokens: int) -> Iterator[None]:
+        """Around a request that has to arrive amid a response: keeps an engine from running ahead of this process.
+
+        Args:
+            tokens: new ones per response that the test waits for meanwhile.
+        """
+        # One that decodes in this process does as it is asked between two tokens.
+        yield
+
     def freeze(
-        self, requests: Sequence[GenerationRequest], *, tokens: int = 3, known: int = 1
+        self, requests: Sequence[GenerationRequest], *, tokens: int = 3, known: int = 1, again: bool = False
     ) -> dict[str, PartialResponse]:
         """Submits requests and pauses the engine once the first of them, a long one, has so many new tokens.
 
@@ -129,6 +137,7 @@ class EngineHarness(ABC):
             requests: as for `submit`.
             tokens: new ones of the first request.
             known: so many requests, the first included, have new tokens by then: long ones too.
+            again: it stands still, and continues once it has the requests.
 
         Returns:
             What there is of those that are running.
@@ -136,11 +145,14 @@ class EngineHarness(ABC):
         first = requests[0].request_id
         streaming = [replace(item, stream=True) for item in requests[:known]]
         wanted = {item.request_id: 1 for item in streaming} | {first: tokens}
-        self.collector.when_streamed(wanted, self.engine.pause)
-        self.engine.submit([*streaming, *requests[known:]])
-        self.collector.wait_streamed(wanted)
-        # The hook has asked for it from the engine's own thread; this one returns when it stands still.
-        self.engine.pause().result(self.deadline_s)
+        with self.slowly(tokens):
+            self.collector.when_streamed(wanted, self.engine.pause)
+            self.engine.submit([*streaming, *requests[known:]])
+            if again:
+                self.resume()
+            self.collector.wait_streamed(wanted)
+            # The hook has asked for it from the engine's own thread; this one returns when it stands still.
+            self.engine.pause().result(self.deadline_s)
         return self.progress([item.request_id for item in requests])
 
     def drawn(self, before: PartialResponse, result: GenerationResult) -> int:

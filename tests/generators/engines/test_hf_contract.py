@@ -10,33 +10,35 @@ from tests.generators.engines.contract import EngineContract
 from tests.generators.engines.contract_pauses import PauseContract
 from tests.generators.engines.contract_prefixes import PrefixContract
 from tests.generators.engines.contract_streams import StreamContract
-from tests.generators.engines.contract_swaps import SwapContract
+from tests.generators.engines.contract_swaps import NewKeysContract, SwapContract
 from tests.generators.engines.hf_harness import HfHarness
 from tests.generators.engines.tiny import ContractModel
 
 
+@pytest.fixture
+def harness(request: pytest.FixtureRequest, contract_model: ContractModel) -> Iterator[HfHarness]:
+    kv, device = getattr(request, "param", ("keep", "cpu"))
+    harness = HfHarness(contract_model, kv, device=device)
+    yield harness
+    harness.close()
+
+
 class TestHfEngine(EngineContract):
-    @pytest.fixture
-    def harness(self, contract_model: ContractModel) -> Iterator[HfHarness]:
-        harness = HfHarness(contract_model, "keep")
-        yield harness
-        harness.close()
+    pass
 
 
-class TestHfEngineWithNewKeys(SwapContract, PrefixContract, StreamContract, PauseContract):
-    """Effects of a swap on running sequences."""
+@pytest.mark.parametrize("harness", [("recompute", "cpu"), ("interrupt", "cpu")], indirect=True)
+class TestHfEngineWithNewKeys(NewKeysContract):
+    pass
 
-    @pytest.fixture(params=["recompute", "interrupt"])
-    def harness(self, request: pytest.FixtureRequest, contract_model: ContractModel) -> Iterator[HfHarness]:
-        harness = HfHarness(contract_model, request.param)
-        yield harness
-        harness.close()
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("harness", [("recompute", "cpu"), ("interrupt", "cpu")], indirect=True)
+class TestHfEngineWithNewKeysInFull(SwapContract, PrefixContract, StreamContract, PauseContract):
+    pass
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("harness", [(kv, "cuda") for kv in ("keep", "recompute", "interrupt")], indirect=True)
 class TestHfEngineOnCuda(EngineContract):
-    @pytest.fixture(params=["keep", "recompute", "interrupt"])
-    def harness(self, request: pytest.FixtureRequest, contract_model: ContractModel) -> Iterator[HfHarness]:
-        harness = HfHarness(contract_model, request.param, device="cuda")
-        yield harness
-        harness.close()
+    pass

@@ -87,10 +87,10 @@ def greedy_by_generate(model: PreTrainedModel, prompt: list[int], max_tokens: in
 
 
 def mixed_requests(tokenizer: PreTrainedTokenizerFast) -> list[GenerationRequest]:
-    """Prompts of several lengths, greedy and sampled, three times as many as there are slots."""
+    """Prompts of several lengths, greedy and sampled, twice as many as there are slots."""
     texts = ["to be", "the quick brown fox jumps over the lazy dog", "7", "naïve 東京 🙂", "question: answer: 4", "x y"]
     requests = []
-    for index in range(3 * SLOTS):
+    for index in range(2 * SLOTS):
         prompt = tokenizer(texts[index % len(texts)] + " " * (index % 4))["input_ids"]
         temperature = [0.0, 1.0, 0.7][index % 3]
         sampling = SamplingParams(temperature=temperature, max_tokens=1 + (7 * index) % 33, seed=index + 1)
@@ -222,16 +222,16 @@ def test_an_interrupted_response_goes_on_as_if_it_had_not_been(
     model = tiny.build_model(tiny.configs()[name])
     prompt = tokenizer("to be")["input_ids"]
     with serving(tmp_path, model, tokenizer) as (engine, collector):
-        [free] = run(engine, collector, [GenerationRequest("free", prompt, SamplingParams(max_tokens=40, seed=3))])
+        [free] = run(engine, collector, [GenerationRequest("free", prompt, SamplingParams(max_tokens=24, seed=3))])
         text = tokenizer.decode(free.sampled.response_ids, skip_special_tokens=True)
         parts = [text[begin : begin + 4] for begin in range(6, len(text) - 4)]
         stops = [part for part in parts if "\ufffd" not in part][::6]
         assert stops
         for stop in ("never there", *stops[:3]):
-            sampling = SamplingParams(max_tokens=40, seed=3, stop=(stop,))
+            sampling = SamplingParams(max_tokens=24, seed=3, stop=(stop,))
             [whole] = run(engine, collector, [GenerationRequest(f"whole {stop}", prompt, sampling)])
             assert (whole.finish_reason == "length") == (
-                stop == "never there" and len(whole.sampled.response_ids) == 40
+                stop == "never there" and len(whole.sampled.response_ids) == 24
             )
             cut = [
                 GenerationRequest(f"{stop} {count}", prompt, sampling, prefix=_first(whole, count))

@@ -21,11 +21,12 @@ from rollmesh.mesh.rpc.errors import to_rollmesh_error
 from rollmesh.mesh.trajectory.payload_codec import decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, generator_pb2, generator_pb2_grpc, trajectory_pb2
+from tests.generators.pacing import Pace
 from tests.generators.test_service import prompt_of
 from tests.generators.world import TOKENIZER, Learner, eventually, log_probs, mesh
 
 Control = generator_pb2_grpc.GeneratorControlStub
-_LONG = 900
+_LONG, _BOUND = 60, 20
 _TIMEOUT_S = 240.0
 
 
@@ -63,8 +64,11 @@ async def status_of(control: Control) -> generator_pb2.GeneratorStatusResponse:
     return response
 
 
-async def test_responses_continue_after_a_turn_of_the_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_responses_continue_after_a_turn_of_the_learner(
+    tmp_path: Path, pace: Pace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From its start, asleep and without an engine, over two turns; every call comes twice, and some at once."""
+    pace.tokens = _BOUND
     options: dict[str, Any] = {"rollout__max_response_tokens": _LONG, "rollout__slots": 8, "buffer__lease_s": 4.0}
     async with mesh(tmp_path, endless=True, weights__kv="recompute", **options) as world:
         learner = await world.learner()
@@ -127,6 +131,7 @@ async def test_responses_continue_after_a_turn_of_the_learner(tmp_path: Path, mo
         await sleep(control, "WITHOUT_WEIGHTS")
         await wake(control, "GENERATING", 1)
         await wake(control, "GENERATING", 1)
+        pace.tokens = None
         batch = await learner.sample(3, 1)
         models = [world.model(version) for version in range(2)]
         continued = 0
@@ -151,8 +156,9 @@ async def test_responses_continue_after_a_turn_of_the_learner(tmp_path: Path, mo
         assert not task.done()
 
 
-async def test_a_generator_that_ends_asleep_gives_its_groups_back(tmp_path: Path) -> None:
+async def test_a_generator_that_ends_asleep_gives_its_groups_back(tmp_path: Path, pace: Pace) -> None:
     """At once and in order, with what it has sampled of them."""
+    pace.tokens = _BOUND
     options: dict[str, Any] = {"buffer__lease_s": 60.0, "buffer__reconnect_grace_s": 59.0}
     async with mesh(tmp_path, endless=True, rollout__max_response_tokens=_LONG, **options) as world:
         learner = await world.learner()
@@ -191,7 +197,10 @@ def tasks_of(learner: Learner, count: int) -> list[trajectory_pb2.PromptTask]:
     return tasks
 
 
-async def test_pinned_groups_are_given_back_and_a_generator_of_its_own_devices_refuses(tmp_path: Path) -> None:
+async def test_pinned_groups_are_given_back_and_a_generator_of_its_own_devices_refuses(
+    tmp_path: Path, pace: Pace
+) -> None:
+    pace.tokens = _BOUND
     async with mesh(tmp_path, endless=True, rollout__max_response_tokens=_LONG) as world:
         learner = await world.learner()
         await learner.publish(0)
@@ -201,6 +210,7 @@ async def test_pinned_groups_are_given_back_and_a_generator_of_its_own_devices_r
         await learner.client.seed("eval", learner.incarnation, tasks_of(learner, 2))
         await world.holds(control, 2)
         await sleep(control, "WITHOUT_WEIGHTS")
+        pace.tokens = None
         await wake(control, "GENERATING", 0)
         stream = learner.client.sample("eval", learner.incarnation)
         stream.request(2, 0)
@@ -211,6 +221,7 @@ async def test_pinned_groups_are_given_back_and_a_generator_of_its_own_devices_r
             groups += learner.taken(update)
         await stream.close()
         assert {group.attempt for group in groups} == {2}, "they were given back, and granted again"
+        pace.tokens = _BOUND
         await learner.client.seed("eval", learner.incarnation, tasks_of(learner, 2))
         await world.holds(control, 2)
         await sleep(control, "FROZEN")
@@ -283,7 +294,7 @@ async def test_another_generator_continues_the_drafts_of_one_that_was_killed_asl
         learner = await world.learner()
         await learner.publish(0)
         await learner.seed(2)
-        process = await world.process("gen-1")
+        process = await world.process("gen-1", bound=_BOUND)
         control = await world.control("gen-1")
         await wake(control, "GENERATING", 0)
         await world.holds(control, 2)
@@ -309,9 +320,10 @@ async def test_another_generator_continues_the_drafts_of_one_that_was_killed_asl
 
 
 async def test_another_generator_continues_the_groups_of_one_that_does_not_wake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pace: Pace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its weights are wrong, or it is late. It lives, and its leases would be held."""
+    pace.tokens = _BOUND
     options: dict[str, Any] = {"rollout__max_response_tokens": _LONG, "buffer__lease_s": 60.0}
     async with mesh(tmp_path, endless=True, **options) as world:
         learner = await world.learner()
@@ -339,6 +351,7 @@ async def test_another_generator_continues_the_groups_of_one_that_does_not_wake(
             await wake(second, "GENERATING", 7, timeout_s=0.05)
         assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         assert (await status_of(second)).groups_held == 2, "its caller may come again"
+        pace.tokens = None
         await wake(first, "GENERATING", 0)
         await wake(second, "MEMORY", 0, others_generate=True)
         for group in await learner.sample(2, 0):

@@ -6,8 +6,6 @@ Damaged bytes, missing bases and links, and swaps that break off have tests wher
 from __future__ import annotations
 
 import asyncio
-import sys
-from asyncio.subprocess import PIPE
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -20,12 +18,12 @@ from rollmesh.mesh.errors import VersionGoneError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2
 from tests.faults.proxy import Conditions, Link, ProxyLoop
+from tests.generators.forked import fork
 from tests.generators.weights.receiving import Halfway
 from tests.generators.weights.test_delta_receiver import Trained
 from tests.generators.weights.test_receiver import Learner, Mesh, mesh, same, weights
 from tests.generators.weights.transports.cases import CASES
 from tests.generators.weights.transports.world import remote_learner
-from tests.repository import REPOSITORY
 
 LinkTo: TypeAlias = Callable[[int], Link]
 DEADLINE_S = 240.0
@@ -172,17 +170,12 @@ async def test_a_receiver_killed_halfway_holds_up_no_one(tmp_path: Path) -> None
         learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
         assert (await learner.report()).error == ""
         release = hold_all_but_the_first(learner)
-        dying = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.generators.weights.receiving", f"127.0.0.1:{learner.port}", "dying"),
-            cwd=REPOSITORY,
-            stdout=PIPE,
-        )
+        address = f"127.0.0.1:{learner.port}"
+        dying = await asyncio.to_thread(fork, "tests.generators.weights.receiving", address, "dying")
         try:
-            assert dying.stdout is not None
-            assert await asyncio.wait_for(dying.stdout.readline(), 3 * DEADLINE_S) == b"halfway\n"
+            assert await dying.readline() == b"halfway\n"
         finally:
-            dying.kill()
-            await dying.wait()
+            await dying.end()
         release.set()
         for version in (1, 2):
             learner.publisher.publish(PolicyVersion(1, version), weights(version).items(), "float32")

@@ -49,19 +49,19 @@ INPUTS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("case", INPUTS)
-@pytest.mark.parametrize("component", EVERY_LOSS, ids=label)
-def test_losses_stay_finite(component, case, dtype):
-    data = INPUTS[case]().to(dtype)
-    select(component, data)
-    loss, leaf, metrics = token_loss(component, data)
-    assert loss.shape == leaf.shape
-    assert loss.dtype == dtype
-    assert torch.isfinite(loss).all()
-    for mode in AGGREGATIONS:
-        assert torch.isfinite(aggregate(loss, data.tokens, data.counts, mode, horizon=4.0))
-    assert torch.isfinite(gradient(loss.sum(), leaf)).all()
-    parts = [*metrics.sums.values(), *metrics.weights.values(), *metrics.log_ratios.values()]
-    assert all(torch.isfinite(value).all() and not value.requires_grad for value in parts)
+def test_losses_stay_finite(case, dtype):
+    for component in EVERY_LOSS:
+        data, name = INPUTS[case]().to(dtype), label(component)
+        select(component, data)
+        loss, leaf, metrics = token_loss(component, data)
+        assert loss.shape == leaf.shape, name
+        assert loss.dtype == dtype, name
+        assert torch.isfinite(loss).all(), name
+        for mode in AGGREGATIONS:
+            assert torch.isfinite(aggregate(loss, data.tokens, data.counts, mode, horizon=4.0)), (name, mode)
+        assert torch.isfinite(gradient(loss.sum(), leaf)).all(), name
+        parts = [*metrics.sums.values(), *metrics.weights.values(), *metrics.log_ratios.values()]
+        assert all(torch.isfinite(value).all() and not value.requires_grad for value in parts), name
 
 
 @pytest.mark.parametrize("by_policy", ["drifted", "impossible"])
@@ -142,14 +142,14 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("case", BATCHES)
-@pytest.mark.parametrize("name", ADVANTAGES.names)
-def test_advantages_stay_finite(name, case):
-    batch = BATCHES[case]()
-    estimate = ADVANTAGES.get(name, "advantage").target(batch)
-    if isinstance(estimate, Estimate):
-        values = [estimate.advantages] if estimate.returns is None else [estimate.advantages, estimate.returns]
-        assert all(value.shape == (batch.num_tokens,) for value in values)
-    else:
-        values = [estimate]
-        assert estimate.shape in ((batch.num_sequences,), (batch.num_tokens,))
-    assert all(torch.isfinite(value).all() for value in values)
+def test_advantages_stay_finite(case):
+    for name in ADVANTAGES.names:
+        batch = BATCHES[case]()
+        estimate = ADVANTAGES.get(name, "advantage").target(batch)
+        if isinstance(estimate, Estimate):
+            values = [estimate.advantages] if estimate.returns is None else [estimate.advantages, estimate.returns]
+            assert all(value.shape == (batch.num_tokens,) for value in values), name
+        else:
+            values = [estimate]
+            assert estimate.shape in ((batch.num_sequences,), (batch.num_tokens,)), name
+        assert all(torch.isfinite(value).all() for value in values), name

@@ -20,6 +20,7 @@ from rollmesh.learner.data.order import DataOrder, Order
 from rollmesh.learner.data.records import Blocks, RowSource
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.errors import DataError
+from tests.signals import handled
 
 sizes = st.lists(st.integers(1, 30), min_size=1, max_size=4)
 shares = st.lists(st.integers(0, 200), min_size=1, max_size=5).filter(any)
@@ -221,18 +222,16 @@ def test_a_curriculum_ends_no_process(raised: BaseException) -> None:
         raise raised
 
     # As in trainers and learners, which handle the signal themselves.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with pytest.raises(DataError, match=f"data.curriculum, after 0 prompts: it raised {type(raised).__name__}"):
-            taught(curriculum, {"a": 3, "b": 3}).locate(1)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with (
+        handled(signal.SIGINT, signal.SIG_IGN),
+        pytest.raises(DataError, match=f"data.curriculum, after 0 prompts: it raised {type(raised).__name__}"),
+    ):
+        taught(curriculum, {"a": 3, "b": 3}).locate(1)
 
 
 def test_ctrl_c_in_a_curriculum_is_no_error_of_its_own() -> None:
     def curriculum(_progress: Progress) -> Any:
         raise KeyboardInterrupt
 
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    with pytest.raises(KeyboardInterrupt):
+    with handled(signal.SIGINT, signal.default_int_handler), pytest.raises(KeyboardInterrupt):
         taught(curriculum, {"a": 3, "b": 3}).locate(1)

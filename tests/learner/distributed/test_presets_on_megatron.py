@@ -20,6 +20,8 @@ from tests.learner.engines.models import make_model
 ONE_RANK = EngineLayout("one_rank")
 TENSORS = EngineLayout("tp2", 2, "megatron", {"parallel": ParallelSection(tp=2)})
 STAGES = EngineLayout("pp2", 2, "megatron", {"parallel": ParallelSection(pp=2)})
+# One for each way to use engines: selected tokens, a teacher, roles that are trained, a baseline, a critic, none of it.
+EACH_KIND = ("clip_cov", "grpo", "on_policy_distillation", "prime", "remax", "vapo")
 _QUANTILE = re.compile(r"/p\d+$")
 # Role -> names of its metrics.
 _OF_ROLES = {"actor": ("loss", "grad_norm"), "critic": ("vf_loss", "grad_norm"), "prm": ("loss", "grad_norm")}
@@ -41,14 +43,6 @@ def groups(models: Mapping[str, Path]) -> Any:
     return sample_groups(models["actor"])
 
 
-@pytest.fixture(scope="module")
-def expected(
-    models: Mapping[str, Path], groups: Any, engine_worlds: GetWorld, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Outcome]:
-    (found,) = engine_worlds(ONE_RANK).run(train_presets, models, groups, tmp_path_factory.mktemp("expected"))
-    return found
-
-
 def assert_same_metrics(found: dict[str, float], expected: dict[str, float]) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -66,20 +60,26 @@ def assert_same_outcome(found: Outcome, expected: Outcome) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "names"),
-    # Results of stages reach the algorithm by the longest way. Divided tensors give them to all, whatever uses them.
-    [(STAGES, None), (TENSORS, ("grpo", "prime", "vapo"))],
-    ids=["stages", "tensors"],
+    [
+        # Results of stages reach the algorithm by the longest way. Divided tensors give them to all, whatever uses
+        # them, as the test of roles below shows of PPO.
+        pytest.param(STAGES, EACH_KIND, id="stages"),
+        pytest.param(STAGES, None, id="stages, every preset", marks=pytest.mark.exhaustive),
+        pytest.param(TENSORS, ("grpo", "prime", "vapo"), id="tensors", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_every_preset_trains_as_on_one_rank_of_fsdp2(
     layout: EngineLayout,
     names: tuple[str, ...] | None,
     models: Mapping[str, Path],
     groups: Any,
-    expected: dict[str, Outcome],
     engine_worlds: GetWorld,
     tmp_path: Path,
 ) -> None:
-    found, other = engine_worlds(layout).run(train_presets, models, groups, tmp_path, names)
+    for name in ("alone", "divided"):
+        (tmp_path / name).mkdir()
+    (expected,) = engine_worlds(ONE_RANK).run(train_presets, models, groups, tmp_path / "alone", names)
+    found, other = engine_worlds(layout).run(train_presets, models, groups, tmp_path / "divided", names)
     chosen = {name: algorithm for name, algorithm in presets() if names is None or name in names}
     assert list(found) == list(chosen)
     for name, algorithm in chosen.items():

@@ -23,6 +23,8 @@ from rollmesh.mesh.errors import ConfigError, UnreachableError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
+WAIT = msgpack.packb({"order": "wait"})
+
 
 class Orders:
     """Orders and answers of rank 0, one after the other."""
@@ -71,25 +73,26 @@ def test_a_rank_that_is_told_to_wait_for_the_claim_does() -> None:
 
 def test_rank_0_keeps_the_others_waiting_between_orders_and_amid_a_step() -> None:
     sent: list[bytes] = []
-    channel: Any = SimpleNamespace(send=sent.append, order_timeout_s=0.03)
+    # Each is done once the others have been told to wait.
+    between, amid = Future[bool](), Future[bool]()
+    waits = [between, amid]
+
+    def send(order: bytes) -> None:
+        sent.append(order)
+        if order in (WAIT, b"wait"):
+            waits.pop().set_result(True)
+
+    channel: Any = SimpleNamespace(send=send, order_timeout_s=0.03)
     worker: Any = SimpleNamespace(train=lambda may_update: may_update(), memory=SimpleNamespace(require=lambda: None))
     ranks = RankGroup(worker, channel, RankWatch(None, RankId(0, 1), silent_s=1.0))
-    claim: Future[bool] = Future()
+    ranks.train(lambda: wait_keeping_alive(ranks, amid, 600.0))
+    assert wait_keeping_alive(ranks, between, 600.0)
+    assert sent == [msgpack.packb({"order": "train"}), b"wait", b"yes", WAIT]
 
-    def claimed() -> bool:
-        assert not wait_keeping_alive(ranks, claim, 0.02)
-        return True
 
-    ranks.train(claimed)
-    assert not wait_keeping_alive(ranks, claim, 0.02)
-    claim.set_result(True)
-    assert wait_keeping_alive(ranks, claim, 0.02)
-    assert [sent[0], *dict.fromkeys(sent[1:])] == [
-        msgpack.packb({"order": "train"}),
-        b"wait",
-        b"yes",
-        msgpack.packb({"order": "wait"}),
-    ]
+def test_a_wait_that_has_lasted_long_enough_ends() -> None:
+    ranks: Any = SimpleNamespace(keep_alive=lambda: None, keep_alive_s=0.01)
+    assert not wait_keeping_alive(ranks, Future(), 0.02)
 
 
 @pytest.mark.parametrize(("order_timeout_s", "keep_alive_s"), [(1800.0, KEEP_ALIVE_S), (12.0, 4.0)])
@@ -143,7 +146,7 @@ def test_they_are_told_to_wait_as_long_as_the_last_evaluation_takes() -> None:
 def test_a_request_to_stop_from_before_the_last_evaluation_ends_it() -> None:
     evaluation = LastEvaluation(SimpleNamespace(keep_alive=lambda: None, keep_alive_s=0.01))
     evaluation.controls.stop("request")
-    never = threading.Timer(30, evaluation.answered.set)
+    never = threading.Timer(600, evaluation.answered.set)
     never.start()
     evaluation.run()
     never.cancel()
@@ -155,8 +158,8 @@ def test_hugging_face_folders_that_no_disk_takes_do_not_keep_a_run_from_its_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     module, told, disk = "rollmesh.learner.coordinator.coordinator", threading.Event(), threading.Event()
-    monkeypatch.setattr(f"{module}.EXPORT_S", 0.1)
-    monkeypatch.setattr(f"{module}.leave_hf_folders", lambda _config: disk.wait(180))
+    monkeypatch.setattr(f"{module}.EXPORT_S", 2.0)
+    monkeypatch.setattr(f"{module}.leave_hf_folders", lambda _config: disk.wait(600))
     ranks = SimpleNamespace(keep_alive=told.set, keep_alive_s=0.01)
     coordinator: Any = SimpleNamespace(
         _runtime=SimpleNamespace(ranks=ranks), _status=LearnerStatus(), _config=SimpleNamespace()

@@ -118,7 +118,14 @@ def test_what_one_rank_cannot_read_all_ranks_leave_out(two_ranks: Any) -> None:
     assert failing["trained"]
 
 
-@pytest.mark.parametrize("divided", [("actor",), ("critic", "reference"), ("actor", "critic", "reference", "scorer")])
+@pytest.mark.parametrize(
+    "divided",
+    [
+        ("critic", "reference"),
+        pytest.param(("actor",), marks=pytest.mark.exhaustive),
+        pytest.param(("actor", "critic", "reference", "scorer"), marks=pytest.mark.exhaustive),
+    ],
+)
 def test_models_may_be_laid_out_in_different_ways(
     model: Path, engine_worlds: GetWorld, tmp_path: Path, one_rank: Any, divided: tuple[str, ...]
 ) -> None:

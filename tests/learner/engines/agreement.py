@@ -18,7 +18,7 @@ from rollmesh.testing.worlds import Harness
 
 def export_to_a_full_disk(harness: Harness, model: Path, folder: Path) -> tuple[str, bool]:
     """This rank's error of an export, and whether the engine still gives its weights."""
-    engine = harness.make(make_spec(model, timeout_s=20.0))
+    engine = harness.make(make_spec(model, timeout_s=240.0))
     with pytest.raises(DataError) as refused:
         engine.export_hf(folder)
     return refused.value.message, bool(weights(engine)) == engine.layout.leads
@@ -26,7 +26,7 @@ def export_to_a_full_disk(harness: Harness, model: Path, folder: Path) -> tuple[
 
 def probe_with_a_failure(harness: Harness, model: Path) -> tuple[Packing, str]:
     """The packing after a probe in which the second rank alone cannot compute packed sequences, and the reason."""
-    engine: Any = harness.make(make_spec(model, timeout_s=20.0))
+    engine: Any = harness.make(make_spec(model, timeout_s=240.0))
     runner = engine._runner
     read = runner.read
 
@@ -43,7 +43,7 @@ def probe_with_a_failure(harness: Harness, model: Path) -> tuple[Packing, str]:
 
 def metrics_of_other_names(harness: Harness, model: Path, where: str) -> tuple[str, str]:
     """The refusal of a loss whose metrics have other names on one rank, or in one micro-batch."""
-    engine = harness.make(make_spec(model, timeout_s=20.0))
+    engine = harness.make(make_spec(model, timeout_s=240.0))
     calls = 0
 
     def loss(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:

@@ -29,12 +29,14 @@ CASES: dict[str, dict[str, Any]] = {
 }
 # Sequences over `sp` processes; models over `shards`, with as many copies as there are then.
 DIVISIONS: dict[str, tuple[dict[str, int], ...]] = {
-    "grouped_queries": ({"sp": 4}, {"shards": 2, "sp": 2}, {"shards": 1}),
-    "experts": ({"sp": 2}, {"sp": 4}, {"shards": 2}),
+    "grouped_queries": ({"shards": 1}, {"sp": 4}, {"shards": 2, "sp": 2}),
+    "experts": ({"shards": 2}, {"sp": 2}, {"sp": 4}),
     "uneven_heads": ({"sp": 2},),
     "windows": ({"sp": 4},),
     "critic": ({"sp": 2}, {"shards": 2}),
 }
+# Each kind of division once; `TestCopies` has both at once.
+FIRST_TIER = {"experts": DIVISIONS["experts"][0], "windows": DIVISIONS["windows"][0], "critic": DIVISIONS["critic"][0]}
 
 
 def train(harness: Harness, models: Path, case: str, division: dict[str, int]) -> dict[str, Any]:

@@ -19,18 +19,14 @@ from tests.learner.engines.training import gradients, log_probs, make_batches, t
 torch.set_num_threads(1)
 
 
-@pytest.fixture
-def without_code_generation(monkeypatch):
-    """Graphs are captured and divided as for inductor, and then computed operation by operation: in seconds."""
-    monkeypatch.setattr(compilation, "_BACKEND", "aot_eager")
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.exhaustive)])
+def test_compiled_layers_give_the_same_and_no_length_compiles_them_again(tmp_path, monkeypatch, backend):
+    """Graphs are captured as for inductor, or divided too, and then computed operation by operation: in seconds."""
+    monkeypatch.setattr(compilation, "_BACKEND", backend)
     torch._dynamo.reset()
     counters.clear()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("without_code_generation")
-def test_compiled_layers_give_the_same_and_no_length_compiles_them_again(tmp_path):
-    save_model(tmp_path, "qwen3", num_hidden_layers=2)
+    save_model(tmp_path, "llama", num_hidden_layers=2)
     engines = [
         make_engine(tmp_path, param_dtype="bfloat16", activation_checkpointing=True, compile=choice)
         for choice in (False, True)
@@ -46,7 +42,8 @@ def test_compiled_layers_give_the_same_and_no_length_compiles_them_again(tmp_pat
     (batch,) = make_batches(engines[0], seed=9, token_budget=1 << 20)
     assert torch.equal(*(log_probs(engine, batch) for engine in engines))
     assert weights(engines[0]).keys() == weights(engines[1]).keys()
-    engines[1].probe()
+    if backend != "eager":
+        engines[1].probe()
     for engine in engines:
         engine.close()
 

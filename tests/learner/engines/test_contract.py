@@ -24,11 +24,60 @@ SEQUENCES = EngineLayout("divided_sequences", processes=2, changes={"parallel": 
 
 
 class TestFsdp2(EngineContract):
+    """All of it in one process, and on two ranks what ranks can change."""
+
     layouts = (ONE, TWO)
+    FIRST_TIER = (
+        "* one_process",
+        "test_a_gradient_is_that_of_plain_forward_passes tied-many",
+        "test_a_gradient_is_that_of_plain_forward_passes experts-many",
+        "test_a_gradient_is_that_of_plain_forward_passes tied-ranks with different",
+        "test_a_gradient_is_that_of_plain_forward_passes tied-ranks without",
+        "test_ways_to_compute_a_gradient_do_not_change_it both",
+        "test_ways_to_compute_a_gradient_do_not_change_it gradients travel once",
+        "test_half_precision_keeps_float32_masters",
+        "test_a_value_models_gradient_is_that_of_plain_forward_passes",
+        "test_a_gradient_may_be_accumulated_in_parts",
+        "test_a_step_that_is_given_up_leaves_nothing once",
+        "test_a_gradient_that_is_not_finite_changes_nothing",
+        "test_a_step_without_tokens_changes_nothing_and_is_no_failure",
+        "test_a_step_without_micro_batches_follows_a_gradient_of_zero",
+        "test_log_probs_are_those_of_plain_forward_passes experts",
+        "test_values_are_those_of_plain_forward_passes",
+        "test_nothing_to_infer_is_no_failure",
+        "test_ranks_bring_their_values_to_every_process_in_order",
+        "test_counts_are_those_of_all_ranks",
+        "test_layouts_fit_together",
+        "test_a_frozen_model_stays_as_it_was on the host",
+        "test_outputs_follow_steps_amid_which_there_were_others stays gathered",
+        "test_weights_have_the_models_names_once tied",
+        "test_every_process_may_hold_a_part experts",
+        "test_an_exported_folder_gives_the_same_log_probs tied",
+        "test_a_run_continues_as_if_nothing_had_happened after",
+        "test_training_goes_on_while_a_checkpoint_is_written",
+        "test_gradients_that_no_step_has_used_have_no_part_in_a_checkpoint given up",
+        "test_another_layout_continues",
+        "test_a_folder_that_is_no_checkpoint_of_the_model_is_refused_and_changes_nothing another model",
+        "test_a_step_continues_after_a_rest params optimizer gradients",
+        "test_a_turn_of_others_changes_nothing language_model",
+        "test_what_rests_between_calls_changes_nothing",
+        "test_memory_is_given_back",
+        "test_a_model_trains_the_same_beside_others",
+        "test_engines_close_in_any_order",
+    )
 
 
 class TestAdapters(AdapterContract):
+    """As above."""
+
     layouts = (ONE, TWO)
+    FIRST_TIER = (
+        "* one_process",
+        "test_an_adapter_begins_as_the_base_which_never_changes experts",
+        "test_all_layouts_train_the_same_adapter some",
+        "test_an_exported_folder_has_the_adapter_merged",
+        "test_a_checkpoint_holds_the_adapter_alone_and_another_layout_continues",
+    )
 
 
 def test_two_ranks_pass_the_probe_together_and_are_refused_together(engine_worlds, engine_models):
@@ -106,6 +155,7 @@ def test_two_ranks_make_the_steps_of_muon_that_one_makes(engine_worlds, engine_m
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_compiled_layers_give_the_same_where_ranks_divide_sequences(engine_worlds, engine_models):
     """And models, in half precision."""
     results = engine_worlds(SEQUENCES).run(compiled.step, engine_models["dense"])

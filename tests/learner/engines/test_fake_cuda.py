@@ -29,7 +29,15 @@ CASES: dict[str, dict[str, object]] = {
     "experts, muon, at rest": {"experts": True, "resting": True, "optimizer": {"name": "muon"}},
     "misplaced": {"misplaced": True},
 }
-SOUND = [name for name in CASES if name != "misplaced"]
+# The others have all that these have, in other combinations.
+EXHAUSTIVE = ("dense", "64 ranks, twice all, no kernel", "experts, muon, at rest")
+SOUND = [
+    pytest.param(name, marks=pytest.mark.exhaustive if name in EXHAUSTIVE else ())
+    for name in CASES
+    if name != "misplaced"
+]
+SWAPPED = [case for case in SOUND if case.values[0] in ("dense", "experts")]
+AT_REST = [case for case in SOUND if "at rest" in str(case.values[0])]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to build a device with"),
@@ -37,12 +45,14 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All cases in one process: torch's imports are most of the time."""
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The cases of this tier in one process."""
     if torch.backends.cuda.is_built():
         pytest.skip("this torch has CUDA: another device cannot take its name")
     library = build(tmp_path_factory.mktemp("fake_cuda"))
-    command = [sys.executable, "-m", "tests.learner.engines.fake_cuda", library, json.dumps(CASES)]
+    left_out = () if request.config.getoption("all_tiers") else EXHAUSTIVE
+    cases = {name: case for name, case in CASES.items() if name not in left_out}
+    command = [sys.executable, "-m", "tests.learner.engines.fake_cuda", library, json.dumps(cases)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     ran = subprocess.run(
         command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=800, check=False
@@ -80,7 +90,7 @@ def test_a_step_waits_as_often_whatever_the_ranks_layers_and_micro_batches(seen:
     assert sum(waits["infer"]["reads"].values()) == 1
 
 
-@pytest.mark.parametrize("case", ["dense", "experts"])
+@pytest.mark.parametrize("case", SWAPPED)
 def test_an_export_copies_messages_not_parameters(seen: dict[str, Any], case: str) -> None:
     facts, waits = seen[case]["facts"], seen[case]["waits"]["export"]
     assert facts["exported"] == [["cpu", "torch.bfloat16"]]
@@ -89,7 +99,7 @@ def test_an_export_copies_messages_not_parameters(seen: dict[str, Any], case: st
     assert waits["reads"] == {}
 
 
-@pytest.mark.parametrize("case", ["dense", "experts"])
+@pytest.mark.parametrize("case", SWAPPED)
 def test_a_swap_gives_memory_back_without_a_wait_for_each_tensor_and_trains_on(seen: dict[str, Any], case: str) -> None:
     facts, waits = seen[case]["facts"], seen[case]["waits"]
     assert facts["offloaded"] == [0]
@@ -97,7 +107,7 @@ def test_a_swap_gives_memory_back_without_a_wait_for_each_tensor_and_trains_on(s
     assert waits["step after"] == waits["step"]
 
 
-@pytest.mark.parametrize("case", [name for name in SOUND if "at rest" in name])
+@pytest.mark.parametrize("case", AT_REST)
 def test_of_an_optimizers_state_at_rest_two_pieces_are_on_the_device(seen: dict[str, Any], case: str) -> None:
     state = seen[case]["facts"]["state"]
     assert state["most"] <= state["two pieces"] < 0.8 * state["all"]
@@ -105,7 +115,7 @@ def test_of_an_optimizers_state_at_rest_two_pieces_are_on_the_device(seen: dict[
 
 
 def test_moments_are_kept_as_asked(seen: dict[str, Any]) -> None:
-    kept = {name: seen[name]["facts"]["state"]["dtypes"] for name in SOUND}
+    kept = {name: seen[name]["facts"]["state"]["dtypes"] for name in CASES.keys() & seen.keys() - {"misplaced"}}
     assert kept.pop("sequences over 4 ranks, 8 bits") == ["torch.float32", "torch.uint8"]
     assert all(dtypes == ["torch.float32"] for dtypes in kept.values())
 

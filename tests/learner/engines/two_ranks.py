@@ -189,7 +189,7 @@ def publish_adapter(harness: Harness, model: Path, folder: Path) -> tuple[list[s
 def publish_without_memory(harness: Harness, model: Path) -> str:
     """Publishes where rank 0 has no memory for a version; gives this rank's refusal."""
     engine = harness.make(make_spec(model))
-    export = WeightExport(engine, RankChannel(DistributedSection(timeout_s=30, order_timeout_s=30)), GATHER_BYTES)
+    export = WeightExport(engine, RankChannel(DistributedSection(timeout_s=240, order_timeout_s=240)), GATHER_BYTES)
     with pytest.raises(WeightsError) as refused:
         export.export(_Full() if engine.layout.leads else None, PolicyVersion(1, 0))
     export.close()
@@ -206,7 +206,7 @@ class _Full(WeightPublisher):
 
 def refuse_long_sequence(harness: Harness, model: Path) -> tuple[list[str], bool]:
     """A rank's errors about a sequence that only the second one has, and whether the next step is skipped."""
-    engine = harness.make(make_spec(model, timeout_s=20.0))
+    engine = harness.make(make_spec(model, timeout_s=240.0))
     batches = [pack(make_sequences(1, longest=30 if engine.layout.dp_rank else 2))]
     counts = engine.global_counts(batches)
     told = []

@@ -1,7 +1,7 @@
 """Algorithms with the real buffer and rewards: groups are sampled, claimed, trained and committed.
 
-One stands for all that ask the same of learner and mesh, and differ in formulas. These every algorithm goes through in
-tests/learner/algorithms/test_presets.py.
+One stands for all that ask the same of learner and mesh, and differ in settings and formulas. These every algorithm
+goes through in tests/learner/algorithms/test_presets.py; `make test-all` trains one of each set of settings too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,40 +21,52 @@ from rollmesh.learner.algorithms.types import UpdatePlan
 from tests.learner.live.test_runs import records
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
 
-pytestmark = pytest.mark.slow
 # Settings of the formulas alone; all others change the data, the models or the order of the work.
 _FORMULAS = {"advantage", "loss", "aggregation", "horizon", "normalize_advantages"}
+# Other tests of this folder train these in the mesh: test_runs, test_roles, and test_metric_names.
+_ELSEWHERE = ("grpo", "ppo", "vapo", "remax", "prime")
 
 
 def demands(algorithm: Algorithm) -> tuple[object, ...]:
-    """All that an algorithm asks of learner and mesh."""
+    """All that an algorithm asks of learner and mesh, settings apart."""
     assert isinstance(algorithm, PolicyGradient)
-    settings = [(f.name, repr(getattr(algorithm.settings, f.name))) for f in fields(algorithm.settings)]
-    further = tuple((name, value) for name, value in settings if name not in _FORMULAS)
-    return algorithm.needs, frozenset(algorithm._wants.needs), further
+    return algorithm.needs, frozenset(algorithm._wants.needs)
 
 
-def one_of_each() -> list[str]:
-    """The first name of all that ask for the same."""
-    found: dict[tuple[object, ...], str] = {}
-    for name in ALGORITHMS.names:
-        algorithm = load_algorithm(name, {}, UpdatePlan())
-        if type(algorithm).__module__.endswith("presets"):
-            found.setdefault(demands(algorithm), name)
-    return list(found.values())
+def settings_of(algorithm: Algorithm) -> tuple[object, ...]:
+    """Its settings but for those of the formulas."""
+    settings: Any = algorithm.settings  # type: ignore[attr-defined]
+    return tuple(repr(getattr(settings, field.name)) for field in fields(settings) if field.name not in _FORMULAS)
+
+
+def one_of_each() -> list[Any]:
+    """The first name of all that ask for the same; in the second tier, of all that also have the same settings."""
+    algorithms = {name: load_algorithm(name, {}, UpdatePlan()) for name in [*_ELSEWHERE, *ALGORITHMS.names]}
+    asked = {demands(algorithms[name]) for name in _ELSEWHERE}
+    seen = {(demands(algorithms[name]), settings_of(algorithms[name])) for name in _ELSEWHERE}
+    found = []
+    for name, algorithm in algorithms.items():
+        if not type(algorithm).__module__.endswith("presets"):
+            continue
+        what = (demands(algorithm), settings_of(algorithm))
+        if what not in seen:
+            found.append(pytest.param(name, marks=pytest.mark.exhaustive if what[0] in asked else ()))
+        asked.add(what[0])
+        seen.add(what)
+    return found
 
 
 @pytest.mark.parametrize("name", one_of_each())
 def test_trains_in_the_mesh(tmp_path: Path, name: str) -> None:
     changes = {"algorithm.name": name, "learner.steps": 2, "learner.batch.minibatches": 2, "data.eval": None}
-    if name == "prime":
-        changes["algorithm.filter"] = {"accuracy_low": None, "accuracy_high": None}
-    if name == "vapo":
-        changes["algorithm.critic_warmup"] = 0
     config = make_config(tmp_path, changes)
     with mesh_of(config) as mesh:
         assert run_learner(config, mesh) == 0
-    steps = [record for record in records(config) if "critic/score/mean" in record]
+    assert_trained([record for record in records(config) if "critic/score/mean" in record])
+
+
+def assert_trained(steps: list[dict[str, Any]]) -> None:
+    """Asserts two steps, each with an update."""
     assert len(steps) == 2
     for step in steps:
         assert step["skipped_updates"] == 0

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,10 @@ from rollmesh.learner.recovery.consumption_log import surviving_uses
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.runtime.threads import thread_environment
-from tests.learner.live.killed import FAULTS
+from tests import warm
+from tests.learner.live import killed
 from tests.learner.live.test_runs import ask, assert_nothing_twice, ledger, records, summary, uses
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
-from tests.repository import REPOSITORY
 
 # Files that each learner adds to the folder, and the version from which it began.
 KILLED = -signal.SIGKILL
@@ -69,15 +68,14 @@ def test_a_learner_killed_in_any_phase_of_a_checkpoint_is_continued(tmp_path: Pa
             "buffer.max_staleness": 40,
         },
     )
-    assert EXPECTED.keys() == FAULTS.keys()
+    assert EXPECTED.keys() == killed.FAULTS.keys()
     (tmp_path / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
     checkpoints = config.run.folder / "checkpoints"
-    command = [sys.executable, "-m", "tests.learner.live.killed", str(tmp_path / "config.json")]
-    environment = {**os.environ, **thread_environment(1), "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, **thread_environment(1)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with mesh_of(config) as mesh, (tmp_path / "log").open("w") as log:
-        with subprocess.Popen(
-            [*command, mesh], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        ) as learners:
+        arguments = [str(tmp_path / "config.json"), mesh]
+        with warm.popen(arguments, module=killed.__name__, env=environment, stderr=log, **pipes) as learners:
             assert learners.stdin is not None
             assert learners.stdout is not None
             for fault, (status, left, _) in EXPECTED.items():

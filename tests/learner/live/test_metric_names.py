@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from rollmesh.learner.metrics.catalogue import describe
-from tests.learner.live.test_runs import records
+from tests.learner.live.test_every_algorithm import assert_trained
+from tests.learner.live.test_runs import ledger, records
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
 
 # Settings that make an algorithm speak of as much as it can.
@@ -52,7 +53,11 @@ def test_names_of_a_run(tmp_path: Path, name: str, changes: dict[str, Any], expe
     config = make_config(tmp_path, {**changes, "algorithm.name": name, "learner.steps": 2})
     with mesh_of(config) as mesh:
         assert run_learner(config, mesh) == 0
+        assert ledger(mesh).recounted.trained == 2 * 4
     written = records(config)
+    steps = [record for record in written if "critic/score/mean" in record]
+    assert_trained(steps)
+    assert [record["samples"] for record in steps] == [4 * 4] * 2, "a greedy baseline is no sample"
     assert {metric for record in written for metric in record if not is_described(metric, record)} == set()
     last = next(record for record in reversed(written) if "critic/score/mean" in record)
     assert sorted((PANELS | expected) - last.keys()) == []

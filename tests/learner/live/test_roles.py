@@ -1,4 +1,4 @@
-"""Whole runs of algorithms that need more than the actor: a critic, greedy baselines, an online reward model."""
+"""Whole runs of algorithms that need more than the actor: a critic, and what a run cannot provide."""
 
 from __future__ import annotations
 
@@ -64,16 +64,6 @@ def test_ppo_warms_its_critic_up_and_resumes_with_it(tmp_path: Path, capfd: pyte
     assert before["state"]["kl_coefficient"] != 0.1
     assert_nothing_twice(config)
     assert "(bloom): every sequence is computed in a row of its own: it" in capfd.readouterr().err
-
-
-def test_remax_gets_a_greedy_baseline_with_every_group(tmp_path: Path) -> None:
-    config = make_config(tmp_path, {"algorithm.name": "remax", "learner.steps": 3, "data.eval": None})
-    with mesh_of(config) as mesh:
-        assert run_learner(config, mesh) == 0
-        assert ledger(mesh).recounted.trained == 3 * 4
-    steps = steps_of(config)
-    assert [record["samples"] for record in steps] == [4 * 4] * 3
-    assert all("reward/greedy/mean" in record for record in steps)
 
 
 def test_what_the_run_cannot_provide_is_refused_at_start(tmp_path: Path, capfd: Any) -> None:

@@ -313,27 +313,37 @@ def test_a_refused_claim_changes_nothing_and_the_group_is_replaced(
 
 
 def test_a_run_survives_a_restart_of_the_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = make_config(tmp_path, {"learner.steps": 60})
+    config = make_config(tmp_path, {"learner.steps": 10})
     evaluate_last, found = Coordinator._evaluate_last, list[str]()
+    claim, away = BufferClient.claim, threading.Event()
 
     def look_first(self: Coordinator, *how: Any) -> None:
         found.extend(folder.name for _, folder in list_checkpoints(config.run.folder / "checkpoints"))
         evaluate_last(self, *how)
 
+    async def claim_when_it_is_away(self: BufferClient, table: str, *claimed: Any) -> Any:
+        if claimed[1] == 5:
+            await asyncio.to_thread(away.wait)
+        return await claim(self, table, *claimed)
+
     monkeypatch.setattr(Coordinator, "_evaluate_last", look_first)
+    # The learner is in the midst of its steps, however fast they are.
+    monkeypatch.setattr(BufferClient, "claim", claim_when_it_is_away)
 
     with open_mesh(config) as mesh:
 
         def restart() -> None:
             wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == 3)
-            mesh.restart_buffer()
+            mesh.stop_buffer()
+            away.set()
+            mesh.start_buffer()
 
         with meanwhile(restart):
             assert run_learner(config, mesh.address) == 0
-        assert ledger(mesh.address).recounted.trained == 60 * 4
-    assert found[-1] == "i0001-v00000060", "the last evaluation may take long: the last step is on disk before"
+        assert ledger(mesh.address).recounted.trained == 10 * 4
+    assert found[-1] == "i0001-v00000010", "the last evaluation may take long: the last step is on disk before"
     assert summary(config)["incarnation"] == 1
-    assert summary(config)["eval_last"]["version"] == 60
+    assert summary(config)["eval_last"]["version"] == 10
     assert_nothing_twice(config)
 
 

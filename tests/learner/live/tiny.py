@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,13 +24,13 @@ from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.runtime.threads import thread_environment
-from tests.repository import REPOSITORY
+from tests import warm
 
 _LIFE_S = 240.0
 
 
-def make_model(folder: Path) -> Path:
-    """A seeded Qwen3 of 20 thousand parameters with a character tokenizer."""
+def make_model(folder: Path, layers: int = 1) -> Path:
+    """A seeded Qwen3 of 10 thousand parameters a layer with a character tokenizer."""
     vocabulary = {token: index for index, token in enumerate(["<eos>", "?", *"0123456789+="])}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -46,7 +42,7 @@ def make_model(folder: Path) -> Path:
             vocab_size=len(vocabulary),
             hidden_size=32,
             intermediate_size=64,
-            num_hidden_layers=2,
+            num_hidden_layers=layers,
             num_attention_heads=2,
             num_key_value_heads=1,
             head_dim=16,
@@ -81,12 +77,12 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 """
 
 
-def make_config(folder: Path, overrides: Mapping[str, Any]) -> Config:
+def make_config(folder: Path, overrides: Mapping[str, Any], layers: int = 1) -> Config:
     """A run that ends in seconds; `overrides` maps dotted keys to values."""
     (folder / "reward.py").write_text(REWARD, encoding="utf-8")
     values: dict[str, Any] = {
         "run": {"name": "tiny", "dir": str(folder / "runs"), "seed": 1},
-        "model": {"path": str(make_model(folder / "model"))},
+        "model": {"path": str(make_model(folder / "model", layers))},
         "data": {"train": str(make_data(folder / "train.jsonl", 40)), "eval": str(make_data(folder / "eval.jsonl", 8))},
         "rollout": {"device": "cpu", "n": 4, "max_prompt_tokens": 8, "max_response_tokens": 6, "slots": 16},
         "reward": {"functions": [f"{folder / 'reward.py'}:compute_score"], "in_process": True},
@@ -98,72 +94,18 @@ def make_config(folder: Path, overrides: Mapping[str, Any]) -> Config:
     return load_config(values, [f"{key}={json.dumps(value)}" for key, value in overrides.items()])
 
 
-class Process:
-    """One service as a process of its own; its log goes to a file."""
-
-    def __init__(self, name: str, code: str, folder: Path) -> None:
-        self.name = name
-        self.log = folder / f"{name}.log"
-        self.ready_file = folder / f"{name}.ready"
-        self.ready_file.unlink(missing_ok=True)
-        script = folder / f"start_{name}.py"
-        script.write_text(code, encoding="utf-8")
-        environment = {**os.environ, **thread_environment(1), "PYTHONPATH": str(REPOSITORY)}
-        with self.log.open("a") as log:
-            self._process = subprocess.Popen([sys.executable, str(script)], stdout=log, stderr=log, env=environment)
-
-    def address(self) -> str:
-        """Waits for the ready file."""
-        deadline = time.monotonic() + _LIFE_S
-        while not self.ready_file.exists():
-            assert self._process.poll() is None, f"{self.name} died:\n{self.text()}"
-            assert time.monotonic() < deadline, f"{self.name} is not ready:\n{self.text()}"
-            time.sleep(0.02)  # another process's file: there is nothing to wait on
-        return str(json.loads(self.ready_file.read_text())["address"])
-
-    def wait_for(self, text: str) -> None:
-        """Waits until its log has a text."""
-        deadline = time.monotonic() + _LIFE_S
-        while text not in self.log.read_text():
-            assert self._process.poll() is None, f"{self.name} ended without {text!r}:\n{self.text()}"
-            assert time.monotonic() < deadline, f"{self.name} never said {text!r}:\n{self.text()}"
-            time.sleep(0.02)  # another process's file: there is nothing to wait on
-
-    def wait(self, timeout_s: float = _LIFE_S) -> int:
-        """The exit code."""
-        try:
-            return self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} does not end:\n{self.text()}") from None
-
-    def send(self, number: signal.Signals) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(number)
-
-    def end(self) -> None:
-        """SIGTERM, and SIGKILL where that does not help."""
-        self.send(signal.SIGTERM)
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def text(self) -> str:
-        return self.log.read_text()[-6000:]
-
-
-def config_code(config: Config) -> str:
-    values = config.model_dump_json()
-    return f"from rollmesh.mesh.config.models import Config\nconfig = Config.model_validate_json({values!r})\n"
-
-
-def start_learner(config: Config, mesh: str, folder: Path, name: str) -> Process:
-    code = (
-        f"{config_code(config)}from pathlib import Path\nfrom rollmesh.learner.service import run\n"
-        f"raise SystemExit(run(config, {mesh!r}, ready_file=Path({str(folder / name)!r} + '.ready')))"
-    )
-    return Process(name, code, folder)
+@contextmanager
+def learner_process(config: Config, mesh: str, folder: Path) -> Iterator[warm.Command]:
+    """A learner as a process of its own, in the folder of its configuration; killed where it has not ended."""
+    (folder / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
+    with (folder / "learner.log").open("w") as log:
+        command = ["learner", str(folder / "config.json"), "--mesh", mesh]
+        learner = warm.popen(command, env={**os.environ, **thread_environment(1)}, stdout=log, stderr=log)
+    try:
+        yield learner
+    finally:
+        learner.kill()
+        learner.wait()
 
 
 def run_learner(config: Config, mesh: str, **options: Any) -> int:
@@ -217,11 +159,6 @@ class Mesh:
 
     async def _make_shutdown(self) -> Shutdown:
         return Shutdown()
-
-    def restart_buffer(self) -> None:
-        """Ends front and Redis, and starts them again on the same port with the same data."""
-        self.stop_buffer()
-        self.start_buffer()
 
     def stop_buffer(self) -> None:
         """Ends front and Redis."""

@@ -23,7 +23,7 @@ from tests.certificates import Authority
 from tests.secrets_here import write_secret
 
 CRITIC = ModelRole("critic", kind="value_model")
-LIMITS = RoleLimits(silence_s=20.0, away_s=0.5, call_s=20.0)
+LIMITS = RoleLimits(silence_s=240.0, away_s=0.5, call_s=240.0)
 
 
 class Ranks:

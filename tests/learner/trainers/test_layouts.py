@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ DIVIDED = (
     EngineLayout("divided_sequences", processes=2, changes={"parallel": ParallelSection(sp=2)}),
     *([MEGATRON] if find_spec("megatron") is not None else []),
 )
+LAYOUTS = {layout.name: layout for layout in (ONE, *DIVIDED)}
 OBJECTIVES: list[tuple[str, str, dict[str, Any]]] = [
     ("sft", "sft", {}),
     ("rm", "rm", {"loss": {"centering": 0.01}}),
@@ -32,28 +35,55 @@ OBJECTIVES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("command", "rows", "keys"), OBJECTIVES)
-def test_packing_and_ranks_change_nothing(
-    command: str,
-    rows: str,
-    keys: dict[str, Any],
+Train = Callable[[EngineLayout, int, int], np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def train(
     engine_worlds: GetWorld,
     chat_model: Path,
     row_files: dict[str, Path],
-    tmp_path: Path,
-) -> None:
-    def train(layout: EngineLayout, budget: int) -> np.ndarray:
-        cache = tmp_path / f"{layout.name}-{budget}.npy"
-        found = engine_worlds(layout).run(layouts.losses, command, chat_model, row_files[rows], cache, keys, budget)
-        return np.array(found[0])
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Train:
+    """Losses and gradient norms of the training with an objective, by its number, in a layout."""
 
-    packed = train(ONE, 1 << 14)
+    @functools.cache
+    def trained(layout: str, objective: int, budget: int) -> np.ndarray:
+        command, rows, keys = OBJECTIVES[objective]
+        cache = tmp_path_factory.mktemp("trained") / "cache.npy"
+        world = engine_worlds(LAYOUTS[layout])
+        return np.array(world.run(layouts.losses, command, chat_model, row_files[rows], cache, keys, budget)[0])
+
+    return lambda layout, objective, budget: trained(layout.name, objective, budget)
+
+
+@pytest.mark.parametrize("objective", range(len(OBJECTIVES)))
+def test_packing_changes_nothing(train: Train, objective: int) -> None:
+    packed = train(ONE, objective, 1 << 14)
     assert len(packed) == layouts.STEPS + 1
     # One example in each micro-batch, and several.
     for budget in (1, 64):
-        np.testing.assert_allclose(train(ONE, budget), packed, rtol=2e-5, atol=2e-5)
-    for layout in DIVIDED:
-        np.testing.assert_allclose(train(layout, 64), packed, rtol=2e-4, atol=2e-4, err_msg=layout.name)
+        np.testing.assert_allclose(train(ONE, objective, budget), packed, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("objective", "layout"),
+    [
+        # Each objective in one of them, each of them with several objectives.
+        pytest.param(
+            objective,
+            layout,
+            id=f"{objective}-{layout.name}",
+            marks=[] if (objective + place) % len(DIVIDED) == 0 else pytest.mark.exhaustive,
+        )
+        for objective in range(len(OBJECTIVES))
+        for place, layout in enumerate(DIVIDED)
+    ],
+)
+def test_ranks_change_nothing(train: Train, objective: int, layout: EngineLayout) -> None:
+    np.testing.assert_allclose(
+        train(layout, objective, 64), train(ONE, objective, 1 << 14), rtol=2e-4, atol=2e-4, err_msg=layout.name
+    )
 
 
 def test_a_row_that_one_rank_cannot_read_ends_all(

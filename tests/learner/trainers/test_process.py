@@ -34,13 +34,15 @@ from rollmesh.run_files import read_any_config
 from rollmesh.run_handle import Run
 from tests.learner.trainers.tiny import metrics, train
 
-COMMANDS: list[tuple[str, str, dict[str, Any]]] = [
+COMMANDS: list[Any] = [
     ("sft", "sft", {}),
-    ("rm", "rm", {"loss__centering": 0.01}),
     ("rm", "rm", {"learner__lora": "{rank: 4}"}),
-    ("dpo", "dpo", {"loss__sft_weight": 0.1}),
     ("dpo", "dpo", {"loss__name": "ipo", "learner__lora": "{rank: 4}"}),
     ("dpo", "kto", {"loss__name": "kto"}),
+    *(
+        pytest.param(*each, marks=pytest.mark.exhaustive)
+        for each in (("rm", "rm", {"loss__centering": 0.01}), ("dpo", "dpo", {"loss__sft_weight": 0.1}))
+    ),
 ]
 
 
@@ -204,7 +206,7 @@ async def _scores(function: str, items: Sequence[reward_pb2.ScoreItem]) -> list[
     engine = configured_engine(RewardSection(functions=[function]))
     try:
         await engine.start()
-        return [result.scored.total for result in await engine.score(items, 120.0)]
+        return [result.scored.total for result in await engine.score(items, 600.0)]
     finally:
         await engine.close()
 

@@ -34,7 +34,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(trajectories(), codecs, st.sampled_from([1, 3]))
 def test_round_trip_is_exact(trajectory: Trajectory, codec: Codec, level: int) -> None:
     payload = encode(trajectory, codec=codec, level=level)
@@ -58,7 +58,7 @@ def _same(one: Trajectory, other: Trajectory) -> bool:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(trajectories(), codecs, st.data())
 def test_a_truncated_or_longer_payload_is_refused(trajectory: Trajectory, codec: Codec, data: st.DataObject) -> None:
     payload = encode(trajectory, codec=codec)
@@ -76,7 +76,7 @@ def test_a_truncated_or_longer_payload_is_refused(trajectory: Trajectory, codec:
         inspect(head_of(payload) + b"x", len(payload))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(trajectories(), codecs, st.data())
 def test_a_flipped_bit_in_the_head_never_crashes(trajectory: Trajectory, codec: Codec, data: st.DataObject) -> None:
     payload = bytearray(encode(trajectory, codec=codec))
@@ -92,7 +92,7 @@ def test_a_flipped_bit_in_the_head_never_crashes(trajectory: Trajectory, codec: 
     assert back.response_ids.tobytes() == trajectory.response_ids.tobytes()
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(trajectories(), st.data())
 def test_a_flipped_bit_in_compressed_arrays_is_found(trajectory: Trajectory, data: st.DataObject) -> None:
     payload = bytearray(encode(trajectory, codec="zstd"))

@@ -121,7 +121,7 @@ def example() -> tuple[bytes, bytes, list[Span]]:
     return old.tobytes(), encode_bucket(old.data, new.data, spans), spans
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.data())
 def test_damage_ends_in_an_error_or_in_other_weights_and_stays_inside(data: st.DataObject) -> None:
     old, good, spans = example()
@@ -139,7 +139,7 @@ def test_damage_ends_in_an_error_or_in_other_weights_and_stays_inside(data: st.D
     assert not any(frame[-64:])
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(st.binary(max_size=200))
 def test_noise_is_refused(noise: bytes) -> None:
     old, _, spans = example()

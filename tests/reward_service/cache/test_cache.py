@@ -77,7 +77,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(STEPS)
 def test_each_caller_gets_an_answer_for_its_own_content(steps: list[tuple[str, object]]) -> None:
     asyncio.run(_played(steps))

@@ -134,6 +134,8 @@ async def test_a_server_is_replaced_when_it_dies_or_hangs_and_ends_with_its_owne
         await scorer.rollmesh_service.close()
 
 
+# With a server that stands for vLLM: above.
+@pytest.mark.exhaustive
 async def test_vllm_is_started_scores_as_transformers_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engines_here.require("vllm")
     for name, value in {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}.items():

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -32,6 +31,10 @@ def judge_group(completions: list[str], **_: Any) -> list[float]:
     return [float(len(completions))] * len(completions)
 
 
+_arrived: list[str] = []
+_all_arrived = asyncio.Event()
+
+
 async def judge(solution_str: str, ground_truth: Any) -> float:
     """A coroutine function: 1.0, unless told otherwise."""
     act, _, argument = solution_str.partition(" ")
@@ -43,6 +46,11 @@ async def judge(solution_str: str, ground_truth: Any) -> float:
         while True:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(600)
+    elif act == "meet-others":
+        _arrived.append(solution_str)
+        if len(_arrived) == int(argument):
+            _all_arrived.set()
+        await _all_arrived.wait()
     elif act == "await":
         await asyncio.sleep(float(argument))
     elif act in ACTS:
@@ -95,6 +103,14 @@ def _meet(path: str) -> float:
     return 1.0
 
 
+def _gate(path: str) -> float:
+    """Says over a fifo that it is busy, and stays so until something is written to another one."""
+    Path(path).write_text(str(os.getpid()))
+    with Path(f"{path}-on").open("rb", 0) as on:
+        on.read(1)
+    return 1.0
+
+
 def _alarm(_: str) -> float:
     """Signals reach a plain function: it runs in the main thread."""
     rung = []
@@ -131,18 +147,21 @@ def _each_descriptor(act: Any) -> float:
     return 1.0
 
 
+FORGED = {
+    "nothing": b"\xc1" * 100,
+    "kind": msgpack.packb("x"),
+    "unit": msgpack.packb(["done", [[[1], None]]]),
+    "bytes": msgpack.packb(["done", [[0, 5]]]),
+    "outcome": msgpack.packb(["done", [[0, msgpack.packb([[9, 9, 9]])]]]),
+    "number": msgpack.packb(["done", [[0, msgpack.packb([[0, None, {}, [], [], "", 0.0, False]])]]]),
+    "parts": msgpack.packb(["done", [[0, msgpack.packb([[0, 1.0, [], [], [], "", 0.0, False]])]]]),
+    "ready": msgpack.packb(["ready", [[False, False]]]),
+}
+
+
 def _forge(form: str) -> float:
     """Writes to the owner in the worker's place."""
-    forged = {
-        "nothing": b"\xc1" * 100,
-        "kind": msgpack.packb("x"),
-        "unit": msgpack.packb(["done", [[[1], None]]]),
-        "bytes": msgpack.packb(["done", [[0, 5]]]),
-        "outcome": msgpack.packb(["done", [[0, msgpack.packb([[9, 9, 9]])]]]),
-        "number": msgpack.packb(["done", [[0, msgpack.packb([[0, None, {}, []]])]]]),
-        "ready": msgpack.packb(["ready", [[False, False]]]),
-    }[form]
-    return _each_descriptor(lambda descriptor: socket.socket(fileno=os.dup(descriptor)).send(forged))
+    return _each_descriptor(lambda descriptor: socket.socket(fileno=os.dup(descriptor)).send(FORGED[form]))
 
 
 def _escape(path: str) -> None:
@@ -154,7 +173,6 @@ def _escape(path: str) -> None:
 ACTS = {
     "sleep": lambda argument: time.sleep(float(argument or 600)) or 1.0,
     "spin": lambda _: 9 ** (9**9),
-    "regex": lambda _: re.match(r"(a+)+b", "a" * 80),
     "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
     "child": _child,
     "orphan": _orphan,
@@ -180,6 +198,7 @@ ACTS = {
     "loop": lambda _: asyncio.run(asyncio.sleep(0, 2.0)),
     "alarm": _alarm,
     "meet": _meet,
+    "gate": _gate,
     "arm": _arm,
     "trip": _trip,
     "alarm-later": lambda _: signal.setitimer(signal.ITIMER_REAL, 600) and 1.0,

@@ -281,7 +281,7 @@ def wrong_redis(folder: Path) -> Iterator[Path]:
         yield path
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait()
         server.stdout.close()
         with suppress(FileNotFoundError):
             shutil.rmtree(folder / "appendonlydir")

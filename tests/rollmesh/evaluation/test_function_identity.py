@@ -94,7 +94,7 @@ def test_another_process_finds_the_same() -> None:
         env={"PYTHONPATH": str(REPOSITORY), "PYTHONHASHSEED": "7"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     assert json.loads(done.stdout) == list(map(function_identity, made()))

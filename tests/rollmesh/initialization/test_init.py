@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import select
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +25,7 @@ from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.tokenizer_files import load_tokenizer
 from rollmesh.reward_service.configured import BUILDERS
 from tests.command import Command
-from tests.repository import REPOSITORY
 
-DEADLINE_S = 300.0
 CHAT = [{"role": "user", "content": "1+1="}]
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # Kind of rows -> a row, and what the configuration says of it.
@@ -245,29 +239,19 @@ def test_sections_stand_together_and_a_name_alone_becomes_a_section() -> None:
     assert set(yaml.safe_load(text)) <= set(Config.model_fields)
 
 
-def test_at_a_terminal_it_asks_for_what_is_missing(model: Path) -> None:
+def test_at_a_terminal_it_asks_for_what_is_missing(
+    model: Path, rollmesh: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_rows(KINDS["verl"][0])
     leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "rollmesh.cli", "init"]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
-    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environment) as process:
-        os.close(follower)
-        for question, answer in (("model (", str(model)), ("training rows (", "rows.jsonl")):
-            said = read_until(leader, "): ")
-            assert question in said.splitlines()[-1], said
-            os.write(leader, f"{answer}\n".encode())
-        said = read_until(leader, "trains")
-        assert process.wait(DEADLINE_S) == 0, said
+    # A terminal keeps what is typed before it is asked for.
+    os.write(leader, f"{model}\nrows.jsonl\n".encode())
+    with open(follower) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        written = rollmesh("init")
     os.close(leader)
-    assert "cfg.yaml is written" in said
+    assert written.returncode == 0, written.stderr
+    first, second = written.stdout.index("model ("), written.stdout.index("training rows (")
+    assert first < second < written.stdout.index("cfg.yaml is written")
     config = load_config(Path("cfg.yaml"))
     assert (config.model.path, config.data.train[0].path) == (str(model), "rows.jsonl")
-
-
-def read_until(terminal: int, words: str) -> str:
-    """The output of a program at its terminal, up to these words."""
-    said, until = "", time.monotonic() + DEADLINE_S
-    while words not in said:
-        assert select.select([terminal], [], [], max(0.0, until - time.monotonic()))[0], said
-        said += os.read(terminal, 1 << 16).decode()
-    return said

@@ -17,7 +17,8 @@ from rollmesh.launcher.service_process import ServiceSpec, ready_file
 from rollmesh.launcher.supervisor import Supervisor
 from rollmesh.mesh.errors import UnreachableError
 from rollmesh.report.restarts import read_restarts
-from tests.rollmesh.conftest import Recorder, fake_spec
+from tests.rollmesh.conftest import Recorder
+from tests.rollmesh.fake_spec import fake_spec
 from tests.rollmesh.test_supervisor import DEADLINE_S, ended, same_rank, until
 
 MakeSupervisor = Callable[..., Supervisor]

@@ -15,6 +15,7 @@ from rollmesh.planning.plan import Plan, make_plan
 from rollmesh.planning.report import Findings
 
 ARCHITECTURES = Path(__file__).parent / "architectures"
+_FOUND: dict[object, Findings] = {}
 
 
 def configured(model: str, **sections: Any) -> Config:
@@ -39,5 +40,8 @@ def planned(config: Config, devices: str, nodes: int = 1, **host: str) -> Plan:
 
 
 def found(config: Config, devices: str, nodes: int = 1, **host: str) -> Findings:
-    """All that the command finds."""
-    return plan_run(config, parse_devices(devices, nodes, **host))
+    """All that the command finds; once for all tests, since it tries many plans."""
+    key = config.model_dump_json(), devices, nodes, *host.items()
+    if key not in _FOUND:
+        _FOUND[key] = plan_run(config, parse_devices(devices, nodes, **host))
+    return _FOUND[key]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rollmesh.learner.engines.megatron.families.registry import family_of
-from rollmesh.learner.engines.megatron.local.cpu import import_on_cpu
 from rollmesh.learner.engines.megatron.parallel import ParallelPlace, ParallelSizes
 from rollmesh.learner.engines.megatron.requirements import resolve_sizes
 from rollmesh.learner.engines.megatron.weights.weight_map import WeightMap
@@ -23,7 +21,7 @@ from rollmesh.planning.megatron.activations import Share, kept
 from rollmesh.planning.megatron.layouts import copy_size, divisions
 from rollmesh.planning.megatron.memory import MegatronSetup, owned
 from rollmesh.planning.megatron.model_sizes import ModelSizes, read_sizes
-from rollmesh.planning.megatron.schedule import most_in_flight, parts_in_flight, scheduled, waiting
+from rollmesh.planning.megatron.schedule import most_in_flight, waiting
 from rollmesh.planning.models import RunModels
 from rollmesh.planning.report import lines, to_json
 from rollmesh.planning.role_memory import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, PARAMETERS, LogitRoom
@@ -190,32 +188,6 @@ def test_a_role_that_is_not_trained_has_parameters_alone(layout: tuple[str, Para
     assert {phase.name for phase in frozen.phases()} == {"inference"}
     assert frozen.resting() == {PARAMETERS: frozen.parameters}
     assert frozen.staged == 0
-
-
-@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 20), st.data())
-def test_passes_in_flight_are_those_of_megatrons_schedule(pp: int, vpp: int, wanted: int, data: st.DataObject) -> None:
-    pytest.importorskip("megatron.core", exc_type=ImportError)
-    import_on_cpu()
-    from megatron.core.pipeline_parallel import schedules
-
-    sizes = ParallelSizes(pp, pp=pp, vpp=vpp if pp > 1 else 1)
-    micro_batches = scheduled(sizes, wanted)
-    parts = data.draw(st.lists(st.integers(1, 9), min_size=sizes.vpp, max_size=sizes.vpp))
-    for stage in range(pp):
-        group = SimpleNamespace(size=lambda: pp, rank=lambda stage=stage: stage)
-        where = SimpleNamespace(
-            pp_group=group, virtual_pipeline_model_parallel_size=sizes.vpp if sizes.vpp > 1 else None
-        )
-        total, _, begun, _ = schedules.get_pp_rank_microbatches(micro_batches, sizes.vpp, pp, p2p_communicator=where)
-        table = schedules.get_schedule_table(micro_batches, sizes.vpp, pp)
-        passes = [parts[part] for _, part in table]
-        back = [parts[sizes.vpp - 1 - part] for _, part in table]
-        held, most = sum(passes[:begun]), 0
-        for number in range(total - begun):
-            most = max(most, held := held + passes[begun + number])
-            held -= back[number]
-        assert most_in_flight(sizes, stage, wanted, parts) == max(most, held)
-        assert parts_in_flight(sizes, stage, wanted) == min(begun + 1, total)
 
 
 def test_interleaved_stages_keep_what_the_papers_say() -> None:

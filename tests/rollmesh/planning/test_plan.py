@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoConfig
 
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.planning.architecture import build_on_meta, read_shape
+from rollmesh.planning.fsdp_memory import FsdpSetup
 from rollmesh.planning.models import RunModels
 from rollmesh.planning.plan import micro_batch
 from rollmesh.planning.report import lines, to_json
 from rollmesh.planning.role_memory import GATHERED, GRADIENTS, LOGITS, OPTIMIZER, PARAMETERS
 from rollmesh.planning.settings import with_settings
+from rollmesh.planning.shape import ParameterGroup, Rows
 from rollmesh.planning.switches import SWITCHES, savings
 from tests.config_keys import is_key
 from tests.rollmesh.planning.plans import configured, found, over, planned
@@ -37,6 +41,11 @@ def test_states_are_divided_over_the_ranks(model: str, ranks: int, nodes: int) -
     assert phases["optimizer"][GRADIENTS] == per_rank
     assert phases["optimizer"][OPTIMIZER] / 2 == per_rank
     assert plan.learner_peak == max(phase.total for phase in actor.phases)
+
+
+def test_the_first_rank_has_the_most_of_rows_that_do_not_divide_evenly() -> None:
+    """As `torch.chunk` divides them: 3, 3, 3 and 1."""
+    assert ParameterGroup((Rows(10, 7),)).shard(4) == len(torch.empty(10, 7).chunk(4)[0]) * 7
 
 
 def test_copies_divide_states_over_their_shards_alone() -> None:
@@ -169,6 +178,14 @@ def test_layers_stay_gathered_for_a_backward_pass_alone() -> None:
     (actor, reference), (kept, other) = ([role.phases[0].parts[GATHERED] for role in plan.roles] for plan in plans)
     assert actor == reference == other
     assert kept == pytest.approx(2 * SIZES["qwen2.5-7b"], rel=1e-3)
+
+
+def test_gradients_of_later_blocks_are_there_when_a_single_micro_batch_comes_to_an_earlier_one() -> None:
+    setup = planned(configured("qwen3-0.6b", learner={"ranks": 2}), "8xH100-80G").roles[0].setup
+    assert isinstance(setup, FsdpSetup)
+    # With few tokens the second block needs most: the first one is gathered ahead.
+    phases = {phase.name: phase.parts for phase in replace(setup, micro_batches=1, tokens=16).phases()}
+    assert phases["backward"][GRADIENTS] == 4 * sum(block.trained.shard(2) for block in setup.own.blocks[2:])
 
 
 def test_tied_and_untied_output_layers_and_large_logits() -> None:

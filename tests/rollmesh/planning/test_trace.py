@@ -21,6 +21,7 @@ from rollmesh.planning.role_memory import LogitRoom
 from rollmesh.planning.trace import trace_step
 from tests.repository import REPOSITORY
 
+# With these the output layer needs most in some cases, and a block in others.
 SIZES = {
     "hidden_size": 512,
     "intermediate_size": 1536,
@@ -28,7 +29,7 @@ SIZES = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 64,
-    "vocab_size": 16384,
+    "vocab_size": 4096,
 }
 EXPERTS = {"moe_intermediate_size": 256, "num_experts": 16, "num_experts_per_tok": 4}
 LORA = LoraSection()
@@ -39,11 +40,31 @@ LOGITS = LogitRoom(kept=1 << 30, tile=1 << 21, rows=1024)
     ("kind", "settings", "how"),
     [
         ("qwen3", {"tie_word_embeddings": True}, {"shards": 1, "sharded": False, "compute_bytes": 4}),
-        ("qwen3", {"tie_word_embeddings": True}, {"shards": 8, "recompute": False, "tokens": 4096}),
-        ("llama", {"tie_word_embeddings": False}, {"shards": 64, "tokens": 4096, "micro_batches": 1}),
-        ("qwen3_moe", EXPERTS, {"shards": 8, "sp": 4, "recompute": "selective", "tokens": 4096}),
-        ("qwen3", {"tie_word_embeddings": True}, {"shards": 8, "tokens": 4096, "lora": LORA}),
-        ("llama", {"tie_word_embeddings": False}, {"shards": 1, "recompute": False, "tokens": 4096, "lora": LORA}),
+        (
+            "llama",
+            {"tie_word_embeddings": False},
+            {"shards": 64, "recompute": False, "tokens": 2048, "micro_batches": 1},
+        ),
+        ("qwen3_moe", EXPERTS, {"shards": 8, "sp": 4, "recompute": "selective", "tokens": 2048}),
+        ("qwen3", {"tie_word_embeddings": True}, {"shards": 8, "tokens": 2048, "lora": LORA}),
+        pytest.param(
+            "qwen3",
+            {"tie_word_embeddings": True},
+            {"shards": 8, "recompute": False, "tokens": 2048},
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            "llama",
+            {"tie_word_embeddings": False},
+            {"shards": 64, "tokens": 2048, "micro_batches": 1},
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            "llama",
+            {"tie_word_embeddings": False},
+            {"shards": 1, "recompute": False, "tokens": 2048, "lora": LORA},
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_the_formulas_are_the_trackers_numbers(kind: str, settings: dict[str, Any], how: dict[str, Any]) -> None:
@@ -72,8 +93,9 @@ def test_the_formulas_are_the_trackers_numbers(kind: str, settings: dict[str, An
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_real_steps_take_what_was_planned(tmp_path: Path) -> None:
-    """Two gloo ranks; see the script for what is counted."""
+    """Two gloo ranks; see the script for what is counted. Torch's tracker counts the same, without the processes."""
     from benchmarks.learner.planned_memory import MALLOC
 
     out = tmp_path / "measured.json"
@@ -82,7 +104,6 @@ def test_real_steps_take_what_was_planned(tmp_path: Path) -> None:
         cwd=REPOSITORY,
         env={**os.environ, **MALLOC, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
         check=True,
-        timeout=800,
     )
 
     for cell in json.loads(out.read_text())["cells"]:

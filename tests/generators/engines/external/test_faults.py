@@ -251,13 +251,11 @@ def test_a_job_at_which_the_engine_fails_is_tried_once_more(harness: ScriptedHar
         part = before[result.request_id].sampled
         assert (result.finish_reason, result.refusal) == ("length", "")
         assert result.sampled.response_ids.tolist() == [10] * len(part) + [11] * (60 - len(part))
-    # Longer than what is sampled until the engine has failed twice.
     harness.freeze([request("c", max_tokens=harness.long)])
     harness.backend.raised = "KeyError: 7"
     for version in (V3, PolicyVersion(3, 3)):
         harness.update(version, harness.constant_weights(11))
-        harness.resume()
-        harness.freeze([request(str(version), max_tokens=60)])
+        harness.freeze([request(str(version), max_tokens=60)], again=True)
     [refused] = harness.collector.wait(["c"])
     assert (refused.finish_reason, refused.refusal) == (
         "aborted",

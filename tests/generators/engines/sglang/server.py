@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,21 @@ import psutil
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.adapters import AdapterShape
 from rollmesh.generators.engines.interface import EngineListener, InferenceEngine
+from rollmesh.generators.engines.sglang.engine import SglangEngine
 from rollmesh.generators.engines.sglang.server_args import KEY_FILE
-from rollmesh.generators.engines.types import EngineSettings, GenerationRequest, KvPolicy, PartialResponse
+from rollmesh.generators.engines.sglang.server_process import ServerProcess
+from rollmesh.generators.engines.types import EngineSettings, KvPolicy
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.private_files import read_secret
 from tests import engines_here
+from tests.generators.engines.collector import Collector
 from tests.generators.engines.harness import ModelHarness
 from tests.generators.engines.tiny import ContractModel
-from tests.repository import REPOSITORY
 from tests.secrets_here import write_secret
 
 START_S = 300.0
-# A pause takes several hops: a response has to be long to be running still, and its tokens to come slowly.
-CONTEXT = 448
-_SLOW_STEP_S = 0.04
+# A pause takes several hops: for a response to be running still, its tokens have to come slowly.
+_SLOW_STEP_S = 0.25
 _CALL_S = 60.0
 _SHARED = "/dev/shm/"  # where the kernel has it
 
@@ -46,10 +46,10 @@ def _shape(rank: int) -> AdapterShape | None:
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """The resources of a generator with a server of its own on a machine.
+    """The resources of a server that an engine has started.
 
     Attributes:
-        processes: its children, theirs, and so on.
+        processes: the watchdog, its children, theirs, and so on.
         shared: files in /dev/shm that these have open or mapped.
         scratch: folder of the server's temporary files.
     """
@@ -59,22 +59,20 @@ class Traces:
     scratch: Path
 
     @classmethod
-    def of(cls, pid: int) -> Traces:
-        """The resources of a generator that is up."""
-        processes = psutil.Process(pid).children(recursive=True)
+    def of(cls, server: ServerProcess) -> Traces:
+        """The resources of a server that is up."""
+        assert server._watchdog is not None
+        watchdog = psutil.Process(server._watchdog.pid)
+        processes = [watchdog, *watchdog.children(recursive=True)]
         shared = set()
         for process in processes:
             names = {place.path for place in process.memory_maps()} | {file.path for file in process.open_files()}
             shared |= {Path(name) for name in names if name.startswith(_SHARED) and not name.endswith("(deleted)")}
-        [watchdog] = [process for process in processes if "server_watchdog.py" in " ".join(process.cmdline())[:500]][:1]
-        arguments = watchdog.cmdline()
-        script = next(index for index, part in enumerate(arguments) if part.endswith("server_watchdog.py"))
-        scratch = Path(arguments[script + 1])
-        return cls(processes, shared, scratch)
+        return cls(processes, shared, server.scratch)
 
 
 class SharedServer:
-    """A server that belongs to a process which does nothing else; started when it is first asked for.
+    """A server of an engine that does nothing else; started when it is first asked for.
 
     Args:
         folder: of the model.
@@ -84,23 +82,22 @@ class SharedServer:
     """
 
     def __init__(self, folder: Path, device: str = "cpu", rank: int = 0, **section: Any) -> None:
-        self._asked = [str(folder), device, str(rank), json.dumps(section)]
-        self._owner: subprocess.Popen[str] | None = None
-        self._address = ""
+        self._folder, self._settings = folder, settings(device, rank, **section)
+        self._owner: SglangEngine | None = None
         self.key_file = Path()
 
     @property
     def address(self) -> str:
         """Its URL; afterwards `key_file` has the key that it asks for."""
         if self._owner is None:
-            command = [sys.executable, "-m", "tests.generators.engines.sglang.owner", *self._asked]
-            self._owner = subprocess.Popen(command, stdin=-1, stdout=-1, text=True, cwd=REPOSITORY)
-            assert self._owner.stdout is not None
-            self._address, _, scratch = self._owner.stdout.readline().strip().partition(" ")
-            assert self._address, "the server did not come up; what its owner says is above"
-            secrets = json.loads((Path(scratch) / KEY_FILE).read_text())
-            self.key_file = write_secret(Path(scratch) / "key", secrets["api-key"])
-        return self._address
+            self._owner = SglangEngine.from_folder(self._folder, self._settings, Collector(START_S))
+            self._owner.start()
+            self._owner._inflight.wait_until_up()
+            scratch = self._process.scratch
+            secrets = json.loads((scratch / KEY_FILE).read_text())
+            self.key_file = write_secret(scratch / "key", secrets["api-key"])
+        address: str = self._backend._client.address
+        return address
 
     def adapters(self) -> set[str]:
         """Names of the adapters that it has."""
@@ -108,31 +105,42 @@ class SharedServer:
         answer = httpx.get(f"{self.address}/v1/models", headers=headers, timeout=_CALL_S).raise_for_status()
         return {model["id"] for model in answer.json()["data"] if model["parent"]}
 
-    def processes(self) -> list[psutil.Process]:
-        """Its own, and those of its owner's that look after them."""
+    def traces(self) -> Traces:
+        """Its resources."""
         assert self.address
-        assert self._owner is not None
-        return psutil.Process(self._owner.pid).children(recursive=True)
+        return Traces.of(self._process)
 
-    def kill_owner(self) -> Traces:
-        """Kills the owner, and it alone; what it had."""
-        assert self._owner is not None
-        traces = Traces.of(self._owner.pid)
-        self._owner.kill()
-        self._owner.communicate()
-        self._owner = None
-        return traces
+    def scheduler(self) -> psutil.Process:
+        """Its process that computes."""
+        [found] = [process for process in self.traces().processes if "scheduler" in " ".join(process.cmdline())]
+        return found
+
+    def abandon(self) -> None:
+        """Leaves it as the kernel does when it ends the process of its owner: the watchdog's input ends."""
+        watchdog = self._process._watchdog
+        assert watchdog is not None
+        assert watchdog.stdin is not None
+        watchdog._loop.call_soon_threadsafe(watchdog.stdin.transport.abort)
 
     def close(self) -> None:
         """Ends it."""
         if self._owner is not None:
-            self._owner.communicate()
+            self._owner.stop()
+
+    @property
+    def _backend(self) -> Any:
+        assert self._owner is not None
+        return self._owner._backend
+
+    @property
+    def _process(self) -> ServerProcess:
+        process: ServerProcess = self._backend._server.process
+        return process
 
 
 class SglangHarness(ModelHarness):
     """A new engine on the session's server."""
 
-    context = CONTEXT
     seeded = False
     # Tokens that it has not sent at a pause, and those sampled before it hears of the pause.
     tells_late = 24
@@ -157,16 +165,12 @@ class SglangHarness(ModelHarness):
         self._settings = EngineSettings(slots=self.slots, kv=kv, device=device, adapters=_shape(rank), sglang=section)
         super().__init__(model)
 
-    def freeze(
-        self, requests: Sequence[GenerationRequest], *, tokens: int = 3, known: int = 1
-    ) -> dict[str, PartialResponse]:
-        """See `EngineHarness.freeze`. The server sleeps before each step until it stands still.
-
-        A response would be over before the pause arrives where the server computes and this process waits for its turn.
-        """
+    @contextmanager
+    def slowly(self, tokens: int) -> Iterator[None]:
+        """See `EngineHarness.slowly`. The server sleeps before each step."""
         self._sleep_before_each_step(_SLOW_STEP_S)
         try:
-            return super().freeze(requests, tokens=tokens, known=known)
+            yield
         finally:
             self._sleep_before_each_step(0.0)
 

@@ -18,9 +18,8 @@ from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import ConfigError
 from tests.generators.engines.collector import DEADLINE_S, Collector
 from tests.generators.engines.harness import V1, V2
-from tests.generators.engines.sglang.server import CONTEXT
 from tests.generators.engines.sglang.stand_in import StandIn
-from tests.generators.engines.tiny import ContractModel
+from tests.generators.engines.tiny import CONTEXT, ContractModel
 
 _CACHE = ["kv_cache", "cuda_graph"]
 

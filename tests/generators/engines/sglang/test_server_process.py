@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -22,10 +23,11 @@ from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.external.engine import ExternalEngine
 from rollmesh.generators.engines.sglang import load_monitor
 from rollmesh.generators.engines.sglang.server_process import ServerProcess, free_port
-from rollmesh.generators.engines.types import EngineSettings
+from rollmesh.generators.engines.types import EngineSettings, SleepLevel, WakeStep
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.liveness.process_ends import survivors
 from tests.generators.engines.collector import Collector
+from tests.generators.engines.harness import V1, V2
 from tests.generators.engines.tiny import ContractModel
 from tests.repository import REPOSITORY
 
@@ -124,9 +126,11 @@ def test_a_server_ends_with_its_generator_or_watchdog(killed: str, shared: Path)
 
 
 @contextmanager
-def _engine(contract_model: ContractModel, section: SglangSection) -> Iterator[ExternalEngine]:
+def _engine(
+    contract_model: ContractModel, section: SglangSection, release: Literal["memory", "process"] = "memory"
+) -> Iterator[ExternalEngine]:
     """Its listener is a `Collector`."""
-    settings = EngineSettings(context=200, sglang=section)
+    settings = EngineSettings(context=200, release=release, sglang=section)
     engine = create_engine("sglang", contract_model.folder, settings, Collector(_DEADLINE_S))
     assert isinstance(engine, ExternalEngine)
     engine.start()
@@ -138,16 +142,37 @@ def _engine(contract_model: ContractModel, section: SglangSection) -> Iterator[E
 
 
 @pytest.fixture
-def engine(contract_model: ContractModel, tmp_path: Path) -> Iterator[ExternalEngine]:
-    """With a server of its own, which stands for SGLang."""
+def python(tmp_path: Path) -> Path:
+    """Runs a server that stands for SGLang."""
     python = tmp_path / "python"
     python.write_text(
         f'#!/bin/sh\n{_IS_WATCHDOG} && exec {sys.executable} "$@"\nexec {sys.executable} {_STAND_IN} "$@"\n'
     )
     python.chmod(0o755)
+    return python
+
+
+@pytest.fixture
+def engine(contract_model: ContractModel, python: Path) -> Iterator[ExternalEngine]:
+    """With a server of its own."""
     section = SglangSection(python=python, options={"log-level": "error"})
     with _engine(contract_model, section) as engine:
         yield engine
+
+
+def test_a_server_ends_for_a_sleep_and_another_one_gets_the_next_weights(
+    contract_model: ContractModel, python: Path
+) -> None:
+    with _engine(contract_model, SglangSection(python=python, transfer="disk"), release="process") as engine:
+        engine.update_weights(V1, contract_model.constant_weights(10).items(), "1").result(_DEADLINE_S)
+        first = [process.pid for process in _processes()]
+        assert engine.sleep(SleepLevel.WITHOUT_WEIGHTS).result(_DEADLINE_S).freed_bytes > 0
+        _gone(first)
+        assert engine.process_state() is None
+        engine.wake(WakeStep.WEIGHTS).result(_DEADLINE_S)
+        assert not {process.pid for process in _processes()} & set(first)
+        engine.update_weights(V2, contract_model.constant_weights(11).items(), "2").result(_DEADLINE_S)
+        assert engine.status().serving == V2
 
 
 def _processes() -> tuple[psutil.Process, psutil.Process]:

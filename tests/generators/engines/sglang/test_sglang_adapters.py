@@ -11,32 +11,24 @@ from tests.generators.engines.contract_adapters import RANK, AdapterCase, Adapte
 from tests.generators.engines.sglang.server import SglangHarness, SharedServer
 from tests.generators.engines.tiny import ContractModel
 
-pytestmark = [pytest.mark.engine("sglang"), pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def adapting(contract_model: ContractModel) -> Iterator[SharedServer]:
-    """A server that takes adapters."""
-    server = SharedServer(contract_model.folder, rank=RANK)
-    yield server
-    server.close()
+pytestmark = [pytest.mark.engine("sglang")]
 
 
 class TestAdapters(AdapterContract):
     @pytest.fixture
-    def harness(self, contract_model: ContractModel, adapting: SharedServer) -> Iterator[SglangHarness]:
-        harness = SglangHarness(contract_model, adapting, "keep", rank=RANK)
+    def harness(self, contract_model: ContractModel, sglang_server: SharedServer) -> Iterator[SglangHarness]:
+        harness = SglangHarness(contract_model, sglang_server, "keep", rank=RANK)
         yield harness
         harness.close()
 
     @pytest.fixture
-    def interrupting(self, contract_model: ContractModel, adapting: SharedServer) -> Iterator[SglangHarness]:
-        harness = SglangHarness(contract_model, adapting, "interrupt", rank=RANK)
+    def interrupting(self, contract_model: ContractModel, sglang_server: SharedServer) -> Iterator[SglangHarness]:
+        harness = SglangHarness(contract_model, sglang_server, "interrupt", rank=RANK)
         yield harness
         harness.close()
 
     def test_earlier_adapters_leave_the_server(
-        self, harness: SglangHarness, versions: Iterator[PolicyVersion], adapting: SharedServer
+        self, harness: SglangHarness, versions: Iterator[PolicyVersion], sglang_server: SharedServer
     ) -> None:
         case = AdapterCase(harness)
         for seed in range(3):
@@ -44,4 +36,4 @@ class TestAdapters(AdapterContract):
         # A pause waits for them.
         harness.engine.pause().result(harness.deadline_s)
         live = harness.engine._backend._adapters.newest  # type: ignore[attr-defined] # of a driven engine
-        assert adapting.adapters() == {live.name}
+        assert sglang_server.adapters() == {live.name}

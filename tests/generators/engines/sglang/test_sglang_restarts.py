@@ -18,7 +18,8 @@ from tests.generators.engines.harness import V1, V2, ModelHarness, request
 from tests.generators.engines.sglang.server import START_S, settings
 from tests.generators.engines.tiny import ContractModel
 
-pytestmark = [pytest.mark.engine("sglang")]
+# With a server that stands for SGLang in `test_server_process`, with another engine in `test_vllm_restarts`.
+pytestmark = [pytest.mark.engine("sglang"), pytest.mark.exhaustive]
 log = logging.getLogger(__name__)
 
 

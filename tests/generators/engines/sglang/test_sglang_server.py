@@ -30,8 +30,17 @@ from tests.sockets import assert_on_loopback, listeners
 pytestmark = [pytest.mark.engine("sglang")]
 
 
-@pytest.mark.parametrize("transfer", ["tensor", "disk", "distributed"])
-@pytest.mark.parametrize("kv", ["keep", "recompute"])
+@pytest.mark.parametrize(
+    ("kv", "transfer"),
+    [
+        ("recompute", "tensor"),
+        ("keep", "disk"),
+        ("recompute", "distributed"),
+        pytest.param("keep", "tensor", marks=pytest.mark.exhaustive),
+        pytest.param("recompute", "disk", marks=pytest.mark.exhaustive),
+        pytest.param("keep", "distributed", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_every_transfer_brings_the_weights_and_no_cache_outlives_them(
     transfer: str, kv: str, contract_model: ContractModel, sglang_server: SharedServer
 ) -> None:
@@ -42,7 +51,7 @@ def test_every_transfer_brings_the_weights_and_no_cache_outlives_them(
         for version, seed in ((V1, 1), (V2, 2)):
             weights = harness.random_weights(seed)
             if version == V2:
-                harness.freeze([request("through", prompt, max_tokens=harness.long - 40)])
+                harness.freeze([request("through", prompt, max_tokens=harness.long)])
             harness.update(version, weights)
             harness.engine.resume().result(harness.deadline_s)
             asked = [request(f"{version}.{index}", prompt, max_tokens=6) for index in range(3)]
@@ -68,7 +77,7 @@ def test_a_server_answers_those_alone_who_have_its_key(sglang_server: SharedServ
     assert set(found.values()) == {401}, found
     assert httpx.get(f"{sglang_server.address}/server_info", timeout=240).status_code == 401
     key = sglang_server.key_file.read_text().strip()
-    assert not [process for process in sglang_server.processes() if key in " ".join(process.cmdline())]
+    assert not [process for process in sglang_server.traces().processes if key in " ".join(process.cmdline())]
 
 
 def test_a_scheduler_that_is_stopped_is_found_and_continued_goes_on(
@@ -80,8 +89,7 @@ def test_a_scheduler_that_is_stopped_is_found_and_continued_goes_on(
         harness.update(V1, harness.random_weights(1))
         asked = request("a", max_tokens=harness.long, temperature=0.0)
         [undisturbed] = harness.run([asked])
-        processes = sglang_server.processes()
-        [scheduler] = [process for process in processes if "scheduler" in " ".join(process.cmdline())]
+        processes, scheduler = sglang_server.traces().processes, sglang_server.scheduler()
         with monkeypatch.context() as patched:
             # As the process that has started it sees it.
             owned = SimpleNamespace(process_state=lambda: read_processes(*[process.pid for process in processes]))
@@ -102,7 +110,7 @@ def test_a_scheduler_that_is_stopped_is_found_and_continued_goes_on(
 
 def test_a_server_on_a_cpu_forks_its_processes(sglang_server: SharedServer) -> None:
     """Python's own helpers of a spawn are not there."""
-    commands = [" ".join(process.cmdline()) for process in sglang_server.processes()]
+    commands = [" ".join(process.cmdline()) for process in sglang_server.traces().processes]
     for name in ("scheduler", "detokenizer"):
         assert any(f"sglang::{name}" in line for line in commands)
     assert not [line for line in commands if "from multiprocessing" in line]
@@ -114,7 +122,9 @@ def test_a_paused_scheduler_sleeps(contract_model: ContractModel, sglang_server:
     try:
         harness.update(V1, harness.constant_weights(10))
         harness.freeze([request("a", max_tokens=harness.long)])
-        [scheduler] = [process for process in sglang_server.processes() if "scheduler" in " ".join(process.cmdline())]
+        [scheduler] = [
+            process for process in sglang_server.traces().processes if "scheduler" in " ".join(process.cmdline())
+        ]
         sleeps, computed = scheduler.num_ctx_switches().voluntary, sum(scheduler.cpu_times()[:2])
         end = time.monotonic() + harness.deadline_s
         # One that is idle looks up once a second.
@@ -168,13 +178,16 @@ def test_a_bad_setting_is_refused_at_once(contract_model: ContractModel) -> None
         create_engine("sglang", contract_model.folder, EngineSettings(sglang=bad), Collector(1.0))
 
 
-def test_a_killed_generator_leaves_no_server(contract_model: ContractModel, sglang_server: SharedServer) -> None:
+def test_nothing_is_left_of_a_server_whose_owner_is_gone(
+    contract_model: ContractModel, sglang_server: SharedServer
+) -> None:
     """Amid a response, which another client has asked for; last, for it takes the session's server."""
     harness = SglangHarness(contract_model, sglang_server, "keep")
     try:
         harness.update(V1, harness.constant_weights(10))
         harness.freeze([request("cut", max_tokens=harness.long)])
-        traces = sglang_server.kill_owner()
+        traces = sglang_server.traces()
+        sglang_server.abandon()
         assert len(traces.processes) >= 3
         assert traces.shared
         assert survivors([process.pid for process in traces.processes], 60) == set()

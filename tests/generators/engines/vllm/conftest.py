@@ -6,6 +6,7 @@ that. In whole runs (tests/integration) they start as they do for users.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -18,17 +19,25 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_cores() -> Iterator[None]:
-    """Processes of vLLM are forked, from the first engine on."""
+def forked_cores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Processes of vLLM are forked, from the first engine on, with a gate before the steps of engine cores."""
     from rollmesh.generators.engines.vllm import environment, fork_server
+    from tests.generators.engines.vllm import step_gate
 
-    prepare = environment.prepare
+    prepare, gate = environment.prepare, tmp_path_factory.mktemp("vllm") / "gate"
+    step_gate.create(gate)
     with pytest.MonkeyPatch.context() as patch:
 
         def prepare_and_fork(settings: EngineSettings) -> None:
             prepare(settings)
             fork_server.use()
+            # Lest it touches a device, vLLM looks at the class of each model in a process that imports all of vLLM.
+            registry = importlib.import_module("vllm.model_executor.models.registry")
+            patch.setattr(registry, "_run_in_subprocess", lambda inspect: inspect())
 
+        patch.setenv(step_gate.FILE, str(gate))
+        imported = [*fork_server._IMPORTED_ONCE, "tests.generators.engines.vllm.gated_cores"]
+        patch.setattr(fork_server, "_IMPORTED_ONCE", imported)
         patch.setattr(environment, "prepare", prepare_and_fork)
         yield
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -23,6 +24,7 @@ from rollmesh.mesh.config.rollout import VllmSection
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from tests.generators.engines.harness import ModelHarness
 from tests.generators.engines.tiny import ContractModel
+from tests.generators.engines.vllm.step_gate import StepGate
 
 T = TypeVar("T")
 # Importing and starting vLLM takes 20 seconds, and minutes on a machine that is busy with other things.
@@ -167,6 +169,12 @@ class VllmHarness(ModelHarness):
         self._settings = settings(self.slots, kv)
         self._spoilt: Any = None
         super().__init__(model)
+
+    @contextmanager
+    def slowly(self, tokens: int) -> Iterator[None]:
+        """See `EngineHarness.slowly`."""
+        with StepGate().at_most(tokens):
+            yield
 
     def fail_at(self, token: int) -> None:
         processor = self.shared.backend._engine.input_processor

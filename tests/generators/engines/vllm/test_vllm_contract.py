@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rollmesh.generators.engines.types import KvPolicy
 from tests.generators.engines.contract import EngineContract
 from tests.generators.engines.contract_pauses import PauseContract
 from tests.generators.engines.contract_prefixes import PrefixContract
 from tests.generators.engines.contract_streams import StreamContract
-from tests.generators.engines.contract_swaps import SwapContract
+from tests.generators.engines.contract_swaps import NewKeysContract, SwapContract
 from tests.generators.engines.harness import EngineHarness
 from tests.generators.engines.tiny import ContractModel
 
@@ -22,25 +21,28 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.engine("vllm")]
 
 
-class TestVllmEngine(EngineContract):
-    @pytest.fixture
-    def harness(self, contract_model: ContractModel, vllm: SharedVllm) -> Iterator[EngineHarness]:
-        yield from _harness(contract_model, vllm, "keep")
-
-
-class TestVllmEngineWithNewKeys(SwapContract, PrefixContract, StreamContract, PauseContract):
-    """Effects of a swap on running sequences."""
-
-    @pytest.fixture(params=["recompute", "interrupt"])
-    def harness(
-        self, request: pytest.FixtureRequest, contract_model: ContractModel, vllm: SharedVllm
-    ) -> Iterator[EngineHarness]:
-        yield from _harness(contract_model, vllm, request.param)
-
-
-def _harness(model: ContractModel, vllm: SharedVllm, kv: KvPolicy) -> Iterator[EngineHarness]:
+@pytest.fixture
+def harness(request: pytest.FixtureRequest, contract_model: ContractModel, vllm: SharedVllm) -> Iterator[EngineHarness]:
     from tests.generators.engines.vllm.shared import VllmHarness
 
-    harness = VllmHarness(model, vllm, kv)
+    harness = VllmHarness(contract_model, vllm, getattr(request, "param", "keep"))
     yield harness
     harness.close()
+
+
+class TestVllmEngine(EngineContract):
+    pass
+
+
+# An interruption is an abort, and a request with a prefix: the engine's driver does it alike for all backends.
+@pytest.mark.parametrize(
+    "harness", ["recompute", pytest.param("interrupt", marks=pytest.mark.exhaustive)], indirect=True
+)
+class TestVllmWithNewKeys(NewKeysContract):
+    pass
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("harness", ["recompute", "interrupt"], indirect=True)
+class TestVllmWithNewKeysInFull(SwapContract, PrefixContract, StreamContract, PauseContract):
+    pass

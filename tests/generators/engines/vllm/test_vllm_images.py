@@ -20,6 +20,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.generators.engines.collector import Collector
 from tests.generators.engines.harness import V1, V2, prefix_of
 from tests.generators.engines.tiny_vlm import CONTEXT, IMAGE, TinyVlm, picture
+from tests.generators.engines.vllm.step_gate import StepGate
 
 if TYPE_CHECKING:
     from rollmesh.generators.engines.vllm.backend import VllmBackend
@@ -113,10 +114,11 @@ def test_what_cannot_be_served_is_refused_and_changes_nothing(served: Engine) ->
 
 
 def test_new_weights_reach_the_vision_part_amid_a_response(served: Engine) -> None:
-    request = asked("amid", 1, tokens=200, stream=True)
-    served.collector.when_streamed({"amid": 5}, lambda: served.engine.pause())
-    served.engine.submit([request])
-    served.collector.wait_streamed({"amid": 5})
+    request = asked("amid", 1, tokens=60, stream=True)
+    with StepGate().at_most(5):
+        served.engine.submit([request])
+        served.collector.wait_streamed({"amid": 5})
+        served.engine.pause().result(240)
     former = served.weights
     newer = served.update(2, V2)
     served.engine.resume().result(240)

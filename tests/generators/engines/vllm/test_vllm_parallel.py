@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -22,6 +23,7 @@ from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.mesh.config.rollout import VllmSection
 from tests.generators.engines import tiny
 from tests.generators.engines.harness import PROMPT, V1, V2, EngineHarness, Weights, request
+from tests.generators.engines.vllm.step_gate import StepGate
 from tests.sockets import assert_on_loopback, listeners
 
 pytestmark = [pytest.mark.engine("vllm")]
@@ -58,6 +60,7 @@ class Served(EngineHarness):
     """vLLM with one of these models."""
 
     slots: ClassVar[int] = 4
+    long: ClassVar[int] = 40
     deadline_s: ClassVar[float] = 600.0
 
     def __init__(self, folder: Path, case: Case) -> None:
@@ -70,6 +73,11 @@ class Served(EngineHarness):
     def build(self, listener: EngineListener) -> InferenceEngine:
         section = VllmSection(kv_cache_gib=0.125, **self.case.section)
         return create_engine("vllm", self.folder, EngineSettings(slots=self.slots, threads=2, vllm=section), listener)
+
+    @contextmanager
+    def slowly(self, tokens: int) -> Iterator[None]:
+        with StepGate().at_most(tokens):
+            yield
 
     def random_weights(self, seed: int) -> Weights:
         return dict(tiny.build_model(self.case.config, seed).state_dict())
@@ -128,7 +136,7 @@ def test_weights_reach_every_worker_amid_responses_and_nothing_is_left(name: str
     try:
         old, new = served.random_weights(1), served.random_weights(2)
         served.update(V1, old)
-        for result in served.run([request(f"old {index}", [3 + index, 4, 5], max_tokens=20) for index in range(6)]):
+        for result in served.run([request(f"old {index}", [3 + index, 4, 5], max_tokens=8) for index in range(5)]):
             assert result.sampled.versions.versions == (V1,)
             served.check_log_probs(result, old, [3 + int(result.request_id.split()[1]), 4, 5])
         running = [request(f"across {index}", max_tokens=served.long, seed=1 + index) for index in range(4)]
@@ -147,7 +155,7 @@ def test_weights_reach_every_worker_amid_responses_and_nothing_is_left(name: str
                 np.testing.assert_allclose(result.sampled.log_probs[:count], sampled, atol=served.tolerance)
             else:
                 served.check_log_probs(result, new, PROMPT)
-        for result in served.run([request(f"new {index}", max_tokens=20, seed=1 + index) for index in range(6)]):
+        for result in served.run([request(f"new {index}", max_tokens=8, seed=1 + index) for index in range(5)]):
             assert result.sampled.versions.versions == (V2,)
             served.check_log_probs(result, new, PROMPT)
         probed = served.engine.probe(PROMPT).result(served.deadline_s).log_probs
@@ -157,9 +165,10 @@ def test_weights_reach_every_worker_amid_responses_and_nothing_is_left(name: str
         assert_on_loopback(listeners(os.getpid()))
         shared = shared_memory(processes)
         asked = [request(f"cut {index}", max_tokens=served.long, stream=True) for index in range(4)]
-        served.engine.submit(asked)
-        served.collector.wait_streamed({"cut 0": 1})
-        one_of(processes, CASES[name].stopped).suspend()
+        with served.slowly(1):
+            served.engine.submit(asked)
+            served.collector.wait_streamed({"cut 0": 1})
+            one_of(processes, CASES[name].stopped).suspend()
         with pytest.raises(FrozenEngineError, match="stopped by a signal"):
             asyncio.run(asyncio.wait_for(watch(served.engine, 1.0), served.deadline_s))
     finally:

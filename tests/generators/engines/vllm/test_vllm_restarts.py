@@ -14,12 +14,13 @@ import pytest
 from rollmesh.generators.engine_watch import FrozenEngineError
 from rollmesh.mesh.trajectory.payload_codec import decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from tests.generators.engines.vllm.step_gate import StepGate
 from tests.generators.placement.test_sleeping_generator import sleep, wake
 from tests.generators.world import mesh
 
 log = logging.getLogger(__name__)
-# A response has 16 tokens on average, so that some are amid theirs whenever it stops.
-_GROUPS = 60
+# A response has 16 tokens on average: all slots are amid one when the engine stands still.
+_GROUPS, _TOKENS = 12, 20
 _START_S = 300.0
 _BACKEND = "rollmesh.generators.engines.vllm.backend"
 
@@ -47,11 +48,12 @@ async def test_responses_continue_in_new_processes(
         others = set(psutil.Process().children(recursive=True))
         task, _ = world.generator("gen-1", shares_devices=True)
         control = await world.control("gen-1")
-        await wake(control, "GENERATING", 0, timeout_s=_START_S)
-        await world.holds(control)
-        cores = [core for core in _cores() if core not in others]
-        assert cores
-        await sleep(control, "FROZEN")
+        with StepGate().at_most(_TOKENS):
+            await wake(control, "GENERATING", 0, timeout_s=_START_S)
+            await world.holds(control)
+            cores = [core for core in _cores() if core not in others]
+            assert cores
+            await sleep(control, "FROZEN")
         asleep = await sleep(control, "WITHOUT_WEIGHTS")
         assert asleep.freed_bytes > 400 << 20
         assert not any(core.is_running() for core in cores)

@@ -63,7 +63,7 @@ def test_no_prefix_of_former_weights_is_found(harness: VllmHarness, monkeypatch:
     for name in ("first", "again"):
         harness.check_log_probs(harness.run([request(name, LONG, max_tokens=9)])[0], old, LONG)
     assert hits == [128], "one block of 128 tokens, found once"
-    harness.freeze([request("runs", LONG, max_tokens=90)])
+    harness.freeze([request("runs", LONG, max_tokens=harness.long)])
     hits.clear()
     harness.update(V2, new)
     harness.resume()
@@ -162,7 +162,7 @@ def test_workers_say_what_they_hold(harness: VllmHarness) -> None:
 
 def test_nothing_is_lost_across_swaps(harness: VllmHarness) -> None:
     harness.update(V1, harness.constant_weights(10))
-    asked = [request(str(index), [5 + index], max_tokens=60) for index in range(30)]
+    asked = [request(str(index), [5 + index], max_tokens=40) for index in range(12)]
     harness.freeze(asked)
     harness.update(V2, harness.constant_weights(11))
     harness.resume()
@@ -171,7 +171,7 @@ def test_nothing_is_lost_across_swaps(harness: VllmHarness) -> None:
         assert [
             10 if version == V1 else 11 for version in result.sampled.versions
         ] == result.sampled.response_ids.tolist()
-        assert len(result.sampled.response_ids) == 60
+        assert len(result.sampled.response_ids) == 40
         both += len(result.sampled.versions.runs) == 2
     assert both >= 1
 
@@ -180,12 +180,13 @@ def test_an_engine_core_that_is_stopped_and_continued_goes_on(harness: VllmHarne
     """It owes its answer for as long as it is stopped; the tokens are the same."""
     weights = harness.random_weights(1)
     harness.update(V1, weights)
-    asked = request("a", LONG[:60], max_tokens=harness.long - 60, temperature=0.0)
+    asked = request("a", LONG[:60], max_tokens=harness.long, temperature=0.0)
     [undisturbed] = harness.run([asked])
     core = psutil.Process(harness.shared.backend._process._tree.pids[0])
-    harness.engine.submit([replace(asked, request_id="b", stream=True)])
-    harness.collector.when_streamed({"b": 3}, core.suspend)
-    harness.collector.wait_streamed({"b": 3})
+    with harness.slowly(3):
+        harness.collector.when_streamed({"b": 3}, core.suspend)
+        harness.engine.submit([replace(asked, request_id="b", stream=True)])
+        harness.collector.wait_streamed({"b": 3})
 
     async def watched() -> None:
         async with asyncio.timeout(harness.deadline_s):

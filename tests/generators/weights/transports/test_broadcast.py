@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,9 +23,9 @@ from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights import BucketSet
 from rollmesh.mesh.weights import broadcast as group_module
 from rollmesh.protos import weights_pb2
+from tests.generators.forked import Forked, fork
 from tests.generators.weights.transports.cases import CASES, NCCL
 from tests.generators.weights.transports.world import Case, Learner, LocalLearner, local_learner
-from tests.repository import REPOSITORY
 
 CASE = next(case for case in CASES if case.name == "gloo")
 DEADLINE_S = 240.0
@@ -129,8 +128,7 @@ async def test_a_stopped_receiver_holds_up_no_one(tmp_path: Path) -> None:
         for verified in await together(learner, members, manifest):
             assert verified.transport == "gloo"
         process.send_signal(signal.SIGCONT)
-        assert process.stdout is not None
-        assert json.loads(await asyncio.wait_for(process.stdout.readline(), DEADLINE_S)) == "grpc"
+        assert json.loads(await process.readline()) == "grpc"
 
 
 async def test_who_comes_late_takes_another_way_and_part_in_the_next(tmp_path: Path) -> None:
@@ -248,31 +246,21 @@ async def _stopped(pid: int) -> None:
 
 
 @asynccontextmanager
-async def stopping_receiver(case: Case) -> AsyncIterator[tuple[Process, Callable[[LocalLearner], Awaitable[None]]]]:
+async def stopping_receiver(case: Case) -> AsyncIterator[tuple[Forked, Callable[[LocalLearner], Awaitable[None]]]]:
     """A receiver in a process of its own, which stops itself while its first bucket is under way."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.generators.weights.transports.test_broadcast", case.name),
-        cwd=REPOSITORY,
-        stdin=PIPE,
-        stdout=PIPE,
-    )
-    assert process.stdout is not None
-    assert process.stdin is not None
-    stdin = process.stdin
+    process = await asyncio.to_thread(fork, "tests.generators.weights.transports.test_broadcast", case.name)
 
     async def start(learner: LocalLearner) -> None:
         manifest = learner.publisher.newest
         assert manifest is not None
         order = {"address": learner._connection.address, "manifest": manifest.SerializeToString().hex()}
-        stdin.write(json.dumps(order).encode() + b"\n")
-        await stdin.drain()
+        await process.write(json.dumps(order))
 
     try:
-        assert json.loads(await asyncio.wait_for(process.stdout.readline(), 240)) == "ready"
+        assert json.loads(await process.readline()) == "ready"
         yield process, start
     finally:
-        process.kill()
-        await process.wait()
+        await process.end()
 
 
 async def _receive_and_stop(case: Case) -> None:

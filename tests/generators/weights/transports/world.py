@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import BucketSet
 from rollmesh.protos import weights_pb2, weights_pb2_grpc
-from tests.repository import REPOSITORY
+from tests.generators.forked import Forked, fork
 
 SECURITY = SecuritySection()
 RUN = "run"
@@ -135,7 +134,7 @@ class RemoteLearner(Learner):
         port: on which it serves.
     """
 
-    def __init__(self, case: Case, address: str, folder: Path, process: Process, manifest: bytes) -> None:
+    def __init__(self, case: Case, address: str, folder: Path, process: Forked, manifest: bytes) -> None:
         super().__init__(case, address, folder)
         self._process = process
         self.manifest = weights_pb2.Manifest.FromString(manifest)
@@ -170,25 +169,10 @@ async def local_learner(case: Case, folder: Path) -> AsyncIterator[LocalLearner]
 
 @asynccontextmanager
 async def remote_learner(case: Case, folder: Path) -> AsyncIterator[RemoteLearner]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.generators.weights.transports.world",
-        case.name,
-        folder,
-        cwd=REPOSITORY,
-        stdout=PIPE,
-    )
-    assert process.stdout is not None
+    process = await asyncio.to_thread(fork, "tests.generators.weights.transports.world", case.name, str(folder))
     async with AsyncExitStack() as stack:
-
-        async def end() -> None:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
-
-        stack.push_async_callback(end)
-        ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 240))
+        stack.push_async_callback(process.end)
+        ready = json.loads(await process.readline())
         learner = RemoteLearner(case, f"127.0.0.1:{ready['port']}", folder, process, bytes.fromhex(ready["manifest"]))
         stack.push_async_callback(learner.close)
         yield learner

@@ -29,7 +29,8 @@ def test_whitened_values_have_mean_zero_and_variance_one(values: list[float]):
 
 @pytest.mark.parametrize("values", [[], [3.0], [0.1] * 7])
 def test_values_without_spread_are_whitened_to_exactly_zero(values: list[float]):
-    assert not whiten(torch.tensor(values)).any()
+    for dtype in (torch.float32, torch.float64):
+        assert not whiten(torch.tensor(values, dtype=dtype)).any()
 
 
 def test_epsilon_guards_the_variance_or_the_deviation():

@@ -26,7 +26,7 @@ from rollmesh.learner.algorithms.advantages.moving_baseline import moving_baseli
 from rollmesh.learner.algorithms.advantages.process import prime
 from rollmesh.learner.algorithms.advantages.reinforce import remax
 from rollmesh.learner.algorithms.advantages.token_baseline import optimal_token_baseline
-from rollmesh.learner.algorithms.advantages.vtrace import vtrace
+from rollmesh.learner.algorithms.advantages.vtrace import leaky_clip, vtrace
 from rollmesh.learner.algorithms.types import Rollouts
 from tests.learner.algorithms.advantages.batches import batches, make_rollouts
 
@@ -202,6 +202,11 @@ def test_vtrace_ignores_what_follows_an_impossible_token():
     assert estimate.returns is not None
     assert abs(float(estimate.advantages[1])) < 1e-6
     torch.testing.assert_close(estimate.returns[1], rollouts.values[1], rtol=1e-6, atol=1e-6)
+
+
+def test_a_leaky_clip_lets_a_share_of_the_ratio_through():
+    ratios = leaky_clip(torch.tensor([0.5, 3.0]), 1.0, alpha=0.25)
+    torch.testing.assert_close(ratios, torch.tensor([0.5, 0.25 + 0.75 * 3.0]))
 
 
 @given(roles=st.lists(st.integers(0, 2), max_size=12), decay=st.sampled_from([0.0, 0.5, 0.95]))

@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 
 ONE, TWO = EngineLayout("FSDP2"), EngineLayout("two_processes", 2, "megatron")
 LAYOUTS = {
-    "tied": {"tp2": ParallelSection(tp=2), "pp2": ParallelSection(pp=2), "dp2": ParallelSection()},
+    "tied": {"tp2": ParallelSection(tp=2), "pp2": ParallelSection(pp=2)},
     # The second one has all experts in both processes.
     "experts": {"ep2": ParallelSection(ep=2), "dp2": ParallelSection()},
 }

@@ -21,12 +21,13 @@ from tests.learner.engines.output.shard_case import (
     compute_shard,
     compute_without_gradient,
 )
+from tests.suite.tiers import covering
 
 torch.set_num_threads(1)
 
 # Rows of each process's shard: the last is padded by some, or the last is padding alone.
-SHARDS = [(2, 48), (2, 90), (3, 32), (3, 42)]
-FORMS = [LogitForm(), LogitForm(scale=1.7, cap=1.5), LogitForm(columns=70)]
+SHARDS = ((2, 48), (2, 90), (3, 32), (3, 42))
+FORMS = (LogitForm(), LogitForm(scale=1.7, cap=1.5), LogitForm(columns=70))
 
 
 def check(case: Case, processes: int, rows: int, engine_worlds, rounding: float = 2e-6) -> None:
@@ -48,10 +49,9 @@ def check(case: Case, processes: int, rows: int, engine_worlds, rounding: float 
         assert not torch.count_nonzero(gradient[real:])
 
 
-@pytest.mark.parametrize(("processes", "rows"), SHARDS)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kept", [ALL, NOTHING])
-def test_values_and_gradients_are_those_of_one_process(engine_worlds, processes, rows, form, kept):
+@covering(shard=SHARDS, form=FORMS, kept=(ALL, NOTHING))
+def test_values_and_gradients_are_those_of_one_process(engine_worlds, shard, form, kept):
+    processes, rows = shard
     check(Case(form, kept), processes, rows, engine_worlds)
 
 

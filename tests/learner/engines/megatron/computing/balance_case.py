@@ -37,7 +37,7 @@ def in_parts(harness: Harness, model: Path) -> list[float]:
     norms = []
     for parts in (1, 2):
         engine = harness.make(make_spec(model, router=RouterSection(z_loss_coeff=LOGITS)))
-        batches = make_batches(engine, make_sequences(1))
+        batches = make_batches(engine, make_sequences(1, 6))
         counts = engine.global_counts(batches)
         for first in range(parts):
             engine.accumulate(batches[first::parts], policy_loss, counts)

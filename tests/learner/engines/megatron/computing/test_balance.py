@@ -19,7 +19,7 @@ from tests.learner.engines.megatron.computing import balance_case
     ("processes", "parallel"),
     [
         (1, {}),
-        (2, {"tp": 2}),
+        pytest.param(2, {"tp": 2}, marks=pytest.mark.exhaustive),
         (2, {"cp": 2}),
         (2, {"pp": 2}),
         (2, {"tp": 2, "ep": 2}),

@@ -55,8 +55,15 @@ def check(folder: Path, sizes: ParallelSizes) -> None:
             assert torch.equal(tensor, expected_local(model.config, sizes, place, key, full, PADDED)), key
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
-@pytest.mark.parametrize("sizes", SIZES)
+# Each kind and each division in the first tier; `test_weight_map` has the pairs.
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        pytest.param(kind, sizes, marks=() if at % len(SIZES) == number else pytest.mark.exhaustive)
+        for at, kind in enumerate(KINDS)
+        for number, sizes in enumerate(SIZES)
+    ],
+)
 def test_tensors_are_the_stored_ones(tmp_path, monkeypatch, kind, sizes):
     # A few rows or experts at a time.
     monkeypatch.setattr(reading, "PIECE_BYTES", 300)

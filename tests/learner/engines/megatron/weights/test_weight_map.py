@@ -21,6 +21,7 @@ from tests.learner.engines.megatron.weights.map_cases import (
     make_map,
     megatron_names,
 )
+from tests.suite.tiers import covering
 
 NOBODY = -1.0
 
@@ -77,18 +78,17 @@ def check(config, sizes, padded=48, *, engine=False, value_model=False) -> None:
         assert all(torch.equal(copy, full[name]) for copy in copies), name
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(st.sampled_from(list(KINDS)), divisions(), st.booleans(), st.booleans(), st.booleans(), st.integers(0, 2))
 def test_any_division_of_any_family(kind, sizes, tied, engine, value_model, padding):
     padded = (-(-45 // sizes.tp) + padding * 20) * sizes.tp
     check(make_config(kind, tied=tied), sizes, padded, engine=engine, value_model=value_model)
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(
-    "sizes",
-    [
+@covering(
+    kind=list(KINDS),
+    tied=[False, True],
+    sizes=[
         ParallelSizes(4, tp=4, layers=(LAYERS,)),
         ParallelSizes(4, tp=2, cp=2, ep=2, etp=2, layers=(LAYERS,)),
         ParallelSizes(8, tp=2, pp=2, ep=2, layers=(4, 1)),

@@ -1,0 +1,21 @@
+"""Services of `fake_service.py`, as the launcher starts them. Apart from fixtures, which load more than a launcher."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rollmesh.launcher.service_process import ServiceSpec, ready_file
+
+FAKE = Path(__file__).with_name("fake_service.py")
+
+
+def fake_spec(
+    folder: Path, name: str, *arguments: str, completes_run: bool = False, drain_s: float = 240.0
+) -> ServiceSpec:
+    """A service of `fake_service.py`."""
+
+    def command(_restart: bool) -> list[str]:
+        return [sys.executable, str(FAKE), str(ready_file(folder, name)), "--name", name, *arguments]
+
+    return ServiceSpec(name, command, {}, start_deadline_s=240.0, drain_s=drain_s, completes_run=completes_run)

@@ -1,0 +1,61 @@
+"""The account of a run, its budget, and the page about all tests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.suite.budget import overspent, read_budget
+from tests.suite.page import page
+from tests.suite.results import Results, Usage
+from tests.suite.summary import account
+
+_SLOW, _QUICK = "tests/buffer/test_a.py::test_slow", "tests/buffer/test_a.py::test_quick"
+_FOUND = Results(
+    outcomes=Counter(passed=2, skipped=1),
+    skipped=Counter({"vllm is not installed": 1}),
+    left_out=Counter({"need a CUDA device": 576}),
+    folders={"tests/buffer": Usage(2, 31.0, 40.0)},
+    tests={_SLOW: 30.0, _QUICK: 1.0},
+    collection_cpu_s=4.0,
+    seconds=90.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "fails"), [({"tests/buffer": 20.0}, True), ({"tests/buffer": 21.0}, False), ({}, True)]
+)
+def test_a_folder_may_use_half_as_much_again_as_its_budget(allowed: dict[str, float], fails: bool) -> None:
+    assert bool(overspent(_FOUND, allowed)) == fails
+
+
+def test_the_slowest_tests_of_a_folder_that_overspends_are_named() -> None:
+    first, *rest = overspent(_FOUND, {"tests/buffer": 20.0})
+    assert first.startswith("tests/buffer used 31.0 CPU s, its budget is 20")
+    assert [line.split()[-1] for line in rest] == [_SLOW, _QUICK]
+
+
+def test_records_of_several_calls_are_added_up(tmp_path: Path) -> None:
+    for name in ("mesh", "engines"):
+        _FOUND.write(tmp_path / f"{name}.json")
+    both = Results.read(sorted(tmp_path.iterdir()))
+    assert both.folders == {"tests/buffer": Usage(4, 62.0, 80.0)}
+    assert both.cpu_s == 70.0
+    assert both.seconds == 90.0
+    lines = list(account(both))
+    assert "tests: 4 passed, 0 failed, 2 skipped" in lines
+    assert "skipped: 2 (vllm is not installed)" in lines
+    assert "not run: 1152 (need a CUDA device)" in lines
+
+
+def test_every_folder_with_tests_has_a_budget() -> None:
+    assert all(seconds > 0 for seconds in read_budget().values())
+
+
+def test_the_page_names_commit_and_day() -> None:
+    assert "has not passed as a whole yet" in page(Results(), commit="", day="")
+    text = page(_FOUND, commit="Commit 1234abcd", day="2026-01-31")
+    assert "Commit 1234abcd passed `make test-all` on 2026-01-31: 2 tests in 2 minutes and 35 CPU seconds" in text
+    assert "| `tests/buffer` | 2 | 31 |" in text
