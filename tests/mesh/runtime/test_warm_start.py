@@ -88,7 +88,8 @@ def told(folder: Path, arguments: list[str], *, forked: bool) -> tuple[int, list
 
 @pytest.fixture
 def unusual() -> Iterator[None]:
-    """Attributes of this process that its children inherit."""
+    """Attributes of this process that its children inherit, and that its server has not."""
+    warm.server()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     ignored, mask = signal.signal(signal.SIGHUP, signal.SIG_IGN), os.umask(0o027)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
