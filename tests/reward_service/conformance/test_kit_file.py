@@ -9,9 +9,10 @@ from pathlib import Path
 
 from rollmesh.reward_service.conformance.build import build, modules
 
-# Beyond the kit itself: what the client checks in every answer, and the errors of commands.
+# Beyond the kit itself: what the client checks in every answer, the errors of commands, and the end of a server.
 ALSO = {
     "rollmesh.mesh.errors",
+    "rollmesh.mesh.runtime.end_signals",
     "rollmesh.mesh.text",
     "rollmesh.protos.reward_pb2",
     "rollmesh.reward_service.client.validation",
