@@ -8,6 +8,7 @@ ROLLMESH_REQUIRE_ENGINES=1.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import venv
@@ -127,6 +128,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     engine = item.get_closest_marker("engine")
     if engine is not None:
         engines_here.require(engine.args[0])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Takes back what a test sets in the environment: the product sets variables of libraries for its own process."""
+    before = dict(os.environ)
+    try:
+        return (yield)
+    finally:
+        if os.environ != before:
+            os.environ.clear()
+            os.environ.update(before)
 
 
 @pytest.fixture

@@ -31,9 +31,15 @@ _WAITING = {name: value for name, value in thread_environment(1).items() if not 
 
 
 @cache
+def environment() -> Mapping[str, str]:
+    """The environment in which the server of this process has loaded its modules."""
+    return for_commands(os.environ)
+
+
+@cache
 def server() -> WarmServer:
     """The server of this process; it ends with it."""
-    started = _STARTER.submit(WarmServer.execute, SHARED, for_commands(os.environ)).result()
+    started = _STARTER.submit(WarmServer.execute, SHARED, environment()).result()
     assert started is not None
     return started
 

@@ -17,6 +17,8 @@ from tests.integration import holding
 from tests.integration.mesh import MeshRun, audit
 
 _STEPS, _GROUPS, _STALENESS = 4, 4, 1
+# Questions to the run while nothing is to happen; each takes longer than a learner needs for its turn to begin.
+_LOOKS = 3
 
 
 @pytest.mark.slow
@@ -38,13 +40,15 @@ def test_a_run_takes_turns_yields_when_asked_and_continues_split(
     run.wait_step(1)
     yielded = rollmesh("yield", str(run.folder), "--hold", "100000")
     assert yielded.returncode == 0, yielded.stderr
-    # All that the gate allows is ready, and the learner, asked to, takes no turn.
+    # All that the gate allows is ready, and the learner, asked to, takes no turn once its last one is over.
     holding.release(tmp_path)
     wait_until(run, lambda: gathered(rollmesh, run) == (1 + _STALENESS) * _GROUPS)
-    trained = run.last_step()
     # The generator's own word comes with its next heartbeat; until then the turn is that of generators that start.
-    wait_until(run, lambda: bool(re.search(r"turn .*generating", rollmesh("status", str(run.folder)).stdout)))
-    assert run.last_step() == trained < _STEPS
+    wait_until(run, lambda: _generates(rollmesh, run))
+    trained = len(run.metric("tokens_per_second"))
+    for _ in range(_LOOKS):
+        assert _generates(rollmesh, run)
+    assert len(run.metric("tokens_per_second")) == trained < _STEPS
     assert rollmesh("resume", str(run.folder)).returncode == 0
     assert run.finish() == 0, run.tail()
     audit(run)
@@ -67,6 +71,10 @@ def test_a_run_takes_turns_yields_when_asked_and_continues_split(
     assert continued.finish() == 0, continued.tail()
     audit(continued)
     assert continued.summary()["steps"] == _STEPS + 1
+
+
+def _generates(rollmesh: Command, run: MeshRun) -> bool:
+    return bool(re.search(r"turn .*generating", rollmesh("status", str(run.folder)).stdout))
 
 
 def gathered(rollmesh: Command, run: MeshRun) -> int:

@@ -41,7 +41,7 @@ time.sleep(3600)
 
 
 def environment(**more: str) -> dict[str, str]:
-    return warm.for_commands({**os.environ, **thread_environment(1), **more})
+    return {**warm.environment(), **thread_environment(1), **more}
 
 
 @pytest.fixture

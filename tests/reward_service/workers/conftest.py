@@ -17,12 +17,14 @@ HOSTILE = Path(__file__).parent / "hostile.py"
 
 @pytest.fixture
 def worker_processes() -> Callable[[], list[psutil.Process]]:
-    """Those of this process, ended but unreaped ones included."""
+    """Those of this process that come from now on, ended but unreaped ones included."""
+    before = {child.pid for child in psutil.Process().children()}
 
     def found() -> list[psutil.Process]:
         return [
             child
             for child in psutil.Process().children()
+            if child.pid not in before
             if child.status() == psutil.STATUS_ZOMBIE or "rollmesh.reward_service.workers" in " ".join(child.cmdline())
         ]
 
