@@ -207,10 +207,11 @@ def _resolve_experts(parallel: ParallelSection, ranks: int, model: ModelFacts, k
     rest = ranks // etp
     left = f"the {_ranks(rest)} of a stage that etp {etp} leaves"
     least = 1 if etp == tp else 2
-    if rest % ep and math.gcd(rest, model.experts or rest) < least:
-        works = f"{key}.etp: 1" if etp > 1 else f"{key}.ep: 1, and leave {key}.etp out"
-        raise ConfigError(f"{key}.ep: {ep} does not divide {left}, and no other number does", hint=f"set {works}")
     sizes = {f"the {model.experts} experts {of}": model.experts or 0, left: rest}
+    undivided = next((name for name, size in sizes.items() if size % ep), None)
+    if undivided is not None and math.gcd(*sizes.values()) < least:
+        works = f"{key}.etp: 1" if etp > 1 else f"{key}.ep: 1, and leave {key}.etp out"
+        raise ConfigError(f"{key}.ep: {ep} does not divide {undivided}, and no other number does", hint=f"set {works}")
     _check_divisor(f"{key}.ep", ep, sizes, least=least)
     return etp
 

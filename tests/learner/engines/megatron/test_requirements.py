@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from rollmesh.learner.engines.megatron.parallel import ParallelSizes
@@ -45,6 +45,7 @@ def corrected(parallel: ParallelSection, ranks: int, model: ModelFacts) -> tuple
     pytest.fail(f"hints do not lead to a division: {parallel}")
 
 
+@example(ParallelSection(ep=3, etp=4), 12, EXPERTS)
 @given(sections, st.sampled_from([1, 2, 4, 6, 8, 12, 16, 24]), st.sampled_from([DENSE, EXPERTS, UNKNOWN]))
 def test_what_passes_divides_ranks_sizes_and_layers(given_: ParallelSection, ranks: int, model: ModelFacts) -> None:
     """And hints lead there."""
