@@ -7,15 +7,16 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import json
 import os
 import resource
 import runpy
+import select
 import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,6 +26,7 @@ import setproctitle
 from rollmesh.mesh.runtime.warm_start.forked import become_another, end_with
 
 READY, GO = b"r", b"g"
+_ADOPTED_S = 30.0
 
 
 def run(parent: int, orders: socket.socket, modules: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
@@ -68,13 +70,20 @@ def _serve(orders: socket.socket, modules: Sequence[str]) -> tuple[dict[str, Any
             connection = socket.socket(fileno=files.pop())
             with connection.makefile("rb") as line:
                 order = json.loads(line.readline() or "null")
-            while os.getppid() == between:
-                time.sleep(0.001)
+            _wait_for_end(between)
             return order, files, connection
         for file in files:
             os.close(file)
         if child > 0:
             os.waitpid(child, 0)
+
+
+def _wait_for_end(pid: int) -> None:
+    """Waits until the process between is gone, and its child adopted; `end_with` ends a child that never is."""
+    with contextlib.suppress(ProcessLookupError):
+        file = os.pidfd_open(pid)
+        select.select([file], [], [], _ADOPTED_S)
+        os.close(file)
 
 
 def _become(order: dict[str, Any], files: Sequence[int], connection: socket.socket) -> NoReturn:
@@ -90,7 +99,8 @@ def _become(order: dict[str, Any], files: Sequence[int], connection: socket.sock
     for standard, file in enumerate(files):
         os.dup2(file, standard)
         os.close(file)
-    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=os.isatty(1))
     os.chdir(order["folder"])
     os.umask(order["umask"])
     for kind, limit in order["limits"].items():
