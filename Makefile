@@ -121,7 +121,7 @@ suite: lint
 	-@$(MAKE) --no-print-directory reward-servers
 	@rm -rf $(RESULTS)
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-mesh types-and-engines; status=$$?; \
-	$(BIN)/python -m tests.suite.summary $(if $(TIER),--no-budget) $(RESULTS)/*.json && exit $$status
+	$(BIN)/python -m tests.suite.summary $(if $(TIER)$(ONLY),--no-budget) $(RESULTS)/*.json && exit $$status
 
 types-and-engines:
 	@$(MAKE) --no-print-directory --keep-going types test-engines

@@ -8,6 +8,7 @@ ROLLMESH_REQUIRE_ENGINES=1.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -33,6 +34,8 @@ from tests.suite.results import Recorder
 settings.register_profile("suite", deadline=None, max_examples=50)
 settings.register_profile("all", deadline=None, max_examples=200)
 settings.load_profile("suite")
+# torch's checkpoints report their every step at the level below.
+_LOG_LEVEL = logging.INFO
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Skips what starts a process, where that is asked for; xdist's own processes are started by another. Modules and
     tests are loaded with few searches for cycles. The second tier tries more examples."""
     collect_garbage_seldom()
+    # Not by pytest's `log_level`: it would set the level twelve times a test, and forget all loggers' caches each time.
+    logging.getLogger().setLevel(_LOG_LEVEL)
     config.pluginmanager.register(tiers)
     config.pluginmanager.register(Recorder(config))
     if not hasattr(config, "workerinput"):
@@ -109,7 +114,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collected objects stay: searches for cycles, as each engine makes one at its end, leave it out."""
+    """Collected objects stay: searches for cycles, as each engine makes one at its end, leave it out.
+
+    pytest hangs its handlers on every logger that does not propagate, six times a test: torch has eighty of them.
+    """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "torch":
+            logger.propagate = True
     freeze_heap()
 
 
@@ -132,14 +143,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[None]:
-    """Takes back what a test sets in the environment: the product sets variables of libraries for its own process."""
-    before = dict(os.environ)
+    """Takes back what a test sets in the environment and as the level of logging: the product sets both for its own
+    process."""
+    before = dict(os.environb)
     try:
         return (yield)
     finally:
-        if os.environ != before:
-            os.environ.clear()
-            os.environ.update(before)
+        if logging.getLogger().level != _LOG_LEVEL:
+            logging.getLogger().setLevel(_LOG_LEVEL)
+        after = dict(os.environb)
+        for name in after.keys() | before.keys():
+            if name not in before:
+                del os.environb[name]
+            elif after.get(name) != before[name]:
+                os.environb[name] = before[name]
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 
 KEY = "cpu_s"
 """Name of the property of a test's last report that holds its CPU seconds."""
+_SHORT_S = 0.05
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -27,21 +28,36 @@ class CpuTime:
 
     def __init__(self) -> None:
         self.collection_s = 0.0
-        self._before: float | None = None
+        self._counted: float | None = None
+        self._own = 0.0
+        self._lasts = 0.0
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Begins after the collection of tests."""
-        if self._before is None:
-            self._before = self.collection_s = used_s()
+        if self._counted is None:
+            self._counted = self.collection_s = used_s()
+            self._own = _own_s()
+        self._lasts = 0.0
         return (yield)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         """Sends what a test has used with the report of its teardown."""
+        self._lasts += call.duration
         if call.when == "teardown":
-            before, self._before = self._before or 0.0, used_s()
-            item.user_properties.append((KEY, max(0.0, self._before - before)))
+            item.user_properties.append((KEY, self._used_since()))
+
+    def _used_since(self) -> float:
+        """What was used since the previous test.
+
+        The search for children costs more than most tests: a short test counts without them, and what they used counts
+        for the next long one.
+        """
+        before, self._own = self._own, _own_s()
+        used = self._own - before if self._lasts < _SHORT_S else max(0.0, used_s() - (self._counted or 0.0))
+        self._counted = (self._counted or 0.0) + used
+        return used
 
 
 def cpu_seconds(report: pytest.TestReport) -> float:
@@ -53,7 +69,12 @@ def cpu_seconds(report: pytest.TestReport) -> float:
 
 def used_s() -> float:
     """CPU seconds of this process and of all that it has started, whether they have ended or not."""
-    return sum(os.times()[:4]) + sum(map(_used_s, _children(os.getpid())))
+    return _own_s() + sum(map(_used_s, _children(os.getpid())))
+
+
+def _own_s() -> float:
+    """CPU seconds of this process and of those that it has started and waited for."""
+    return sum(os.times()[:4])
 
 
 def _used_s(pid: int) -> float:

@@ -24,16 +24,33 @@ _FOUND = Results(
 )
 
 
+_BUDGET = {"tests/buffer": 40.0, "tests/mesh": 30.0, "tests/learner": 20.0, "tests/code": 2.0}
+
+
 @pytest.mark.parametrize(
-    ("allowed", "fails"), [({"tests/buffer": 20.0}, True), ({"tests/buffer": 21.0}, False), ({}, True)]
+    ("used", "overspending"),
+    [
+        ((40.0, 30.0, 20.0, 2.0), []),
+        ((60.0, 45.0, 20.0, 17.0), []),
+        ((61.0, 30.0, 20.0, 17.1), ["tests/buffer", "tests/code"]),
+        # A machine that needs twice the time for everything, and one on which a folder needs four times as much.
+        ((80.0, 60.0, 40.0, 4.0), []),
+        ((80.0, 120.0, 40.0, 4.0), ["tests/mesh"]),
+        ((20.0, 15.0, 36.0, 1.0), ["tests/learner"]),
+    ],
 )
-def test_a_folder_may_use_half_as_much_again_as_its_budget(allowed: dict[str, float], fails: bool) -> None:
-    assert bool(overspent(_FOUND, allowed)) == fails
+def test_a_folder_may_use_half_as_much_again_as_its_budget(used: tuple[float, ...], overspending: list[str]) -> None:
+    found = Results(folders={folder: Usage(1, seconds, 0.0) for folder, seconds in zip(_BUDGET, used, strict=True)})
+    assert [line.split()[0] for line in overspent(found, _BUDGET)] == overspending
+
+
+def test_a_folder_without_a_budget_is_named() -> None:
+    assert overspent(_FOUND, {}) == ["tests/buffer has no budget: it used 31.0 CPU s"]
 
 
 def test_the_slowest_tests_of_a_folder_that_overspends_are_named() -> None:
-    first, *rest = overspent(_FOUND, {"tests/buffer": 20.0})
-    assert first.startswith("tests/buffer used 31.0 CPU s, its budget is 20")
+    first, *rest = overspent(_FOUND, {"tests/buffer": 8.0})
+    assert first.startswith("tests/buffer used 31.0 CPU s, its budget is 8.")
     assert [line.split()[-1] for line in rest] == [_SLOW, _QUICK]
 
 
