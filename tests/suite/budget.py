@@ -14,10 +14,10 @@ from statistics import median
 from tests.suite.results import Results, folder_of
 
 TABLE = Path(__file__).with_name("budget.toml")
-# A folder fails above half as much again. Whichever of a worker's tests first needs a server, a world or an engine
-# pays for the start: a folder may always use that much more.
+# A folder fails above half as much again. The start of a server, world or engine counts for the first test that needs
+# it, in whatever folder: each may always use that much more.
 _FACTOR, _START_S = 1.5, 15.0
-# Of a folder whose CPU seconds say something about the machine.
+# A folder with fewer CPU seconds says nothing about the machine.
 _SETTLED_S = 10.0
 _SLOWEST = 5
 

@@ -49,7 +49,7 @@ class CpuTime:
             item.user_properties.append((KEY, self._used_since()))
 
     def _used_since(self) -> float:
-        """What was used since the previous test.
+        """CPU seconds since the previous test.
 
         The search for children costs more than most tests: a short test counts without them, and what they used counts
         for the next long one.
