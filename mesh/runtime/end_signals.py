@@ -1,6 +1,6 @@
 """Signals that ask a process to end: the first one in order, a second one at once.
 
-SIGINT and SIGHUP stay ignored where the caller ignores them, as with the system's own commands. A script's shell does
+SIGINT and SIGHUP stay ignored if the caller ignores them, as with the system's own commands. A script's shell does
 so with SIGINT for what it starts with `&`, because Ctrl-C is for the foreground; `nohup` does so with SIGHUP.
 """
 

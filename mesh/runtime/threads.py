@@ -89,7 +89,7 @@ def plan_rank_threads(cores: int, environment: Mapping[str, str]) -> ThreadPlan:
 
 
 def given_threads(environment: Mapping[str, str]) -> int | None:
-    """The threads that an environment names for the numerical libraries; None where it names none."""
+    """The threads that an environment names for the numerical libraries, or None."""
     given = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(given) if given.isdecimal() else None
 

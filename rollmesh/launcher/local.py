@@ -66,7 +66,7 @@ def run_locally(
 
     Args:
         fresh, allow_changes, from_checkpoint: see `LocalRun`.
-        warm: forks services where that is possible; None: all are executed.
+        warm: forks services if that is possible; None: all are executed.
 
     Raises:
         RollmeshError: what ended the run early.

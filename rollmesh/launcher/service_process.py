@@ -111,7 +111,7 @@ class ServiceProcess:
         Args:
             folder: the run folder; logs go to `logs/NAME.log`, the ready file to `services/NAME.json`.
             restart: whether the service ran before in this run.
-            warm: forks it where that is possible; None: it is executed.
+            warm: forks it if that is possible; None: it is executed.
         """
         log_path = log_file(folder, spec.name)
         for path in (log_path, ready_file(folder, spec.name)):

@@ -78,7 +78,7 @@ class Supervisor:
         frozen_after_s: see `resources.frozen_after_s`; 0: silence is never a failure.
         observer: notified of starts, deaths and restarts.
         before_last: awaited once, when all but the services that end last have ended (to read final counts).
-        warm: forks services where that is possible; None: all are executed.
+        warm: forks services if that is possible; None: all are executed.
 
     Attributes:
         trial_error: the error of a replacement that gave up before it was kept.

@@ -49,7 +49,7 @@ class WarmServer:
 
     @classmethod
     def fork(cls, modules: Sequence[str]) -> WarmServer | None:
-        """Forks the server from this process, which has one thread; returns None where that is impossible.
+        """Forks the server from this process, which has one thread; returns None if that is impossible.
 
         In the processes that come from it the program of the order runs, and this call does not return.
         """
@@ -66,7 +66,7 @@ class WarmServer:
 
     @classmethod
     def execute(cls, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> WarmServer | None:
-        """Executes the server, which ends with the calling thread; returns None where nothing can be forked.
+        """Executes the server, which ends with the calling thread; returns None if nothing can be forked.
 
         Args:
             modules: to be loaded.
@@ -113,7 +113,7 @@ class WarmServer:
         stderr: int | IO[bytes],
         cwd: Path | str | None = None,
     ) -> Forked | None:
-        """Starts a command in a session of its own; None where it is to be executed.
+        """Starts a command in a session of its own; None if it is to be executed.
 
         It waits until the modules are loaded. The first silence or error of the server is its end.
 
@@ -138,7 +138,7 @@ class WarmServer:
                 return None
 
     def _order(self, order: Mapping[str, Any], files: Sequence[int]) -> Forked:
-        """Raises OSError or ValueError where nothing was forked, nor ever will be."""
+        """Raises OSError or ValueError if nothing was forked, nor ever will be."""
         self._orders.settimeout(_LOADED_S)
         if not self._loaded and self._orders.recv(1) != server.READY:
             raise ConnectionError
@@ -158,7 +158,7 @@ class WarmServer:
 
 
 def _is_plain() -> bool:
-    """True where this process is as the `rollmesh` command begins, without options of the interpreter."""
+    """Whether this process is as the `rollmesh` command begins, without options of the interpreter."""
     program, *rest = sys.orig_argv[1:] or [""]
     ours = Path(program).name == "rollmesh" or (program == "-m" and rest[:1] in (["rollmesh"], ["rollmesh.cli"]))
     whole = None not in (sys.stdin, sys.stdout, sys.stderr)
@@ -166,7 +166,7 @@ def _is_plain() -> bool:
 
 
 def _surroundings(cwd: Path | str | None) -> dict[str, Any]:
-    """All that a child inherits of this process beside its environment and its files."""
+    """All that a child inherits of this process besides its environment and its files."""
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
     ignored = int(status["SigIgn"], 16)
     return {

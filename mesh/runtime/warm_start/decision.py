@@ -17,7 +17,7 @@ _READ_LATE_PREFIXES = ("ROLLMESH_", "NCCL_", "SLURM_")
 
 
 def can_fork(command: Sequence[str], environment: Mapping[str, str], loaded: Mapping[str, str]) -> bool:
-    """True where a process that was loaded in one environment can become a command in another.
+    """Whether a process that was loaded in one environment can become a command in another.
 
     Args:
         command: argument list.

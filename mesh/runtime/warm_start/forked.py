@@ -30,7 +30,7 @@ class Forked:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """The return code, where it has ended."""
+        """The return code, if it has ended."""
         with self._lock:
             if self.returncode is None and select.select([self._file], [], [], 0)[0]:
                 self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -70,7 +70,7 @@ class Forked:
 
 
 def has_one_thread() -> bool:
-    """True where a fork of this process would lose no thread; False where that is unknown."""
+    """Whether a fork of this process would lose no thread; False if that is unknown."""
     with contextlib.suppress(OSError):
         return len(os.listdir("/proc/self/task")) == 1
     return False

@@ -76,7 +76,7 @@ def check_code(config: Config, *, fresh: bool = False, warm: WarmServer | None =
     Args:
         config: of the run.
         fresh: it starts over, whatever is in its folder.
-        warm: forks trials and services where that is possible; None: all are executed.
+        warm: forks trials and services if that is possible; None: all are executed.
 
     Raises:
         ConfigError: a setting of the algorithm is wrong, or something that it needs is not configured. A function of
@@ -126,7 +126,7 @@ def check_rewards(config: Config, warm: WarmServer | None = None) -> Preparation
 def _learner_trial(
     config: Config, devices: DevicePlan, warm: WarmServer | None, *, fresh: bool
 ) -> AbstractContextManager[StartTrial | None]:
-    """None where it would have to load torch, and this program has it already."""
+    """None if it would have to load torch, and this program has it already."""
     if warm is None and config.learner.python is None and "torch" in sys.modules:
         return nullcontext()
     environment = learner_environment(config, thread_plan(config), devices)

@@ -47,7 +47,7 @@ class StartTrial:
         environment: of the service, in addition to this process's own.
         within_s: seconds after which the trial is given up; the service itself will report errors.
         fresh: the run starts over, whatever is in its folder.
-        warm: forks it where that is possible; None: it is executed.
+        warm: forks it if that is possible; None: it is executed.
     """
 
     def __init__(
