@@ -55,9 +55,17 @@ class _Loader(yaml.SafeLoader):
     """Reads `1e-6` as a number, as YAML 1.2 does; to the older YAML of the library it is a text."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+class _QuickLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """The same in C, for texts that cannot be nested so deeply that its stack overflows."""
+
+
+for _loader in (_Loader, _QuickLoader):
+    _loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
+_QuickDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+# Characters; each level needs one.
+_QUICK = 16 << 10
 
 
 def load_config(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
@@ -153,7 +161,19 @@ def save_config(config: Section, path: Path) -> None:
         OSError: the disk refuses.
     """
     values = config.model_dump(mode="json")
-    write_atomically(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+    write_atomically(path, yaml.dump(values, Dumper=_QuickDumper, sort_keys=False, allow_unicode=True))
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML document.
+
+    Raises:
+        yaml.YAMLError: it is none.
+    """
+    try:
+        return yaml.load(text, _QuickLoader if len(text) < _QUICK else _Loader)  # noqa: S506 - safe loaders
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
@@ -170,7 +190,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
             wrong.append(_wrong_form(item))
             continue
         try:
-            parsed[key] = yaml.load(text, _Loader)  # noqa: S506 - a safe loader
+            parsed[key] = parse_yaml(text)
         except yaml.YAMLError as error:
             raise ConfigError(f"override {key}: the value is not YAML: {_problem(error)}") from None
     if wrong:
@@ -193,7 +213,7 @@ def _wrong_form(item: str) -> str:
 def _problem(error: yaml.YAMLError) -> str:
     """The error and its place, without the text that stands there."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return type(error).__name__
+        return str(error) if type(error) is yaml.YAMLError else type(error).__name__
     mark = error.problem_mark
     return f"{error.problem} (row {mark.line + 1}, column {mark.column + 1})"
 
@@ -207,7 +227,7 @@ def _read(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not text: {error}") from error
     try:
-        values = yaml.load(text, _Loader)  # noqa: S506 - a safe loader
+        values = parse_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {_problem(error)}") from None
     if values is None:

@@ -1,4 +1,4 @@
-"""Docstrings and comments keep the rules of CONTRIBUTING: short, plain sentences that begin with no question word but Whether."""
+"""Docstrings and comments keep the rules of CONTRIBUTING: short, plain sentences that do not begin as questions."""
 
 from __future__ import annotations
 

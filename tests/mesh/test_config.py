@@ -143,6 +143,15 @@ def test_numbers_with_an_exponent_need_no_point(tmp_path: Path) -> None:
     assert config.run.name == "1e2x"
 
 
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
+def test_what_is_nested_too_deeply_is_refused_however_long_it_is(tmp_path: Path, opening: str) -> None:
+    for levels in (16_000 // len(opening), 20_000):
+        path = tmp_path / "deep.yaml"
+        path.write_text(opening * levels)
+        with pytest.raises(ConfigError, match="not valid YAML|expected a mapping"):
+            load_config(path)
+
+
 def test_folders_of_another_engine_are_refused() -> None:
     run = {"model": {"path": "m"}, "data": {"train": "t"}, "learner": {"engine": "mine"}}
     assert load_config(run).learner.engine == "mine"
