@@ -145,10 +145,10 @@ def test_numbers_with_an_exponent_need_no_point(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
 def test_what_is_nested_too_deeply_is_refused_however_long_it_is(tmp_path: Path, opening: str) -> None:
-    for levels in (16_000 // len(opening), 20_000):
+    for comment in ("", f"#{'-' * 16_000}\n"):
         path = tmp_path / "deep.yaml"
-        path.write_text(opening * levels)
-        with pytest.raises(ConfigError, match="not valid YAML|expected a mapping"):
+        path.write_text(comment + opening * 3000)
+        with pytest.raises(ConfigError, match=r"not valid YAML|expected a mapping"):
             load_config(path)
 
 
