@@ -17,7 +17,7 @@ from rollmesh.mesh.weights import (
     digest_of,
     manifest_digest,
 )
-from rollmesh.mesh.weights.layout import tensor_bytes
+from rollmesh.mesh.weights.layout import DTYPE_BYTES, tensor_bytes
 from rollmesh.mesh.weights.tensors import bytes_of, dtype_name, dtype_of, named_tensors, to_wire
 from rollmesh.protos import trajectory_pb2, weights_pb2
 
@@ -163,6 +163,12 @@ def test_digest_names_contents_not_places() -> None:
     assert build(tensors, 64)[0].digest == build(tensors, 1 << 20)[0].digest
     tensors["a"][0] += 1
     assert build(tensors, 64)[0].digest != build({"a": torch.zeros(40), "b": tensors["b"]}, 64)[0].digest
+
+
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+def test_the_bytes_of_a_tensor_are_torch_s(dtype: str) -> None:
+    tensor = torch.empty(3, 2, dtype=dtype_of(dtype))
+    assert tensor_bytes(dtype, (3, 2)) == tensor.nbytes
 
 
 def test_unknown_dtypes_are_named() -> None:
