@@ -24,8 +24,9 @@ def test_bad_sequences_that_the_policy_has_left_are_dropped():
 
 
 def test_a_sequence_may_be_dropped_in_part_where_its_advantages_differ():
-    tokens = sample([3], advantages=torch.tensor([-1.0, 1.0, -1.0], dtype=torch.float64)).tokens
-    assert off_policy_sequence_keep(tokens.behaviour_log_probs - 1.0, tokens, 0.5).tolist() == [False, True, False]
+    tokens = sample([4], advantages=torch.tensor([-1.0, 1.0, -1.0, 0.0], dtype=torch.float64)).tokens
+    kept = off_policy_sequence_keep(tokens.behaviour_log_probs - 1.0, tokens, 0.5)
+    assert kept.tolist() == [False, True, False, True]
 
 
 def test_one_impossible_token_drops_its_sequence_and_no_other():
