@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 
@@ -126,6 +127,24 @@ def test_what_a_restart_does_not_mend_can_end_well_for_services(
     assert rollmesh().returncode == 2, "how it is used"
     assert rollmesh("run", missing).returncode == ConfigError.exit_code
     assert rollmesh("status", "--mesh", "127.0.0.1:1").returncode == UnreachableError.exit_code
+
+
+@pytest.mark.parametrize("command", ["run", "eval"])
+def test_a_wrong_configuration_costs_no_loading(
+    rollmesh: Command, config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """The server that forks services loads what they share once the configuration is read, and not before."""
+    loads = 77
+
+    class Loading(nullcontext[None]):
+        def load(self) -> None:
+            raise SystemExit(loads)
+
+    monkeypatch.setattr("rollmesh.cli.app.WarmServer.fork", lambda _: Loading())
+    given = [f"--data.eval={config_file.parent / 'train.jsonl'}"]
+    assert rollmesh(command, str(tmp_path / "none.yaml"), *given).returncode == ConfigError.exit_code
+    assert rollmesh(command, str(config_file), "--learner.steps=-1", *given).returncode == ConfigError.exit_code
+    assert rollmesh(command, str(config_file), *given).returncode == loads
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -430,7 +449,7 @@ def test_a_run_whose_launcher_was_killed_is_not_going(
         monkeypatch.chdir(tmp_path)
         assert_error(rollmesh("status"), UnreachableError.exit_code, "mesh 127.0.0.1:9")
     for command in (("status",), ("ledger",), ("weights", "verify")):
-        result = rollmesh(*command, str(config.run.folder))
+        result = rollmesh(command, str(config.run.folder))
         assert_error(result, 3, f"run {config.run.folder} is not in progress: its launcher was killed")
         assert "`rollmesh run`, without --fresh and --from-checkpoint, continues it" in result.stderr
 

@@ -30,7 +30,7 @@ _adoption = threading.Lock()
 
 
 class WarmServer:
-    """A server that this process owns; it loads its modules meanwhile. A context manager.
+    """A server that this process owns; it loads its modules when told to. A context manager.
 
     Args:
         process: of the server.
@@ -45,12 +45,13 @@ class WarmServer:
         self._orders = orders
         self._environment = environment
         self._lock = threading.Lock()
-        self._loaded = self._closed = False
+        self._loading = self._loaded = self._closed = False
 
     @classmethod
     def fork(cls, modules: Sequence[str]) -> WarmServer | None:
         """Forks the server from this process, which has one thread; returns None where that is impossible.
 
+        It waits for `load`, so that it costs nothing where this process soon ends in an error.
         In the processes that come from it the program of the order runs, and this call does not return.
         """
         if not _is_plain():
@@ -66,7 +67,7 @@ class WarmServer:
 
     @classmethod
     def execute(cls, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> WarmServer | None:
-        """Executes the server, which ends with the calling thread; returns None where nothing can be forked.
+        """Executes the server, which loads at once and ends with the calling thread; None where nothing can be forked.
 
         Args:
             modules: to be loaded.
@@ -84,7 +85,9 @@ class WarmServer:
                 stderr=subprocess.DEVNULL,
                 env=given,
             )
-        return cls(process, ours, given)
+        made = cls(process, ours, given)
+        made.load()
+        return made
 
     @property
     def pid(self) -> int:
@@ -102,6 +105,14 @@ class WarmServer:
         self._process.kill()
         self._process.wait()
         self._orders.close()
+
+    def load(self) -> None:
+        """Lets the server load its modules, while this process goes on; the first `start` does so too."""
+        if not self._loading:
+            self._loading = True
+            # An order finds out that it is gone.
+            with contextlib.suppress(OSError):
+                self._orders.sendall(server.GO)
 
     def start(
         self,
@@ -139,6 +150,7 @@ class WarmServer:
 
     def _order(self, order: Mapping[str, Any], files: Sequence[int]) -> Forked:
         """Raises OSError or ValueError where nothing was forked, nor ever will be."""
+        self.load()
         self._orders.settimeout(_LOADED_S)
         if not self._loaded and self._orders.recv(1) != server.READY:
             raise ConnectionError
