@@ -22,4 +22,6 @@ def fake_spec(
         module = [sys.executable, "-m", f"tests.rollmesh.{FAKE.stem}"]
         return [*module, str(ready_file(folder, name)), "--name", name, *arguments]
 
-    return ServiceSpec(name, command, thread_environment(1), start_deadline_s=240.0, drain_s=drain_s, completes_run=completes_run)
+    return ServiceSpec(
+        name, command, thread_environment(1), start_deadline_s=240.0, drain_s=drain_s, completes_run=completes_run
+    )
