@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -49,10 +48,7 @@ def make_supervisor(
     tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, forking: WarmServer
 ) -> Callable[..., Supervisor]:
     """Its services are forked."""
-    for name in os.environ.keys() - warm.environment().keys():
-        monkeypatch.delenv(name)
-    for name, value in warm.environment().items():
-        monkeypatch.setenv(name, value)
+    warm.take_environment(monkeypatch)
 
     def make(max_restarts: int = 3, frozen_after_s: float = 0.0, warm: WarmServer | None = forking) -> Supervisor:
         return Supervisor(

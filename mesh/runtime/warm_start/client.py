@@ -30,7 +30,7 @@ _adoption = threading.Lock()
 
 
 class WarmServer:
-    """A server that this process owns; it loads its modules when told to. A context manager.
+    """A server that this process owns; it loads its modules when told to, and not for an error. A context manager.
 
     Args:
         process: of the server.
@@ -51,7 +51,6 @@ class WarmServer:
     def fork(cls, modules: Sequence[str]) -> WarmServer | None:
         """Forks the server from this process, which has one thread; returns None where that is impossible.
 
-        It waits for `load`, so that it costs nothing where this process soon ends in an error.
         In the processes that come from it the program of the order runs, and this call does not return.
         """
         if not _is_plain():
@@ -67,7 +66,7 @@ class WarmServer:
 
     @classmethod
     def execute(cls, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> WarmServer | None:
-        """Executes the server, which loads at once and ends with the calling thread; None where nothing can be forked.
+        """Executes the server, which ends with the calling thread; returns None where nothing can be forked.
 
         Args:
             modules: to be loaded.
@@ -85,9 +84,7 @@ class WarmServer:
                 stderr=subprocess.DEVNULL,
                 env=given,
             )
-        made = cls(process, ours, given)
-        made.load()
-        return made
+        return cls(process, ours, given)
 
     @property
     def pid(self) -> int:
