@@ -31,21 +31,11 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, UnreachableError
 from rollmesh.protos import buffer_pb2
 from rollmesh.report.summary import FinalState, write_summary
+from tests import warm
 from tests.command import Command
 from tests.repository import REPOSITORY
 
 _FROM_A_FILE = f"{REPOSITORY}/examples/dataflows/rejection_sampling.py:RejectionSampling"
-
-
-def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rollmesh.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=REPOSITORY,
-        check=False,
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +172,7 @@ def test_unknown_key_names_the_nearest(rollmesh: Command, config_file: Path) -> 
 
 
 def test_debug_shows_the_traceback(config_file: Path) -> None:
-    result = as_process("config", "show", str(config_file), "--rollout.replica=3", "--debug")
+    result = warm.run(["config", "show", str(config_file), "--rollout.replica=3", "--debug"])
     assert "Traceback" in result.stderr
     assert "did you mean rollout.replicas?" in result.stderr
 
@@ -351,7 +341,7 @@ def test_unreachable_reward_service(rollmesh: Command) -> None:
 
 
 def test_reward_without_subcommand_serves(config_file: Path, taken_port: int) -> None:
-    result = as_process("reward", str(config_file), "--port", str(taken_port))
+    result = warm.run(["reward", str(config_file), "--port", str(taken_port)])
     assert result.returncode == 6
     assert f"cannot bind 127.0.0.1:{taken_port}" in result.stderr
 
@@ -449,7 +439,7 @@ def test_a_run_whose_launcher_was_killed_is_not_going(
         monkeypatch.chdir(tmp_path)
         assert_error(rollmesh("status"), UnreachableError.exit_code, "mesh 127.0.0.1:9")
     for command in (("status",), ("ledger",), ("weights", "verify")):
-        result = rollmesh(command, str(config.run.folder))
+        result = rollmesh(*command, str(config.run.folder))
         assert_error(result, 3, f"run {config.run.folder} is not in progress: its launcher was killed")
         assert "`rollmesh run`, without --fresh and --from-checkpoint, continues it" in result.stderr
 
