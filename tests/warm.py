@@ -12,9 +12,12 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
+
+import pytest
 
 from rollmesh.launcher.interpreters import SHARED
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
@@ -42,6 +45,20 @@ def server() -> WarmServer:
     started = _STARTER.submit(WarmServer.execute, SHARED, environment()).result()
     assert started is not None
     return started
+
+
+def take_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives this process, for a test, an environment with which its children can be forked."""
+    for name in os.environ.keys() - environment().keys():
+        monkeypatch.delenv(name)
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+
+
+def lend_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a program of a user's, which a test runs in this process, have the server that is there."""
+    take_environment(monkeypatch)
+    monkeypatch.setattr(WarmServer, "execute", lambda _modules: nullcontext(server()))
 
 
 class Command:

@@ -113,8 +113,8 @@ def main() -> None:
     debug = "--debug" in arguments
     if _command(arguments) not in _FOR_OTHERS:
         keep_private()
-    # It loads what services share while this process reads the configuration; before anything starts a thread.
-    warm = WarmServer.fork(SHARED) if _command(arguments) in _LAUNCHERS and "--help" not in arguments else None
+    # Before anything starts a thread. It loads what services share once the configuration is read.
+    warm = WarmServer.fork(SHARED) if _command(arguments) in _LAUNCHERS else None
     try:
         check_variables(os.environ)
         with warm or nullcontext():

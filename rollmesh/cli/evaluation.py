@@ -65,6 +65,8 @@ def _eval(
     from rollmesh.launcher.console.plain import PlainView
 
     config = read_for_evaluation(config_path, overrides, {}, model)
+    if context.obj is not None:
+        context.obj.load()
     evaluation = Evaluation(EvaluationRequest(config, model, out, fresh=fresh, with_log_probs=log_probs))
     view = PlainView(1)
     try:

@@ -32,6 +32,8 @@ def _run(
     (make vllm, make sglang), which --rollout.python and --rollout.sglang.python name: see docs/engines.md.
     """
     config = read_config(config_path, context)
+    if context.obj is not None:
+        context.obj.load()
     if dry:
         from rollmesh.launcher.preflight.dry_run import dry_run
 

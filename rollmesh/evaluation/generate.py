@@ -69,6 +69,8 @@ def generate(
         path = write_prompts([*texts, *_read(file)], scratch / "prompts", chat=request.chat)
         given = {**WITHOUT_REWARDS, "data.eval": str(path), "data.prompt_key": _KEY}
         config = read_for_evaluation(request.config_path, request.overrides, given, request.model)
+        if warm is not None:
+            warm.load()
         evaluation = Evaluation(
             EvaluationRequest(
                 config,

@@ -47,6 +47,7 @@ class Launch:
         ready_file: written by the service once it answers; none: ready when it runs.
         forked: from this process's warm server.
         namespace: of a forked process, the network namespace that it enters; empty: none.
+        clock_s: seconds by which the clock of its Python code is ahead there.
     """
 
     command: list[str]
@@ -54,6 +55,7 @@ class Launch:
     ready_file: Path | None = None
     forked: bool = False
     namespace: str = ""
+    clock_s: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -275,7 +277,7 @@ class Supervisor:
 
 
 def _forked(launch: Launch, log: Path) -> warm.Command:
-    place = arguments_in(launch.namespace, launch.command)
+    place = arguments_in(launch.namespace, launch.clock_s, launch.command)
     with log.open("wb") as output:
         return warm.popen(stdout=output, stderr=output, env={**os.environ, **launch.environment}, **place)
 

@@ -20,6 +20,8 @@ ARGUMENTS = (
     f"--reward.functions=['{__file__}:score']",
     *(f"--reward.scorer_timeout_s={_TERM_S}", f"--reward.timeout_s={_TERM_S + 1}"),
     f"--rollout.reward_wait_s={_TERM_S + 2}",
+    # While all wait, further ones would be started, up to many.
+    "--reward.workers=2",
 )
 
 

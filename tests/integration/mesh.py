@@ -37,6 +37,7 @@ class MeshRun:
         env: Mapping[str, str] | None = None,
         cwd: Path = REPOSITORY,
         config: str = "examples/demo/demo.yaml",
+        module: str = "rollmesh.cli",
     ) -> None:
         self.folder = folder / "run"
         self.lines: list[str] = []
@@ -55,6 +56,7 @@ class MeshRun:
             self.process = warm.popen(
                 ["run", str(REPOSITORY / config), *arguments],
                 cwd=cwd,
+                module=module,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -10,6 +10,7 @@ import pytest
 
 from rollmesh.launcher.trials.record import read_record
 from tests.command import Command
+from tests.integration import brief_trials
 from tests.integration.mesh import MeshRun, audit
 
 
@@ -24,6 +25,7 @@ def test_auto_tries_placements_and_keeps_the_fastest(start_mesh: Callable[..., M
         "--eval.every_steps=100000",
         # A trial always pays off before the end.
         "--learner.steps=100000",
+        module=brief_trials.__name__,
     )
     run.wait_for("placement auto: measures .* batches or more in turns")
     run.wait_for("placement collocated: .* s a batch, measured over")

@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import Prepare
 from tests.integration.training import train
 
 pytestmark = pytest.mark.slow
 _HERE = "examples/dataflows"
 _DEMO = "examples/demo/demo.yaml"
-_STEPS = 24
+_STEPS, _CHOSEN = 24, 16
 
 
-def test_a_student_comes_closer_to_its_teacher(prepared: Prepare, demo_data: Path, tmp_path: Path) -> None:
+def test_a_student_comes_closer_to_its_teacher(warm_data: Path, demo_data: Path, tmp_path: Path) -> None:
     """The teacher: the same model, supervised for longer."""
     run = train(
         *(_DEMO, demo_data, tmp_path),
@@ -26,10 +25,10 @@ def test_a_student_comes_closer_to_its_teacher(prepared: Prepare, demo_data: Pat
         learner__steps=_STEPS,
         algorithm="on_policy_distillation",
         reward__functions=["none"],
-        learner__roles__teacher__path=str(prepared(40) / "model"),
+        learner__roles__teacher__path=str(warm_data / "model"),
     )
     assert len(run.metric("actor/loss")) == _STEPS
-    first, last = run.trend("distillation/reverse_kl")
+    print('TREND',run.trend('distillation/reverse_kl') if 'Student' in '' else '');first, last = run.trend("distillation/reverse_kl")
     assert last < 0.9 * first, (first, last)
 
 
@@ -37,16 +36,17 @@ def test_the_best_of_n_becomes_more_likely(warm_data: Path, tmp_path: Path) -> N
     run = train(
         *(_DEMO, warm_data, tmp_path),
         rollout__n=4,
-        learner__optimizer__lr=4e-4,
-        learner__optimizer__warmup_steps=5,
-        learner__steps=50,
+        learner__optimizer__lr=8e-4,
+        learner__optimizer__warmup_steps=2,
+        learner__batch__groups=_CHOSEN,
+        learner__steps=_STEPS,
         algorithm=f"{_HERE}/rejection_sampling.py:RejectionSampling",
     )
-    first, last = run.trend("rejection_sampling/log_likelihood")
+    print('TREND',run.trend('distillation/reverse_kl') if 'Student' in '' else '');first, last = run.trend("rejection_sampling/log_likelihood")
     assert last > first, (first, last)
-    first, last = run.trend("critic/score/mean")
+    print('TREND',run.trend('distillation/reverse_kl') if 'Student' in '' else '');first, last = run.trend("critic/score/mean")
     assert last > first, (first, last)
-    assert set(run.metric("rejection_sampling/chosen")) == {32.0}
+    assert set(run.metric("rejection_sampling/chosen")) == {_CHOSEN}
     counters = run.ledger.counters
     assert counters.filtered > 0
     assert any("no_right_response" in reason for reason in counters.reasons), counters.reasons

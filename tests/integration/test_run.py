@@ -20,6 +20,7 @@ from rollmesh.learner.callbacks import StepEnd
 from rollmesh.learner.recovery.consumption_log import read_log, surviving_uses
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.run_files import config_path
+from tests import warm
 from tests.collector import Collector, collecting
 from tests.command import Command
 from tests.integration import holding
@@ -123,6 +124,7 @@ def test_a_run_writes_what_it_promises(
     rollmesh: Command,
     tmp_path: Path,
     collector: tuple[Collector, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a token: no one without it hears anything, and no one on another machine can ask. No secret gets out. The
     engine fails at one prompt, and nothing else does. A collector gets the whole way of each trajectory."""
@@ -231,6 +233,7 @@ def test_a_run_writes_what_it_promises(
         *(f"security.{name}=null" for name in ("token_file", "endpoint_key_file", "metrics_key_file")),
         *("security.telemetry_key_file=null", "telemetry.otlp=null"),
     ]
+    warm.lend_server(monkeypatch)
     longer = product.train(config_path(run.folder), reward, callbacks=[heard], overrides=changes, quiet=True)
     audit(run)
     assert threads

@@ -62,7 +62,7 @@ class NodeSettings:
     """Settings of one service.
 
     Attributes:
-        clock_s: seconds by which its clock is ahead.
+        clock_s: seconds by which its clock is ahead: that of the process where it is executed, else that of Python.
         mesh: addresses in its join string; empty: the first front's.
         ipv6: it advertises its IPv6 address.
         executed: it is a program of its own, and not forked from one that has loaded everything.
@@ -195,8 +195,8 @@ class NodeMesh:
         command += ["--ready-file", str(ready)]
         host, said = self.hosts[name], self._settings.get(name, NodeSettings())
         environment = thread_environment(1) | {"PYTHONPATH": str(REPOSITORY)}
-        if not said.clock_s and not said.executed and not Path("/etc/netns", host.namespace).exists():
-            return Launch(command, environment, ready, forked=True, namespace=host.namespace)
+        if not said.executed:
+            return Launch(command, environment, ready, forked=True, namespace=host.namespace, clock_s=said.clock_s)
         if said.clock_s:
             environment |= {
                 "LD_PRELOAD": _FAKETIME,

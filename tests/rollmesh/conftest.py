@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,8 @@ from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.testing.fixtures import engine_worlds  # noqa: F401 - fixture
+from tests import warm
+from tests.rollmesh.fake_spec import LOADED
 
 
 class Recorder:
@@ -32,9 +34,23 @@ def recorder() -> Recorder:
     return Recorder()
 
 
+@pytest.fixture(scope="session")
+def forking() -> Iterator[WarmServer]:
+    """Forks services of `fake_service.py`."""
+    started = WarmServer.execute(LOADED, warm.environment())
+    assert started is not None
+    with started:
+        yield started
+
+
 @pytest.fixture
-def make_supervisor(tmp_path: Path, recorder: Recorder) -> Callable[..., Supervisor]:
-    def make(max_restarts: int = 3, frozen_after_s: float = 0.0, warm: WarmServer | None = None) -> Supervisor:
+def make_supervisor(
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, forking: WarmServer
+) -> Callable[..., Supervisor]:
+    """Its services are forked."""
+    warm.take_environment(monkeypatch)
+
+    def make(max_restarts: int = 3, frozen_after_s: float = 0.0, warm: WarmServer | None = forking) -> Supervisor:
         return Supervisor(
             tmp_path,
             security=SecuritySection(),

@@ -1,11 +1,14 @@
-"""`rollmesh run` of services that only live: python fake_run.py FOLDER [ARGUMENT OF THE LEARNER ...]
+"""`rollmesh run` of services that only live.
 
-The launcher is the real one, and runs in the main thread of this process.
+`python -m tests.rollmesh.fake_run [--leads-session] FOLDER [ARGUMENT OF THE LEARNER ...]`. Its launcher is the real one
+and runs in the main thread of this process, which may lead the session of the terminal that is its stdout.
 """
 
 from __future__ import annotations
 
+import fcntl
 import sys
+import termios
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,9 @@ class Catalogue:
 
 
 def main() -> int:
+    if sys.argv[1] == "--leads-session":
+        sys.argv.pop(1)
+        fcntl.ioctl(1, termios.TIOCSCTTY)
     folder = Path(sys.argv[1])
     config = load_config(
         {

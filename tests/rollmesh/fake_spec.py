@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 from rollmesh.launcher.service_process import ServiceSpec, ready_file
+from rollmesh.mesh.runtime.threads import thread_environment
 
 FAKE = Path(__file__).with_name("fake_service.py")
+LOADED = ("grpc", "grpc_health.v1.health", "rollmesh.mesh.runtime.die_with_parent", "rollmesh.protos.learner_pb2_grpc")
+"""Modules that it loads."""
 
 
 def fake_spec(
@@ -16,6 +19,9 @@ def fake_spec(
     """A service of `fake_service.py`."""
 
     def command(_restart: bool) -> list[str]:
-        return [sys.executable, str(FAKE), str(ready_file(folder, name)), "--name", name, *arguments]
+        module = [sys.executable, "-m", f"tests.rollmesh.{FAKE.stem}"]
+        return [*module, str(ready_file(folder, name)), "--name", name, *arguments]
 
-    return ServiceSpec(name, command, {}, start_deadline_s=240.0, drain_s=drain_s, completes_run=completes_run)
+    return ServiceSpec(
+        name, command, thread_environment(1), start_deadline_s=240.0, drain_s=drain_s, completes_run=completes_run
+    )

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 
@@ -30,21 +31,11 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, UnreachableError
 from rollmesh.protos import buffer_pb2
 from rollmesh.report.summary import FinalState, write_summary
+from tests import warm
 from tests.command import Command
 from tests.repository import REPOSITORY
 
 _FROM_A_FILE = f"{REPOSITORY}/examples/dataflows/rejection_sampling.py:RejectionSampling"
-
-
-def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rollmesh.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=REPOSITORY,
-        check=False,
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -128,6 +119,24 @@ def test_what_a_restart_does_not_mend_can_end_well_for_services(
     assert rollmesh("status", "--mesh", "127.0.0.1:1").returncode == UnreachableError.exit_code
 
 
+@pytest.mark.parametrize("command", ["run", "eval"])
+def test_a_wrong_configuration_costs_no_loading(
+    rollmesh: Command, config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """The server that forks services loads what they share once the configuration is read, and not before."""
+    loads = 77
+
+    class Loading(nullcontext[None]):
+        def load(self) -> None:
+            raise SystemExit(loads)
+
+    monkeypatch.setattr("rollmesh.cli.app.WarmServer.fork", lambda _: Loading())
+    given = [f"--data.eval={config_file.parent / 'train.jsonl'}"]
+    assert rollmesh(command, str(tmp_path / "none.yaml"), *given).returncode == ConfigError.exit_code
+    assert rollmesh(command, str(config_file), "--learner.steps=-1", *given).returncode == ConfigError.exit_code
+    assert rollmesh(command, str(config_file), *given).returncode == loads
+
+
 def test_help_loads_nothing_heavy() -> None:
     script = """
 import sys
@@ -163,7 +172,7 @@ def test_unknown_key_names_the_nearest(rollmesh: Command, config_file: Path) -> 
 
 
 def test_debug_shows_the_traceback(config_file: Path) -> None:
-    result = as_process("config", "show", str(config_file), "--rollout.replica=3", "--debug")
+    result = warm.run(["config", "show", str(config_file), "--rollout.replica=3", "--debug"])
     assert "Traceback" in result.stderr
     assert "did you mean rollout.replicas?" in result.stderr
 
@@ -332,7 +341,7 @@ def test_unreachable_reward_service(rollmesh: Command) -> None:
 
 
 def test_reward_without_subcommand_serves(config_file: Path, taken_port: int) -> None:
-    result = as_process("reward", str(config_file), "--port", str(taken_port))
+    result = warm.run(["reward", str(config_file), "--port", str(taken_port)])
     assert result.returncode == 6
     assert f"cannot bind 127.0.0.1:{taken_port}" in result.stderr
 

@@ -95,12 +95,9 @@ async def test_kill9_of_the_warm_server_touches_no_service_and_the_next_one_is_e
 ) -> None:
     with WarmServer.execute(()) or nullcontext() as warm:
         assert warm is not None
-        spec = fake_spec(tmp_path, "learner")
-        _, script, *arguments = spec.command(False)
-        module = [sys.executable, "-m", f"tests.rollmesh.{Path(script).stem}", *arguments]
-        forkable = replace(spec, command=lambda _restart: module, environment={**thread_environment(1), "RANK": "7"})
+        spec = replace(fake_spec(tmp_path, "learner"), environment={**thread_environment(1), "RANK": "7"})
         supervisor = make_supervisor(warm=warm)
-        running = await started(supervisor, recorder, forkable)
+        running = await started(supervisor, recorder, spec)
         forked = psutil.Process(supervisor.pids()["learner"])
         assert forked.ppid() == os.getpid()
         assert "RANK" not in forked.environ(), "the kernel shows the server's environment"

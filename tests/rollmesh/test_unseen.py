@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import pty
@@ -12,7 +11,8 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ import pytest
 
 from rollmesh.launcher.logs import tail
 from rollmesh.launcher.service_process import log_file, ready_file
+from tests import warm
 from tests.repository import REPOSITORY
 from tests.signals import handled
 
-FAKE_RUN = Path(__file__).with_name("fake_run.py")
+FAKE_RUN = "tests.rollmesh.fake_run"
 DEADLINE_S = 240.0
 UP = "learner is up"
 
@@ -40,15 +41,27 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "run"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: warm.Command | subprocess.Popen[bytes] | None = None
 
-    def start(self, *learner: str, stdout: int, before: Callable[[], object] | None = None) -> None:
+    def start(
+        self, *learner: str, stdout: int, ignored: Sequence[signal.Signals] = (), leads_session: bool = False
+    ) -> None:
+        """Starts it, forked; it ignores signals, or leads the session of the terminal that is its stdout."""
+        numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+        with ExitStack() as handling:
+            for number in numbers:
+                handling.enter_context(handled(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL))
+            arguments = ["--leads-session"] * leads_session + [str(self.folder), *learner]
+            self._process = warm.popen(arguments, module=FAKE_RUN, stdout=stdout, stderr=stdout)
+
+    def execute(self, *learner: str, before: Callable[[], object]) -> None:
+        """Starts it as a program of its own, whose interpreter begins as `before` makes it."""
         with handled(signal.SIGINT, signal.default_int_handler):
             self._process = subprocess.Popen(
-                [sys.executable, str(FAKE_RUN), str(self.folder), *learner],
+                [sys.executable, "-m", FAKE_RUN, str(self.folder), *learner],
                 stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stdout,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
                 cwd=REPOSITORY,
                 env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
                 start_new_session=True,
@@ -123,13 +136,7 @@ def test_a_pipe_that_is_closed_ends_nothing(run: Run) -> None:
 def test_a_run_whose_terminal_is_gone_ends_in_order(run: Run) -> None:
     """The kernel tells the leader of the terminal's session, a shell tells it again: that does not hurry the end."""
     terminal, stdout = pty.openpty()
-
-    def lead_session() -> None:
-        # The tests may run under nohup.
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        fcntl.ioctl(1, termios.TIOCSCTTY)
-
-    run.start("--drained", str(run.folder / "drained"), stdout=stdout, before=lead_session)
+    run.start("--drained", str(run.folder / "drained"), stdout=stdout, leads_session=True)
     os.close(stdout)
     until(lambda: ready_file(run.folder, "learner").exists())
     run.until_up()
@@ -159,12 +166,7 @@ def test_a_terminal_that_is_held_up_holds_up_nothing(run: Run) -> None:
 def test_signals_that_the_caller_ignores_stay_ignored(run: Run) -> None:
     """Under nohup, and in the background of a script."""
     ignored = (signal.SIGHUP, signal.SIGINT)
-
-    def ignore() -> None:
-        for number in ignored:
-            signal.signal(number, signal.SIG_IGN)
-
-    run.start(stdout=subprocess.DEVNULL, before=ignore)
+    run.start(stdout=subprocess.DEVNULL, ignored=ignored)
     run.until_up()
     for number in (*ignored, signal.SIGTERM):
         run.signal(number)
@@ -173,12 +175,11 @@ def test_signals_that_the_caller_ignores_stay_ignored(run: Run) -> None:
 
 
 def test_a_run_without_stdout_is_a_run(run: Run) -> None:
-    run.start("--die-after-ready", "0", stdout=subprocess.DEVNULL, before=lambda: os.close(1))
+    run.execute("--die-after-ready", "0", before=lambda: os.close(1))
     assert run.end() == 0
     assert run.ended == "finished"
 
 
 def test_an_error_that_no_one_reads_has_its_exit_code(full_pipe: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rollmesh.cli", "run", str(tmp_path / "none.yaml")]
-    ended = subprocess.run(command, stdout=full_pipe, stderr=full_pipe, timeout=DEADLINE_S, cwd=REPOSITORY, check=False)
-    assert ended.returncode == 2
+    with warm.popen(["run", str(tmp_path / "none.yaml")], stdout=full_pipe, stderr=full_pipe) as command:
+        assert command.wait(DEADLINE_S) == 2

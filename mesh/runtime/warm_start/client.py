@@ -30,7 +30,7 @@ _adoption = threading.Lock()
 
 
 class WarmServer:
-    """A server that this process owns; it loads its modules meanwhile. A context manager.
+    """A server that this process owns; it loads its modules when told to, and not for an error. A context manager.
 
     Args:
         process: of the server.
@@ -45,7 +45,7 @@ class WarmServer:
         self._orders = orders
         self._environment = environment
         self._lock = threading.Lock()
-        self._loaded = self._closed = False
+        self._loading = self._loaded = self._closed = False
 
     @classmethod
     def fork(cls, modules: Sequence[str]) -> WarmServer | None:
@@ -103,6 +103,14 @@ class WarmServer:
         self._process.wait()
         self._orders.close()
 
+    def load(self) -> None:
+        """Lets the server load its modules, while this process goes on; the first `start` does so too."""
+        if not self._loading:
+            self._loading = True
+            # An order finds out that it is gone.
+            with contextlib.suppress(OSError):
+                self._orders.sendall(server.GO)
+
     def start(
         self,
         command: Sequence[str],
@@ -139,6 +147,7 @@ class WarmServer:
 
     def _order(self, order: Mapping[str, Any], files: Sequence[int]) -> Forked:
         """Raises OSError or ValueError if nothing was forked, nor ever will be."""
+        self.load()
         self._orders.settimeout(_LOADED_S)
         if not self._loaded and self._orders.recv(1) != server.READY:
             raise ConnectionError

@@ -46,6 +46,8 @@ def run(parent: int, orders: socket.socket, modules: Sequence[str], environment:
 def _serve(orders: socket.socket, modules: Sequence[str]) -> tuple[dict[str, Any], list[int], socket.socket]:
     """Forks for each order, until its client is gone; returns in the forked processes: the order, and their files."""
     setproctitle.setproctitle("rollmesh: warm starts")
+    if not orders.recv(1):
+        os._exit(0)
     for name in modules:
         # Whatever a module raises, the service that needs it will say so in its log.
         with contextlib.suppress(Exception):

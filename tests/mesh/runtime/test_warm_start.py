@@ -38,6 +38,23 @@ forked = warm.start(sys.argv[1:], env=environment, stdin=subprocess.DEVNULL, std
 print(warm.pid, flush=True)
 time.sleep(3600)
 """
+# A forked server and its client, each of which writes when it is there.
+LOADING = """
+import sys
+from pathlib import Path
+from rollmesh.mesh.runtime.warm_start import client
+client._is_plain = lambda: True
+file, folder = Path(sys.argv[1]), Path(sys.argv[2])
+(folder / "shared.py").write_text(f"with open({str(file)!r}, 'a') as file:\\n    file.write('loads ')")
+sys.path.insert(0, str(folder))
+warm = client.WarmServer.fork(["shared"])
+while Path(f"/proc/{warm.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "S":
+    pass
+with file.open("a") as said:
+    said.write("told ")
+warm.load()
+warm._orders.recv(1)
+"""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -191,6 +208,14 @@ def test_environments_that_differ_in_what_is_read_at_load_are_executed(
 @pytest.mark.parametrize("command", [["/other/python", "-m", "rollmesh.cli"], [sys.executable, "-c", ""], ["sleep"]])
 def test_another_interpreter_or_program_is_executed(command: list[str]) -> None:
     assert not can_fork(command, {}, {})
+
+
+def test_a_forked_server_loads_when_it_is_told_to(tmp_path: Path) -> None:
+    """A command that ends in an error of its configuration has not paid for it."""
+    file = tmp_path / "said"
+    command = [sys.executable, "-c", LOADING, str(file), str(tmp_path)]
+    subprocess.run(command, check=True, cwd=REPOSITORY, env=environment())
+    assert file.read_text() == "told loads "
 
 
 def test_kill9_of_a_forked_process_is_seen_and_of_the_server_touches_none(server: WarmServer) -> None:
