@@ -113,7 +113,12 @@ class TrainingContract(Suite):
         (whole, parts), *_ = world.run(_whole_and_in_parts, engine_models["tied"])
         assert_same(parts, whole)
 
-    @pytest.mark.parametrize("variant", [{}, {"sync_once": True}], ids=["each", "once"])
+    @pytest.mark.parametrize(
+        "variant",
+        # In half precision whole gradients are added up in float32, elsewhere.
+        [{}, {"sync_once": True}, {"sync_once": True, "param_dtype": "bfloat16"}],
+        ids=["each", "once", "half precision"],
+    )
     def test_a_step_that_is_given_up_leaves_nothing(
         self, world: EngineWorld, engine_models: Mapping[str, Path], variant: dict[str, Any]
     ) -> None:
