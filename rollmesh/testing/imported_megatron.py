@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 
 from rollmesh.learner.engines.megatron.local.cpu import import_on_cpu
+from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 
 # Before anything else imports Megatron-Core.
 import_on_cpu()
 importlib.import_module("rollmesh.learner.engines.megatron.engine")
+freeze_heap()

@@ -10,6 +10,7 @@ hang or a crash the next call begins with new processes. One in the test's own p
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import tempfile
@@ -202,6 +203,8 @@ def _serve(connection: Connection, environment: Mapping[str, str]) -> None:
         except Exception:  # noqa: BLE001 - whatever it is, it is the answer
             answer = False, traceback.format_exc()
         connection.send_bytes(pickle.dumps(answer))
+        # Nor in what this call has imported.
+        gc.freeze()
     world.close()
 
 

@@ -39,10 +39,11 @@ def test_compiled_layers_give_the_same_and_no_length_compiles_them_again(tmp_pat
         assert_same(*(gradients(engine) for engine in engines))
     assert graphs == [graphs[0]] * 4
     assert 0 < graphs[0] <= 4, "layers share them"
-    (batch,) = make_batches(engines[0], seed=9, token_budget=1 << 20)
-    assert torch.equal(*(log_probs(engine, batch) for engine in engines))
     assert weights(engines[0]).keys() == weights(engines[1]).keys()
+    # Without gradient everything is captured again.
     if backend != "eager":
+        (batch,) = make_batches(engines[0], seed=9, token_budget=1 << 20)
+        assert torch.equal(*(log_probs(engine, batch) for engine in engines))
         engines[1].probe()
     for engine in engines:
         engine.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -20,19 +21,26 @@ BOUND = 1e-5
 BY_NAME = {row.name: row for row in ROWS}
 
 
+# Models with a part of the setting of a row.
+OTHERS = {
+    "hybrid with adapter": ("hybrid", "LoRA, FSDP2 x2"),
+    "experts, replayed": ("experts", "replay, one rank"),
+    "experts, balanced": ("experts", "balance, one rank"),
+    "experts, all at once": ("experts", "replay and both losses, one rank"),
+}
+
+
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Case]:
+def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """A model's case, made when it is first asked for."""
     folder = tmp_path_factory.mktemp("equivalence")
-    made = {name: make_case(folder / name, architecture, Setting()) for name, architecture in MODELS.items()}
-    others = {
-        "hybrid with adapter": ("hybrid", "LoRA, FSDP2 x2"),
-        "experts, replayed": ("experts", "replay, one rank"),
-        "experts, balanced": ("experts", "balance, one rank"),
-        "experts, all at once": ("experts", "replay and both losses, one rank"),
-    }
-    return made | {
-        name: make_case(folder / name, MODELS[model], BY_NAME[row].setting) for name, (model, row) in others.items()
-    }
+
+    @cache
+    def make(name: str) -> Case:
+        model, row = OTHERS.get(name, (name, None))
+        return make_case(folder / name, MODELS[model], BY_NAME[row].setting if row else Setting())
+
+    return make
 
 
 @pytest.mark.parametrize(
@@ -65,9 +73,9 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Case]:
     ],
 )
 def test_a_layout_trains_as_plain_transformers_does(
-    cases: Mapping[str, Case], engine_worlds: GetWorld, name: str, model: str
+    case_of: Callable[[str], Case], engine_worlds: GetWorld, name: str, model: str
 ) -> None:
-    row, case = BY_NAME[name], cases[model]
+    row, case = BY_NAME[name], case_of(model)
     found = engine_worlds(row.layout).run(train_in, case, row)[0]
     assert found is not None
     assert max(found.differences(case.reference)) < BOUND < 1e-2 * case.moved

@@ -8,9 +8,6 @@ other layouts: what they change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import pytest
 import torch
 
@@ -19,7 +16,7 @@ from rollmesh.testing.contract import EngineContract
 from rollmesh.testing.contract_adapters import AdapterContract
 from rollmesh.testing.contract_memory import MemoryContract
 from rollmesh.testing.contract_state import StateContract
-from rollmesh.testing.suite import Suite
+from rollmesh.testing.contract_training import TrainingContract
 from rollmesh.testing.worlds import EngineLayout
 
 torch.set_num_threads(1)
@@ -28,103 +25,85 @@ pytestmark = pytest.mark.usefixtures("megatron")
 ONE = EngineLayout("one_process", 1, "megatron")
 
 
-class InPart(Suite):
-    """A part of the contract of which the first tier has some tests.
-
-    Attributes:
-        first: beginnings of their names by layout. Each test of the contract has a layout of this module there.
-    """
-
-    first: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """See `Suite`."""
-        name = metafunc.function.__name__.removeprefix("test_")
-        layouts = [
-            pytest.param(
-                layout,
-                marks=() if name.startswith(self.first.get(layout.name, ())) else pytest.mark.exhaustive,
-                id=layout.name,
-            )
-            for layout in self.layouts
-        ]
-        metafunc.parametrize("world", layouts, indirect=True)
-
-
-class TestStages(InPart, EngineContract):
+class TestStages(EngineContract):
     """The last stage alone has results, and no stage all names: all but what a process does by itself."""
 
     layouts = (EngineLayout("pp2", 2, "megatron", {"parallel": ParallelSection(pp=2)}),)
     also_continued_in = (ONE, EngineLayout("fsdp2_two_ranks", 2))
-    first = {
-        "pp2": (
-            "a_gradient",
-            "ways_to_compute",
-            "the_",
-            "half_precision",
-            "a_value_models",
-            "a_step_that",
-            "a_step_without",
-            "log_probs",
-            "values_are",
-            "a_new_value_model",
-            "nothing_to_infer",
-            "ranks_bring",
-            "counts_are",
-            "layouts_fit",
-            "weights_have",
-            "every_process",
-            "an_exported_folder",
-            "a_run_continues",
-            "training_goes_on",
-            "another_layout",
-            "memory_is_given_back",
-        )
-    }
+    FIRST_TIER = (
+        "test_a_gradient_is_that_of_plain_forward_passes tied-many",
+        "test_a_gradient_is_that_of_plain_forward_passes tied-ranks without",
+        "test_a_gradient_is_that_of_plain_forward_passes experts",
+        "test_ways_to_compute_a_gradient_do_not_change_it both",
+        "test_ways_to_compute_a_gradient_do_not_change_it everything",
+        "test_half_precision_keeps_float32_masters",
+        "test_a_value_models_gradient_is_that_of_plain_forward_passes",
+        "test_a_gradient_may_be_accumulated_in_parts",
+        "test_a_step_that_is_given_up_leaves_nothing once",
+        "test_a_gradient_that_is_not_finite_changes_nothing",
+        "test_a_step_without_tokens_changes_nothing_and_is_no_failure",
+        "test_a_step_without_micro_batches_follows_a_gradient_of_zero",
+        "test_log_probs_are_those_of_plain_forward_passes experts",
+        "test_values_are_those_of_plain_forward_passes",
+        "test_a_new_value_model_begins_at_zero",
+        "test_nothing_to_infer_is_no_failure",
+        "test_ranks_bring_their_values_to_every_process_in_order",
+        "test_counts_are_those_of_all_ranks",
+        "test_layouts_fit_together",
+        "test_weights_have_the_models_names_once tied",
+        "test_every_process_may_hold_a_part tied",
+        "test_an_exported_folder_gives_the_same_log_probs tied",
+        "test_a_run_continues_as_if_nothing_had_happened after",
+        "test_training_goes_on_while_a_checkpoint_is_written",
+        "test_another_layout_continues",
+        "test_memory_is_given_back",
+    )
 
 
-class TestOneProcess(InPart, EngineContract):
+class TestOneProcess(EngineContract):
     """Nothing is divided."""
 
     layouts = (ONE,)
-    first = {
-        "one_process": (
-            "a_gradient_is",
-            "there_is_no_step",
-            "a_base_that",
-            "a_frozen_model",
-            "outputs_follow",
-            "gradients_that_no_step",
-            "a_checkpoint_is_of_a_moment",
-            "a_folder_that",
-            "a_step_continues",
-            "a_turn_of_others",
-            "what_rests",
-            "a_call_that_needs",
-            "a_model_trains",
-            "engines_close",
-        )
-    }
+    FIRST_TIER = (
+        "test_a_gradient_is_that_of_plain_forward_passes dense",
+        "test_ways_to_compute_a_gradient_do_not_change_it logits",
+        "test_the_entropy_is_differentiated_where_it_is_asked_for",
+        "test_the_rate_follows_its_schedule",
+        "test_there_is_no_step_without_a_gradient",
+        "test_a_base_that_does_not_exist_is_refused",
+        "test_a_frozen_model_stays_as_it_was on the host",
+        "test_outputs_follow_steps_amid_which_there_were_others stays",
+        "test_an_exported_folder_gives_the_same_log_probs experts",
+        "test_gradients_that_no_step_has_used_have_no_part_in_a_checkpoint given up",
+        "test_a_checkpoint_is_of_a_moment_between_two_steps",
+        "test_a_folder_that_is_no_checkpoint_of_the_model_is_refused_and_changes_nothing another",
+        "test_a_step_continues_after_a_rest params optimizer gradients",
+        "test_a_turn_of_others_changes_nothing value_model",
+        "test_what_rests_between_calls_changes_nothing",
+        "test_a_call_that_needs_what_rests_is_refused",
+        "test_a_model_trains_the_same_beside_others",
+        "test_engines_close_in_any_order",
+    )
 
 
-class TestDividedMatrices(InPart, StateContract):
+class TestDividedMatrices(StateContract, MemoryContract):
     """Tensors are put together from parts of rows and columns, without the padding of the vocabulary."""
 
     layouts = (EngineLayout("tp2", 2, "megatron", {"parallel": ParallelSection(tp=2)}),)
-    first = {"tp2": ("weights_have", "every_process_may_hold")}
+    FIRST_TIER = ("test_weights_have_the_models_names_once tied", "test_every_process_may_hold_a_part experts")
 
 
-class TestMemory(InPart, MemoryContract):
-    """Each rank has all parameters and a part of the optimizer, or a part of both."""
+class TestCopies(TrainingContract, MemoryContract):
+    """Each rank has all parameters, batches of its own, and a part of the optimizer."""
 
-    layouts = (
-        EngineLayout("dp2", 2, "megatron"),
-        EngineLayout("tp2", 2, "megatron", {"parallel": ParallelSection(tp=2)}),
+    layouts = (EngineLayout("dp2", 2, "megatron"),)
+    FIRST_TIER = (
+        "test_a_gradient_is_that_of_plain_forward_passes tied-ranks",
+        "test_a_turn_of_others_changes_nothing language_model",
     )
-    first = {"dp2": ("a_turn_of_others", "what_rests")}
 
 
-class TestAdapters(InPart, AdapterContract):
+class TestAdapters(AdapterContract):
     """Each rank has rows of some layers and columns of others, and the tokens of both; or layers of its own."""
 
     layouts = (
@@ -132,7 +111,11 @@ class TestAdapters(InPart, AdapterContract):
         EngineLayout("tp2", 2, "megatron", {"parallel": ParallelSection(tp=2)}),
         EngineLayout("pp2", 2, "megatron", {"parallel": ParallelSection(pp=2)}),
     )
-    first = {
-        "tp2": ("all_layouts", "a_checkpoint_holds"),
-        "pp2": ("an_adapter_begins", "an_exported_folder", "a_checkpoint_of_another", "layers_that"),
-    }
+    FIRST_TIER = (
+        "test_an_adapter_begins_as_the_base_which_never_changes pp2-experts",
+        "test_all_layouts_train_the_same_adapter tp2-some",
+        "test_an_exported_folder_has_the_adapter_merged pp2",
+        "test_a_checkpoint_holds_the_adapter_alone_and_another_layout_continues tp2",
+        "test_a_checkpoint_of_another_rank_is_refused pp2",
+        "test_layers_that_the_model_lacks_are_refused pp2",
+    )

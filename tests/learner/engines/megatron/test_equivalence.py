@@ -4,9 +4,9 @@ These mistakes make rows differ, so they have no tests of their own:
 
 - batched exchanges of interleaved stages, which mix up their tensors ("balance, PP2, interleaved");
 - divided parameters without a mark, which each process counts in the norm of the gradient ("TP2 x PP2");
-- gradients of a tied embedding that the first and the last stage do not add up ("PP3");
-- a value model that is tied because its base is: its last stage has a head and no copy of the embedding ("PP3");
-- predictors that look for the next token in their own chunk alone ("CP2").
+- gradients of a tied embedding that the first and the last stage do not add up ("TP2 x PP2");
+- a value model that is tied because its base is: its last stage has a head and no copy of the embedding ("TP2 x PP2");
+- predictors that look for the next token in their own chunk alone ("CP2, packed, a prompt each").
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def short(case: Case) -> Case:
 def _cells() -> Iterator[Any]:
     """A model and the name of a row; of layouts that divide alike, one is in the first tier."""
     for model, first, others in (
-        (TIED, ("TP2 x PP2", "PP3"), ("TP2", "PP2, interleaved")),
-        (BIASES, ("PP2, layers 1 and 3", "CP2"), ("DP2, gradients and parameters overlap",)),
+        (TIED, ("TP2 x PP2",), ("TP2", "PP3", "PP2, interleaved")),
+        (BIASES, ("PP2, layers 1 and 3",), ("CP2", "DP2, gradients and parameters overlap")),
         (BIASES, ("CP2, packed, a prompt each",), ()),
         (EXPERTS, ("ETP2 in TP2",), ("EP2", "TP2 x EP2")),
         (BIASES, ("LoRA, TP2 without sequence parallelism",), ("LoRA, CP2",)),
