@@ -6,9 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from rollmesh.generators.engines.hf import decoder
+from rollmesh.generators.engines.hf.model.traced_forward import DirectForward
 from tests.generators.engines.contract import EngineContract
+from tests.generators.engines.contract_life import LifeContract
 from tests.generators.engines.contract_pauses import PauseContract
 from tests.generators.engines.contract_prefixes import PrefixContract
+from tests.generators.engines.contract_refusals import RefusalContract
+from tests.generators.engines.contract_results import ResultContract
 from tests.generators.engines.contract_streams import StreamContract
 from tests.generators.engines.contract_swaps import NewKeysContract, SwapContract
 from tests.generators.engines.hf_harness import HfHarness
@@ -23,7 +28,29 @@ def harness(request: pytest.FixtureRequest, contract_model: ContractModel) -> It
     harness.close()
 
 
-class TestHfEngine(EngineContract):
+@pytest.fixture
+def directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a model that cannot be recorded."""
+    monkeypatch.setattr(decoder, "record", lambda loaded, *_: DirectForward(loaded.model))
+
+
+class TestHfEngine(ResultContract, SwapContract, PrefixContract):
+    pass
+
+
+@pytest.mark.usefixtures("directly")
+class TestHfEngineThatRecordsNothing(RefusalContract, StreamContract, LifeContract, PauseContract):
+    """Half of the contract on each way to decode: they differ in no more than the forward pass."""
+
+
+@pytest.mark.exhaustive
+class TestHfEngineInFull(RefusalContract, StreamContract, LifeContract, PauseContract):
+    pass
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("directly")
+class TestHfEngineThatRecordsNothingInFull(ResultContract, SwapContract, PrefixContract):
     pass
 
 
