@@ -1,4 +1,4 @@
-"""The program of a forked reward worker (`forking_workers.py`): from the order's descriptors to the service's own program.
+"""The program of a reward worker that `forking_workers` starts: it takes its descriptors, and becomes the service's.
 
 The last argument is the path on which the owner finds modules.
 """
