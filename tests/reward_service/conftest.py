@@ -18,6 +18,7 @@ from rollmesh.mesh.config.scorers.http import HttpSection
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.client.client import RewardClient
 from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.served_model import connection
 from rollmesh.reward_service.server.http import http_server
 from rollmesh.reward_service.server.server import RewardServer
 from rollmesh.reward_service.workers import process
@@ -30,8 +31,9 @@ StreamBehaviour = Callable[[AsyncIterator[reward_pb2.ScoreStreamRequest]], Async
 
 @pytest.fixture(scope="module", autouse=True)
 def _forked_workers() -> Iterator[None]:
-    """Reward workers of this process are forked: a file of tests needs dozens of them."""
+    """Reward workers of this process, and processes of models, are forked."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection, "_start", forking_workers.start_model)
         patch.setattr(process, "_start_program", forking_workers.start)
         yield
 
