@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import venv
 from collections.abc import Iterator
 from importlib import metadata
@@ -94,8 +95,12 @@ class ByFileAndServer(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::", 1)[0]
-        return next((parts[0] for parts in _SHARED if any(part in file for part in parts)), file)
+        return _scope(nodeid)
+
+
+def _scope(nodeid: str) -> str:
+    file = nodeid.split("::", 1)[0]
+    return next((parts[0] for parts in _SHARED if any(part in file for part in parts)), file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
@@ -140,6 +145,16 @@ def pytest_runtest_call() -> Iterator[None]:
         if os.environ != before:
             os.environ.clear()
             os.environ.update(before)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ends the worlds of engines with the last test of their files: threads of gloo look around while they wait."""
+    # The module is heavy; most processes never load it.
+    fixtures = sys.modules.get("rollmesh.testing.fixtures")
+    if fixtures is not None and (nextitem is None or _scope(item.nodeid) != _scope(nextitem.nodeid)):
+        for processes in item.config.stash.get(fixtures.STARTED, {}).values():
+            processes.close()
 
 
 @pytest.fixture
