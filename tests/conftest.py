@@ -8,6 +8,7 @@ ROLLMESH_REQUIRE_ENGINES=1.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -129,7 +130,11 @@ def _turn(item: pytest.Item) -> int:
 # Before any fixture starts a server.
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips a test whose engine is not installed; fails it where that is not allowed."""
+    """Skips a test whose engine is not installed; fails it where that is not allowed. Gives the log its level."""
+    # Torch's checkpoints report their every step below it. Pytest's option would set it a dozen times per test, and
+    # all loggers would forget what they have found.
+    if logging.root.level != logging.INFO:
+        logging.root.setLevel(logging.INFO)
     engine = item.get_closest_marker("engine")
     if engine is not None:
         engines_here.require(engine.args[0])
