@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 # Parts of the names of files that share an engine, the processes of a learner's, or what was read or counted once.
 _SHARED = (
     ("/engines/vllm/",),
-    ("tests/test_layers", "tests/test_supply"),
+    ("tests/test_layers", "tests/test_supply", "docs/test_docstrings"),
     ("/test_sglang_",),
     ("tests/faults/",),
     ("generators/placement/test_sleeping", "generators/test_", "generators/weights/"),

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.sources import parsed
+
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES = {"buffer", "reward_service", "generators", "learner"}
 PACKAGES = ["protos", "mesh", *sorted(SERVICES), "rollmesh"]
@@ -42,7 +44,7 @@ class Source(NamedTuple):
 
 @cache
 def source(path: Path) -> Source:
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)]
     return Source(tree.body, ast.get_docstring(tree), nodes)
 
