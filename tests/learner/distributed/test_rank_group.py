@@ -170,6 +170,6 @@ def test_hugging_face_folders_that_no_disk_takes_do_not_keep_a_run_from_its_end(
     )
     coordinator._wait_for = partial(Coordinator._wait_for, coordinator)
     Coordinator._leave_hf_folders(coordinator)
-    assert ranks.keep_alive.called
     disk.set()
+    assert ranks.keep_alive.called
     assert "`rollmesh export` writes them later" in caplog.text
