@@ -1,6 +1,6 @@
 """All that is loaded before a service does anything, in one interpreter: heavy packages by name, and what they start.
 
-The steps follow one another, so that each is held to what it adds. What is loaded at a start costs every start.
+The steps follow one another, so that each is held to what it adds. Every start pays for it.
 """
 
 from __future__ import annotations

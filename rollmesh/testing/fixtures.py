@@ -23,7 +23,7 @@ from rollmesh.testing.engine_cases import ARCHITECTURES, make_model  # noqa: E40
 from rollmesh.testing.worlds import EngineLayout, EngineWorld, Processes  # noqa: E402 - see above
 
 STARTED = pytest.StashKey[dict[int, Processes]]()
-"""Processes of worlds by their number; whoever ends some has them started again for the next test."""
+"""Processes of worlds by their number. Those that were ended are started again for the next test."""
 GetWorld = Callable[[EngineLayout], EngineWorld]
 
 

@@ -1,7 +1,7 @@
 """CPU seconds per test: of the worker that runs it, and of all the processes below it.
 
 On a busy machine they say more than durations do: they are nearly the same as on a quiet one. A process that is kept
-for later tests counts for the test during which it used the time, or for the next one: to look through all threads of
+for later tests counts for the test during which it used the time, or for the next one. To look through all threads of
 all processes takes longer than most tests.
 """
 

@@ -36,8 +36,8 @@ def worker_processes() -> Callable[[], list[psutil.Process]]:
 async def make_engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., ScoringEngine]]:
     """`make_engine("compute_score", ...)`: an engine over functions of `hostile.py`, or other paths and names.
 
-    It looks at its workers all the time: a call that hangs says itself that its time is over (`hostile.overdue`), and
-    no other is ended however slow the machine is.
+    It looks at its workers all the time. A call that hangs says itself that its time is over (`hostile.overdue`). No
+    other is ended, however slow the machine is.
     """
     next_check_s = slot.Slot._next_check_s
 

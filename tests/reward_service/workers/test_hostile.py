@@ -347,7 +347,7 @@ async def test_coroutines_that_block_or_end_their_worker_end_alone(make_engine: 
     assert [said(result) for result in results[len(acts) :]] == ["1"] * 40
 
 
-# How long these take is up to the worker's event loop: their limit is a real one, and no good call is below it.
+# The worker's event loop decides when these end. Their limit is a real one, and no good call is below it.
 @pytest.mark.parametrize("act", ["await 600", "deaf", "block-in-task"])
 async def test_coroutines_that_wait_for_ever_or_do_not_listen_end(make_engine: Any, make_item: Any, act: str) -> None:
     engine = make_engine("judge", workers=1, call_timeout_s=0.5)
