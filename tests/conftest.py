@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import venv
 from collections.abc import Iterator
 from importlib import metadata
@@ -34,8 +35,6 @@ from tests.suite.results import Recorder
 settings.register_profile("suite", deadline=None, max_examples=50)
 settings.register_profile("all", deadline=None, max_examples=200)
 settings.load_profile("suite")
-# torch's checkpoints report their every step at the level below.
-_LOG_LEVEL = logging.INFO
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,8 +49,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Skips what starts a process, where that is asked for; xdist's own processes are started by another. Modules and
     tests are loaded with few searches for cycles. The second tier tries more examples."""
     collect_garbage_seldom()
-    # Not by pytest's `log_level`: it would set the level twelve times a test, and forget all loggers' caches each time.
-    logging.getLogger().setLevel(_LOG_LEVEL)
     config.pluginmanager.register(tiers)
     config.pluginmanager.register(Recorder(config))
     if not hasattr(config, "workerinput"):
@@ -65,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 # Parts of the names of files that share an engine, the processes of a learner's, or what was read or counted once.
 _SHARED = (
     ("/engines/vllm/",),
-    ("tests/test_layers", "tests/test_supply"),
+    ("tests/test_layers", "tests/test_supply", "docs/test_docstrings"),
     ("/test_sglang_",),
     ("tests/faults/",),
     ("generators/placement/test_sleeping", "generators/test_", "generators/weights/"),
@@ -99,8 +96,12 @@ class ByFileAndServer(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::", 1)[0]
-        return next((parts[0] for parts in _SHARED if any(part in file for part in parts)), file)
+        return _scope(nodeid)
+
+
+def _scope(nodeid: str) -> str:
+    file = nodeid.split("::", 1)[0]
+    return next((parts[0] for parts in _SHARED if any(part in file for part in parts)), file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
@@ -135,7 +136,11 @@ def _turn(item: pytest.Item) -> int:
 # Before any fixture starts a server.
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips a test whose engine is not installed; fails it where that is not allowed."""
+    """Skips a test whose engine is not installed; fails it where that is not allowed. Gives the log its level."""
+    # Torch's checkpoints report their every step below it. Pytest's option would set it a dozen times per test, and
+    # all loggers would forget what they have found.
+    if logging.root.level != logging.INFO:
+        logging.root.setLevel(logging.INFO)
     engine = item.get_closest_marker("engine")
     if engine is not None:
         engines_here.require(engine.args[0])
@@ -143,20 +148,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[None]:
-    """Takes back what a test sets in the environment and as the level of logging: the product sets both for its own
-    process."""
+    """Takes back what a test sets in the environment: the product sets variables of libraries for its own process."""
     before = dict(os.environb)
     try:
         return (yield)
     finally:
-        if logging.getLogger().level != _LOG_LEVEL:
-            logging.getLogger().setLevel(_LOG_LEVEL)
         after = dict(os.environb)
         for name in after.keys() | before.keys():
             if name not in before:
                 del os.environb[name]
             elif after.get(name) != before[name]:
                 os.environb[name] = before[name]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ends the worlds of engines with the last test of their files: threads of gloo look around while they wait."""
+    # The module is heavy; most processes never load it.
+    fixtures = sys.modules.get("rollmesh.testing.fixtures")
+    if fixtures is not None and (nextitem is None or _scope(item.nodeid) != _scope(nextitem.nodeid)):
+        for processes in item.config.stash.get(fixtures.STARTED, {}).values():
+            processes.close()
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 import ast
 import importlib.util
 import itertools
-import subprocess
-import sys
 from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -12,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.sources import parsed
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES = {"buffer", "reward_service", "generators", "learner"}
@@ -44,7 +44,7 @@ class Source(NamedTuple):
 
 @cache
 def source(path: Path) -> Source:
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)]
     return Source(tree.body, ast.get_docstring(tree), nodes)
 
@@ -174,13 +174,3 @@ def test_some_is_imported_in_one_place_alone() -> None:
         if not any(path.is_relative_to(ROOT / place) for place in places)
     ]
     assert not found, "\n".join(found)
-
-
-def test_the_command_loads_without_torch() -> None:
-    code = (
-        "import sys, rollmesh.cli, rollmesh.launcher.local; "
-        "print(sorted({'torch', 'transformers', 'pyarrow', 'matplotlib'} & set(sys.modules)))"
-    )
-
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
-    assert shown.stdout.strip() == "[]"

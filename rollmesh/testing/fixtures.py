@@ -22,6 +22,8 @@ pytest.register_assert_rewrite(*(name for name in _ASSERTING if name not in sys.
 from rollmesh.testing.engine_cases import ARCHITECTURES, make_model  # noqa: E402 - see above
 from rollmesh.testing.worlds import EngineLayout, EngineWorld, Processes  # noqa: E402 - see above
 
+STARTED = pytest.StashKey[dict[int, Processes]]()
+"""Processes of worlds by their number. Those that were ended are started again for the next test."""
 GetWorld = Callable[[EngineLayout], EngineWorld]
 
 
@@ -33,9 +35,9 @@ def engine_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path
 
 
 @pytest.fixture(scope="session")
-def engine_worlds() -> Iterator[GetWorld]:
+def engine_worlds(pytestconfig: pytest.Config) -> Iterator[GetWorld]:
     """The world of a layout. Layouts of as many processes share them, for all tests."""
-    started: dict[int, Processes] = {}
+    started = pytestconfig.stash.setdefault(STARTED, {})
     with ExitStack() as closers:
 
         def get(layout: EngineLayout) -> EngineWorld:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.config_keys import is_key
 from tests.docs.prose import statements
+from tests.sources import parsed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("mesh", "buffer", "reward_service", "generators", "learner", "rollmesh")
@@ -24,7 +25,7 @@ def _modules() -> dict[Path, ast.Module]:
     paths = (path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py")))
     # The links in `rollmesh` lead to the other packages.
     own = {path.resolve(): path for path in paths if "__pycache__" not in path.parts}
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(own)}
+    return {path: parsed(path) for path in sorted(own)}
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -18,12 +18,24 @@ from rollmesh.mesh.config.scorers.http import HttpSection
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.client.client import RewardClient
 from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.served_model import connection
 from rollmesh.reward_service.server.http import http_server
 from rollmesh.reward_service.server.server import RewardServer
+from rollmesh.reward_service.workers import process
+from tests.reward_service import forking_workers
 
 MakeItem = Callable[..., reward_pb2.ScoreItem]
 Behaviour = Callable[[reward_pb2.ScoreRequest, Any], Awaitable[reward_pb2.ScoreResponse]]
 StreamBehaviour = Callable[[AsyncIterator[reward_pb2.ScoreStreamRequest]], AsyncIterator[reward_pb2.ScoreResult]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_workers() -> Iterator[None]:
+    """Reward workers of this process, and processes of models, are forked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection, "_start", forking_workers.start_model)
+        patch.setattr(process, "_start_program", forking_workers.start)
+        yield
 
 
 @pytest.fixture

@@ -1,13 +1,15 @@
 """CPU seconds per test: of the worker that runs it, and of all the processes below it.
 
 On a busy machine they say more than durations do: they are nearly the same as on a quiet one. A process that is kept
-for later tests counts for the test during which it used the time.
+for later tests counts for the test during which it used the time, or for the next one. To look through all threads of
+all processes takes longer than most tests.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -15,8 +17,9 @@ import pytest
 
 KEY = "cpu_s"
 """Name of the property of a test's last report that holds its CPU seconds."""
-_SHORT_S = 0.05
 _TICK = os.sysconf("SC_CLK_TCK")
+# Seconds between two looks at processes that live.
+_LOOKS_S = 0.25
 
 
 class CpuTime:
@@ -28,36 +31,22 @@ class CpuTime:
 
     def __init__(self) -> None:
         self.collection_s = 0.0
-        self._counted: float | None = None
-        self._own = 0.0
-        self._lasts = 0.0
+        self._before: float | None = None
+        self._used = Used()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Begins after the collection of tests."""
-        if self._counted is None:
-            self._counted = self.collection_s = used_s()
-            self._own = _own_s()
-        self._lasts = 0.0
+        if self._before is None:
+            self._before = self.collection_s = self._used.seconds()
         return (yield)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         """Sends what a test has used with the report of its teardown."""
-        self._lasts += call.duration
         if call.when == "teardown":
-            item.user_properties.append((KEY, self._used_since()))
-
-    def _used_since(self) -> float:
-        """CPU seconds since the previous test.
-
-        The search for children costs more than most tests: a short test counts without them, and what they used counts
-        for the next long one.
-        """
-        before, self._own = self._own, _own_s()
-        used = self._own - before if self._lasts < _SHORT_S else max(0.0, used_s() - (self._counted or 0.0))
-        self._counted = (self._counted or 0.0) + used
-        return used
+            before, self._before = self._before or 0.0, self._used.seconds()
+            item.user_properties.append((KEY, max(0.0, self._before - before)))
 
 
 def cpu_seconds(report: pytest.TestReport) -> float:
@@ -67,14 +56,22 @@ def cpu_seconds(report: pytest.TestReport) -> float:
     return sum(value for key, value in report.user_properties if key == KEY and isinstance(value, float))
 
 
-def used_s() -> float:
+class Used:
     """CPU seconds of this process and of all that it has started, whether they have ended or not."""
-    return _own_s() + sum(map(_used_s, _children(os.getpid())))
 
+    def __init__(self) -> None:
+        self._living_s = 0.0
+        self._reaped_s = -1.0
+        self._looked = 0.0
 
-def _own_s() -> float:
-    """CPU seconds of this process and of those that it has started and waited for."""
-    return sum(os.times()[:4])
+    def seconds(self) -> float:
+        """The seconds so far."""
+        user, system, *reaped, _ = os.times()
+        # A process that has been reaped is in one of both numbers, never in both.
+        if sum(reaped) != self._reaped_s or time.monotonic() - self._looked > _LOOKS_S:
+            self._living_s = sum(map(_used_s, _children(os.getpid())))
+            self._reaped_s, self._looked = sum(reaped), time.monotonic()
+        return user + system + sum(reaped) + self._living_s
 
 
 def _used_s(pid: int) -> float:

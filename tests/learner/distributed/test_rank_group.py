@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import msgpack
 import pytest
 
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.coordinator import Coordinator
+from rollmesh.learner.distributed import rank_group
 from rollmesh.learner.distributed.rank_group import KEEP_ALIVE_S, RankGroup, run_follower, wait_keeping_alive
 from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
 from rollmesh.learner.status import LearnerStatus
@@ -157,16 +160,16 @@ def test_a_request_to_stop_from_before_the_last_evaluation_ends_it() -> None:
 def test_hugging_face_folders_that_no_disk_takes_do_not_keep_a_run_from_its_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module, told, disk = "rollmesh.learner.coordinator.coordinator", threading.Event(), threading.Event()
-    monkeypatch.setattr(f"{module}.EXPORT_S", 2.0)
-    monkeypatch.setattr(f"{module}.leave_hf_folders", lambda _config: disk.wait(600))
-    ranks = SimpleNamespace(keep_alive=told.set, keep_alive_s=0.01)
+    disk, looks = threading.Event(), itertools.count()
+    monkeypatch.setattr("rollmesh.learner.coordinator.coordinator.leave_hf_folders", lambda _config: disk.wait())
+    # Minutes pass from one look at the clock to the next.
+    monkeypatch.setattr(rank_group, "time", SimpleNamespace(monotonic=lambda: 300.0 * next(looks)))
+    ranks = Mock(keep_alive_s=0.01)
     coordinator: Any = SimpleNamespace(
         _runtime=SimpleNamespace(ranks=ranks), _status=LearnerStatus(), _config=SimpleNamespace()
     )
     coordinator._wait_for = partial(Coordinator._wait_for, coordinator)
     Coordinator._leave_hf_folders(coordinator)
-    assert told.is_set()
-    assert not disk.is_set()
     disk.set()
+    assert ranks.keep_alive.called
     assert "`rollmesh export` writes them later" in caplog.text

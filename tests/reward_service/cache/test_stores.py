@@ -138,7 +138,7 @@ async def test_a_redis_that_is_gone_is_asked_rarely_and_named_once(
 
 async def test_the_first_question_has_time_for_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollmesh.reward_service.cache.redis_store._OPENING_S", PATIENT_S)
-    asked = 0
+    asked, timeout_s = 0, 0.05
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal asked
@@ -148,12 +148,13 @@ async def test_the_first_question_has_time_for_a_connection(monkeypatch: pytest.
                 continue
             asked += 1
             if asked == 1:
-                await asyncio.sleep(0.2)
+                # Longer than a question may take, by the same loop's clock.
+                await asyncio.sleep(4 * timeout_s)
                 writer.write(b"*1\r\n$1\r\nv\r\n")
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    store = RedisStore(RedisAddress(hosts=(("127.0.0.1", port),)), timeout_s=0.05, ttl_s=60)
+    store = RedisStore(RedisAddress(hosts=(("127.0.0.1", port),)), timeout_s=timeout_s, ttl_s=60)
     assert await store.get([b"k"]) == [b"v"]
     # By now the question alone has its time.
     assert await store.get([b"k"]) == [None]

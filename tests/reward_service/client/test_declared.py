@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import grpc
 import pytest
 
-from rollmesh.protos import reward_pb2
+from rollmesh.protos import reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.client.client import CallLimits, LocalScorer, RewardClient
 from rollmesh.reward_service.client.outgoing import Wants, outgoing
 from rollmesh.reward_service.client.validation import contract_fault
@@ -153,7 +154,10 @@ async def test_no_more_calls_at_a_time_than_a_server_takes(scripted: Any, make_i
     client = RewardClient([server.address])
     scoring = asyncio.create_task(client.score([make_item(f"{n}", group_id=f"g{n}") for n in range(4)], timeout_s=60))
     await asyncio.wait_for(server.called.wait(), 120)
-    await asyncio.sleep(0.1)
+    # Other calls would have come as far as these.
+    async with grpc.aio.insecure_channel(server.address.removeprefix("grpc://")) as channel:
+        for _ in range(10):
+            await reward_pb2_grpc.RewardStub(channel).Info(reward_pb2.InfoRequest())
     go.set()
     assert all(result.HasField("scored") for result in await asyncio.wait_for(scoring, 120))
     assert most == 1

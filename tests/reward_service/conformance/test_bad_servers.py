@@ -176,6 +176,8 @@ class TakesTurns(Server):
 class WorksForNoOne(Server):
     """A batch takes a while, whatever becomes of its call, and all else waits for it."""
 
+    info = Info(max_items=16)
+
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
         self.work: set[Any] = set()

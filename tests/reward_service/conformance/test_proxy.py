@@ -70,7 +70,7 @@ async def test_the_client_loses_nothing(
     server = Counting()
     server.info = reward_pb2.InfoResponse(streams=streams)
     proxy = await proxy_to(await serving(server), faults)
-    limits = CallLimits(attempts=1000, timeout_s=1.0 if faults.drop else 30.0)
+    limits = CallLimits(attempts=1000, timeout_s=0.2 if faults.drop else 30.0)
     client = RewardClient([f"grpc://127.0.0.1:{proxy.port}"], limits=limits)
     async with asyncio.timeout(240):
         for turn in range(8):
@@ -127,7 +127,7 @@ async def test_the_client_loses_nothing_over_http(
     serve_http: Any, proxy_to: Any, make_item: Any, faults: Faults, met: str
 ) -> None:
     proxy = await proxy_to(await serve_http("exact_match"), faults)
-    limits = CallLimits(attempts=1000, timeout_s=1.0 if faults.drop else 30.0)
+    limits = CallLimits(attempts=1000, timeout_s=0.2 if faults.drop else 30.0)
     client = RewardClient([f"http://127.0.0.1:{proxy.port}"], limits=limits)
     async with asyncio.timeout(240):
         for turn in range(6):

@@ -75,7 +75,11 @@ def node() -> Sequence[str]:
 
 
 @pytest.mark.parametrize(("scheme", "prepare"), [("http", rust), ("http", java), ("http", go), ("grpc", node)])
-async def test_it_passes_the_check(scheme: str, prepare: Callable[[], Sequence[str]], checked: Any) -> None:
+async def test_it_passes_the_check(
+    scheme: str, prepare: Callable[[], Sequence[str]], checked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Twice what gRPC itself allows.
+    monkeypatch.setattr("rollmesh.reward_service.conformance.probes.load.MAX_MESSAGE", 8 << 20)
     environment = os.environ | {"NODE_PATH": str(BUILT / "node" / "node_modules")}
     process = subprocess.Popen([*prepare(), "0"], stdout=subprocess.PIPE, text=True, env=environment)
     try:

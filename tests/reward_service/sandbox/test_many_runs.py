@@ -26,11 +26,11 @@ def _held() -> tuple[int, set[int]]:
 @pytest.mark.parametrize("rung", [2, 3])
 async def test_many_runs_leave_nothing(rung: int, monkeypatch: pytest.MonkeyPatch) -> None:
     files, processes = _held()
-    monkeypatch.setattr(executor, "_SHARE", 60)
+    monkeypatch.setattr(executor, "_SHARE", 30)
     sandbox = await opened(rung)
-    jobs = [Job("python", {"main.py": b"print(%d)" % n}, ["main.py"], limits=LIMITS) for n in range(200)]
+    jobs = [Job("python", {"main.py": b"print(%d)" % n}, ["main.py"], limits=LIMITS) for n in range(100)]
     ran = await asyncio.gather(*map(sandbox.run, jobs))
-    assert [each.stdout for each in ran] == [b"%d\n" % n for n in range(200)]
+    assert [each.stdout for each in ran] == [b"%d\n" % n for n in range(100)]
     folders = [Path(zygote._folder) for zygote in sandbox._idle]
     await sandbox.close()
     assert not [folder for folder in folders if folder.exists()]

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.workers import slot
 
 HOSTILE = Path(__file__).parent / "hostile.py"
 
@@ -32,8 +33,21 @@ def worker_processes() -> Callable[[], list[psutil.Process]]:
 
 
 @pytest_asyncio.fixture
-async def make_engine() -> AsyncIterator[Callable[..., ScoringEngine]]:
-    """`make_engine("compute_score", ...)`: an engine over functions of `hostile.py`, or other paths and names."""
+async def make_engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., ScoringEngine]]:
+    """`make_engine("compute_score", ...)`: an engine over functions of `hostile.py`, or other paths and names.
+
+    It looks at its workers all the time. A call that hangs says itself that its time is over (`hostile.overdue`). No
+    other is ended, however slow the machine is.
+    """
+    next_check_s = slot.Slot._next_check_s
+
+    def soon(*arguments: Any) -> float | None:
+        patience = next_check_s(*arguments)
+        return None if patience is None else min(patience, 0.05)
+
+    monkeypatch.setattr(slot.Slot, "_next_check_s", soon)
+    # A look that comes late would give every call its time again.
+    monkeypatch.setattr(slot, "_ABSENT_S", float("inf"))
     made: list[ScoringEngine] = []
 
     def make(*names: str, **options: Any) -> ScoringEngine:

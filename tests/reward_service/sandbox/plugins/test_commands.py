@@ -81,7 +81,7 @@ def test_a_signal_at_the_limit_of_cpu_time_is_for_that(code: int, cpu_s: float, 
 
 
 async def test_what_is_too_much_is_ended(bare: Bare) -> None:
-    limits = Limits(cpu_s=60.0, wall_s=3.0, output=5000, memory=1 << 30)
+    limits = Limits(cpu_s=60.0, wall_s=1.0, output=5000, memory=1 << 30)
     ran = await bare.run(_job("echo begun; sleep 600 & sleep 600", limits=limits))
     assert (ran.end, ran.stdout) == ("wall", b"begun\n")
     flood = Limits(cpu_s=60.0, wall_s=120.0, output=5000, memory=1 << 30)
@@ -155,7 +155,7 @@ print(int(input()) + 1)
 
 
 async def test_a_program_that_sleeps_leaves_nothing(confining: CommandExecutor) -> None:
-    limits = Limits(cpu_s=60.0, wall_s=8.0, memory=1 << 30, processes=4)
+    limits = Limits(cpu_s=60.0, wall_s=3.0, memory=1 << 30, processes=4)
     source = b"import os, time; os.fork(); os.setsid() if os.fork() == 0 else 0; time.sleep(600)"
     job = Job("python", {"main.py": source}, ["main.py"], limits=limits)
     assert (await confining.run(job)).end == "wall"

@@ -1,0 +1,60 @@
+"""Reward workers and processes of models that are forked from one that has loaded their program, not executed.
+
+A file of tests needs dozens of workers. Those of the service are executed: `workers/test_process.py` looks at that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+
+from rollmesh.mesh.config.variables import without_settings
+from rollmesh.mesh.runtime.threads import thread_environment
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
+from rollmesh.mesh.runtime.warm_start.forked import Forked
+from rollmesh.reward_service.served_model import connection
+from rollmesh.reward_service.workers import process
+from tests import warm
+from tests.repository import REPOSITORY
+
+# All of ours that some worker loads.
+_LOADED = (
+    "rollmesh.reward_service.workers.program",
+    "rollmesh.reward_service.workers.event_loop",
+    "rollmesh.reward_service.scorers.auto",
+    "rollmesh.reward_service.scorers.math_value",
+)
+_PROGRAM = "tests.reward_service.forked_worker"
+_executed, _executed_model = process._start_program, connection._start
+
+
+def start(fds: tuple[int, ...]) -> Forked | subprocess.Popen[bytes]:
+    """Forks a worker; where the environment is not the one in which the modules were loaded, it is executed."""
+    socket, page = fds
+    # The name tells workers from other children.
+    command = [sys.executable, "-m", _PROGRAM, process.__name__, json.dumps(sys.path)]
+    return _server().start(command, env=_environment(), stdin=socket, stdout=page, stderr=2) or _executed(fds)
+
+
+def start_model(fd: int) -> Forked | subprocess.Popen[bytes]:
+    """Forks a model's process, of the module that `connection` names, from the server of commands."""
+    (module,) = re.findall(r"from (\S+) import main", connection._PROGRAM)
+    command = [sys.executable, "-m", "tests.reward_service.forked_model", module, json.dumps(sys.path)]
+    environment = {**warm.environment(), **_environment()}
+    return warm.server().start(command, env=environment, stdin=fd, stdout=2, stderr=2) or _executed_model(fd)
+
+
+@cache
+def _server() -> WarmServer:
+    started = WarmServer.execute(_LOADED, _environment())
+    assert started is not None
+    return started
+
+
+def _environment() -> dict[str, str]:
+    whole = {**without_settings(os.environ), **thread_environment(1), "PYTHONPATH": str(REPOSITORY)}
+    return {name: value for name, value in whole.items() if name != "PYTEST_CURRENT_TEST"}
