@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -322,8 +324,11 @@ async def test_a_prompt_the_engine_refuses_ends_as_failed(tmp_path: Path) -> Non
 async def test_pinned_groups_hold_the_weights_until_they_are_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On a crowded machine the next of them take longer to come.
-    monkeypatch.setattr("rollmesh.generators.weights.pinned_groups.QUIET_S", 5.0)
+    # None comes for a moment only once all were taken, however long the next of them take to come.
+    taken = asyncio.Event()
+    clock = SimpleNamespace(time=lambda: math.inf if taken.is_set() else 0.0)
+    own = SimpleNamespace(Event=asyncio.Event, get_running_loop=lambda: clock, sleep=lambda _: taken.wait())
+    monkeypatch.setattr("rollmesh.generators.weights.pinned_groups.asyncio", own)
     async with mesh(tmp_path, endless=True, rollout__slots=8) as world:
         learner = await world.learner()
         await learner.publish(0)
@@ -343,6 +348,7 @@ async def test_pinned_groups_hold_the_weights_until_they_are_done(
             response = await stream.next(DEADLINE_S)
             assert response is not None, stream.waiting_reason
             groups += learner.taken(response)
+        taken.set()
         await stream.close()
         for group in groups:
             assert group.members[0].oldest == group.members[0].newest == PolicyVersion(1, 0).to_proto()

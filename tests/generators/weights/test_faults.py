@@ -27,8 +27,8 @@ from tests.generators.weights.transports.world import remote_learner
 
 LinkTo: TypeAlias = Callable[[int], Link]
 DEADLINE_S = 240.0
-# The longest silence, and the time that may pass beyond it on a busy machine.
-PATIENCE_S, SLACK_S = 1.0, 30.0
+# The longest silence.
+PATIENCE_S = 1.0
 
 
 class Reports(asyncio.Queue[weights_pb2.SwapReport]):
@@ -100,7 +100,7 @@ async def test_a_link_that_dies_halfway_leaves_the_old_version_until_it_is_back(
         await asyncio.to_thread(link.apply, "*", Conditions("blackhole"))
         release.set()
         # The link of deltas is given up, and then the full bytes.
-        report = await reports.next((1 if encoding == "full" else 2) * PATIENCE_S + SLACK_S)
+        report = await reports.next(DEADLINE_S)
         assert "no byte for" in report.error
         assert world.receiver.serving == PolicyVersion(1, 0)
         assert world.engine.served == [PolicyVersion(1, 0)]
@@ -154,7 +154,7 @@ async def test_a_publisher_killed_halfway_leaves_the_old_version_until_the_next_
         world.membership.name("learner-1", link.port)
         await asyncio.wait_for(halfway.reached.wait(), DEADLINE_S)
         await killed.kill()
-        report = await reports.next(PATIENCE_S + SLACK_S)
+        report = await reports.next(DEADLINE_S)
         assert (report.policy.incarnation, "no byte for" in report.error) == (1, True)
         assert world.engine.served == [PolicyVersion(0, 3)]
         assert same(world.engine, weights(3))

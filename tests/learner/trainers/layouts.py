@@ -19,7 +19,7 @@ from rollmesh.testing.engine_cases import make_spec
 from rollmesh.testing.worlds import Harness
 from rollmesh.trainers import read_trainer_config
 
-STEPS, PER_STEP = 3, 10
+STEPS, PER_STEP = 2, 10
 
 
 def losses(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +24,9 @@ from rollmesh.learner.metrics.trackers import opening
 from rollmesh.learner.metrics.writer import with_aliases
 from rollmesh.learner.trainers import process
 from rollmesh.learner.trainers.objectives.kto import mismatched
-from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.errors import ConfigError, DivergedError
-from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.scoring.configured import configured_engine
+from rollmesh.reward_service.served_model.messages import ModelOptions
+from rollmesh.reward_service.served_model.program import load
 from rollmesh.run_files import read_any_config
 from rollmesh.run_handle import Run
 from tests.learner.trainers.tiny import metrics, train
@@ -202,15 +199,6 @@ def test_epochs_end_with_the_last_row(chat_model: Path, row_files: dict[str, Pat
     assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("i*")] == ["i0001-v00000005"]
 
 
-async def _scores(function: str, items: Sequence[reward_pb2.ScoreItem]) -> list[float]:
-    engine = configured_engine(RewardSection(functions=[function]))
-    try:
-        await engine.start()
-        return [result.scored.total for result in await engine.score(items, 600.0)]
-    finally:
-        await engine.close()
-
-
 def test_a_reward_model_is_a_classifier_with_the_same_scores(
     chat_model: Path, row_files: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -219,13 +207,11 @@ def test_a_reward_model_is_a_classifier_with_the_same_scores(
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.config.num_labels == 1
     prompts = ["<user>1+4=<end><assistant>", "<user>0+7=<end><assistant>"]
-    items = [
-        reward_pb2.ScoreItem(item_id=f"{p}{r}", group_id="g", prompt=p, response=r)
-        for p in prompts
-        for r in ("5", "7", "12")
-    ]
-    scores = asyncio.run(_scores(f"model:{folder}", items))
-    padded = tokenizer([f"{item.prompt}{item.response}<end>" for item in items], padding=True, return_tensors="pt")
+    pairs = [(prompt, response) for prompt in prompts for response in ("5", "7", "12")]
+    # As the process of a reward service does that is given `model:FOLDER`.
+    reader, judge = load(ModelOptions("response", str(folder), template="text"))
+    scores = [score for (score,) in judge.values([reader.read((*pair, [])) for pair in pairs])]
+    padded = tokenizer([f"{prompt}{response}<end>" for prompt, response in pairs], padding=True, return_tensors="pt")
     with torch.no_grad():
         expected = model(padded["input_ids"], padded["attention_mask"]).logits[:, 0].tolist()
     assert scores == pytest.approx(expected, abs=1e-5)
