@@ -20,7 +20,7 @@ from rollmesh.protos import weights_pb2
 from tests.generators.weights.transports.world import Arrivals, Case, local_learner, remote_learner, tensors
 
 DEADLINE_S = 240.0
-# The silence after which a hung publisher is given up. Any silence will do for a publisher that is not needed.
+# The silence after which a hung publisher is given up; the others may take as long as they need.
 PATIENCE_S = 1.0
 
 
