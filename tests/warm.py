@@ -48,7 +48,7 @@ def server() -> WarmServer:
 
 
 def take_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives this process, for a test, an environment with which its children can be forked."""
+    """Gives this process an environment with which its children can be forked, when the test itself is running."""
     for name in os.environ.keys() - environment().keys():
         monkeypatch.delenv(name)
     for name, value in environment().items():

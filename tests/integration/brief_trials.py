@@ -1,4 +1,4 @@
-"""`python -m tests.integration.brief_trials ARGUMENT...`: `rollmesh` whose trials of placements measure for a moment."""
+"""`python -m tests.integration.brief_trials ARGUMENT...`: `rollmesh` that tries each placement for a moment."""
 
 from __future__ import annotations
 

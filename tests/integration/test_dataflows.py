@@ -11,7 +11,7 @@ from tests.integration.training import train
 pytestmark = pytest.mark.slow
 _HERE = "examples/dataflows"
 _DEMO = "examples/demo/demo.yaml"
-_STEPS, _CHOSEN = 24, 16
+_STEPS = 24
 
 
 def test_a_student_comes_closer_to_its_teacher(warm_data: Path, demo_data: Path, tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_a_student_comes_closer_to_its_teacher(warm_data: Path, demo_data: Path,
         learner__roles__teacher__path=str(warm_data / "model"),
     )
     assert len(run.metric("actor/loss")) == _STEPS
-    print('TREND',run.trend('distillation/reverse_kl') if 'Student' in '' else '');first, last = run.trend("distillation/reverse_kl")
+    first, last = run.trend("distillation/reverse_kl")
     assert last < 0.9 * first, (first, last)
 
 
@@ -36,17 +36,16 @@ def test_the_best_of_n_becomes_more_likely(warm_data: Path, tmp_path: Path) -> N
     run = train(
         *(_DEMO, warm_data, tmp_path),
         rollout__n=4,
-        learner__optimizer__lr=8e-4,
+        learner__optimizer__lr=1e-3,
         learner__optimizer__warmup_steps=2,
-        learner__batch__groups=_CHOSEN,
-        learner__steps=_STEPS,
+        learner__steps=30,
         algorithm=f"{_HERE}/rejection_sampling.py:RejectionSampling",
     )
-    print('TREND',run.trend('distillation/reverse_kl') if 'Student' in '' else '');first, last = run.trend("rejection_sampling/log_likelihood")
+    first, last = run.trend("rejection_sampling/log_likelihood")
     assert last > first, (first, last)
-    print('TREND',run.trend('distillation/reverse_kl') if 'Student' in '' else '');first, last = run.trend("critic/score/mean")
+    first, last = run.trend("critic/score/mean")
     assert last > first, (first, last)
-    assert set(run.metric("rejection_sampling/chosen")) == {_CHOSEN}
+    assert set(run.metric("rejection_sampling/chosen")) == {32.0}
     counters = run.ledger.counters
     assert counters.filtered > 0
     assert any("no_right_response" in reason for reason in counters.reasons), counters.reasons

@@ -11,8 +11,8 @@ from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.testing.fixtures import engine_worlds  # noqa: F401 - fixture
-from tests import warm
 from tests.rollmesh.fake_spec import LOADED
+from tests.warm import environment, take_environment
 
 
 class Recorder:
@@ -37,7 +37,7 @@ def recorder() -> Recorder:
 @pytest.fixture(scope="session")
 def forking() -> Iterator[WarmServer]:
     """Forks services of `fake_service.py`."""
-    started = WarmServer.execute(LOADED, warm.environment())
+    started = WarmServer.execute(LOADED, environment())
     assert started is not None
     with started:
         yield started
@@ -48,9 +48,9 @@ def make_supervisor(
     tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, forking: WarmServer
 ) -> Callable[..., Supervisor]:
     """Its services are forked."""
-    warm.take_environment(monkeypatch)
 
     def make(max_restarts: int = 3, frozen_after_s: float = 0.0, warm: WarmServer | None = forking) -> Supervisor:
+        take_environment(monkeypatch)
         return Supervisor(
             tmp_path,
             security=SecuritySection(),

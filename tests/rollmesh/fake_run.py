@@ -10,6 +10,7 @@ import fcntl
 import sys
 import termios
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rollmesh.launcher.service_process import ServiceSpec
 from rollmesh.launcher.services import BUFFER, LEARNER
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from tests.rollmesh.fake_spec import fake_spec
 
 
@@ -57,8 +59,11 @@ def main() -> int:
     local.ServiceCatalogue = catalogue  # type: ignore[assignment,misc]
     local.check_files = lambda _: None
     local.check_code = lambda *_, **__: Preparation(DevicePlan())  # type: ignore[assignment]
+    # It may fork its services, as `rollmesh` does.
+    sys.orig_argv = [sys.executable, "-m", "rollmesh.cli"]
     try:
-        return local.run_locally(config)
+        with WarmServer.fork(()) or nullcontext() as warm:
+            return local.run_locally(config, warm=warm)
     except RollmeshError as error:
         return error.exit_code
 

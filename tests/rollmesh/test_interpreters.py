@@ -34,6 +34,10 @@ def config(**values: object) -> Config:
     return load_config(source, overrides)
 
 
+# Loading it is asked of one interpreter, where it is true.
+LOADED = "import sys, types; sys.modules['rollmesh.cli.app'] = types.ModuleType('app')"
+
+
 def python_that(folder: Path, *lines: str) -> Path:
     """An interpreter of this environment that runs some lines of Python first."""
     (folder / "first.py").write_text("\n".join(textwrap.dedent(line) for line in lines))
@@ -108,7 +112,7 @@ def test_one_that_is_no_python(program: str, tmp_path: Path) -> None:
 
 def test_one_that_greets(tmp_path: Path) -> None:
     """A site's own customization may print what it likes."""
-    check(reward__python=python_that(tmp_path, "print('welcome')"))
+    check(reward__python=python_that(tmp_path, LOADED, "print('welcome')"))
 
 
 def test_a_server_that_cannot_be_asked_is_not_told_to_install_rollmesh(tmp_path: Path) -> None:
@@ -125,7 +129,8 @@ def test_one_without_rollmesh(tmp_path: Path) -> None:
 
 
 def test_one_with_another_version(tmp_path: Path) -> None:
-    other = python_that(tmp_path, "import importlib.metadata", "importlib.metadata.version = lambda name: '0.0.7'")
+    version = "import importlib.metadata; importlib.metadata.version = lambda name: '0.0.7'"
+    other = python_that(tmp_path, LOADED, version)
     with pytest.raises(ConfigError, match=r"buffer\.python: .* has rollmesh 0\.0\.7, here it is"):
         check(buffer__python=other)
 
@@ -134,7 +139,7 @@ def test_one_with_another_version(tmp_path: Path) -> None:
 def test_an_engine_that_is_missing(named: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In the environment that is named, or in this one where none is."""
     hide = "import importlib.util; importlib.util.find_spec = lambda name: None"
-    python = {"rollout__python": python_that(tmp_path, "import rollmesh.cli.app", hide)} if named else {}
+    python = {"rollout__python": python_that(tmp_path, LOADED, hide)} if named else {}
     if not named:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"rollout\.python: vllm is not installed in .*make vllm"):

@@ -28,6 +28,7 @@ from rollmesh.report.restarts import read_restarts
 from tests.repository import REPOSITORY
 from tests.rollmesh.conftest import Recorder
 from tests.rollmesh.fake_spec import fake_spec
+from tests.warm import environment
 
 MakeSupervisor = Callable[..., Supervisor]
 DEADLINE_S = 240.0
@@ -93,7 +94,7 @@ async def test_killed_service_is_restarted(tmp_path: Path, make_supervisor: Make
 async def test_kill9_of_the_warm_server_touches_no_service_and_the_next_one_is_executed(
     tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
 ) -> None:
-    with WarmServer.execute(()) or nullcontext() as warm:
+    with WarmServer.execute((), environment()) or nullcontext() as warm:
         assert warm is not None
         spec = replace(fake_spec(tmp_path, "learner"), environment={**thread_environment(1), "RANK": "7"})
         supervisor = make_supervisor(warm=warm)
