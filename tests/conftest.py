@@ -148,11 +148,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[None]:
-    """Takes back what a test sets in the environment: the product sets variables of libraries for its own process."""
-    before = dict(os.environb)
+    """Takes back what a test sets for its process, as the product does for its own: variables of libraries, and where
+    logs are written, which may be a stream that ends with the test."""
+    before, handlers = dict(os.environb), [*logging.root.handlers]
     try:
         return (yield)
     finally:
+        logging.root.handlers[:] = handlers
         after = dict(os.environb)
         for name in after.keys() | before.keys():
             if name not in before:

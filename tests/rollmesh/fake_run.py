@@ -1,7 +1,7 @@
 """`rollmesh run` of services that only live.
 
 `python -m tests.rollmesh.fake_run [--leads-session] FOLDER [ARGUMENT OF THE LEARNER ...]`. Its launcher is the real one
-and runs in the main thread. This process may lead the session of the terminal that is its stdout.
+and runs in the main thread of this process. With the option it leads the session of the terminal that is its stdout.
 """
 
 from __future__ import annotations

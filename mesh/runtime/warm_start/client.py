@@ -104,7 +104,7 @@ class WarmServer:
         self._orders.close()
 
     def load(self) -> None:
-        """Lets the server load its modules while this process continues; the first `start` does so too."""
+        """Makes the server load its modules while this process continues, unless an order has done so already."""
         if not self._loading:
             self._loading = True
             # An order finds out that it is gone.

@@ -43,7 +43,7 @@ class RoleProcess:
     def _start(self) -> warm.Command:
         """Starts it; it becomes a member once it has loaded."""
         with self._log.open("ab") as log:
-            place = arguments_in(self._namespace, self._arguments)
+            place = arguments_in(self._namespace, 0, self._arguments)
             return warm.popen(stdout=log, stderr=log, env={**os.environ, **thread_environment(1)}, **place)
 
     def kill_and_start(self) -> None:
