@@ -148,8 +148,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Iterator[None]:
-    """Takes back what a test sets for its process, as the product does for its own: variables of libraries, and where
-    logs are written, which may be a stream that ends with the test."""
+    """Takes back what the product sets for its own process: variables of libraries, and handlers of logs. Their stream
+    may end with the test."""
     before, handlers = dict(os.environb), [*logging.root.handlers]
     try:
         return (yield)
