@@ -61,14 +61,14 @@ LOGITS = LogitRoom(kept=1 << 30, tile=1 << 21, rows=1024)
         ),
         pytest.param(
             "llama",
-            {"tie_word_embeddings": False},
-            {"shards": 1, "recompute": False, "tokens": 2048, "lora": LORA},
+            {"tie_word_embeddings": False, "vocab_size": 16384},
+            {"shards": 1, "recompute": False, "tokens": 4096, "lora": LORA},
             marks=pytest.mark.exhaustive,
         ),
     ],
 )
 def test_the_formulas_are_the_trackers_numbers(kind: str, settings: dict[str, Any], how: dict[str, Any]) -> None:
-    config = AutoConfig.for_model(kind, **SIZES, **settings)
+    config = AutoConfig.for_model(kind, **SIZES | settings)
     values = {"sharded": True, "compute_bytes": 2, "recompute": True, "tokens": 1024, "micro_batches": 2} | how
     dtype = torch.float32 if values["compute_bytes"] == 4 else torch.bfloat16
     lora = values.pop("lora", None)
