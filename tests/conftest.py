@@ -115,13 +115,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collected objects stay: searches for cycles, as each engine makes one at its end, leave it out.
-
-    pytest hangs its handlers on every logger that does not propagate, six times a test: torch has eighty of them.
-    """
-    for name, logger in logging.root.manager.loggerDict.items():
-        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "torch":
-            logger.propagate = True
+    """Collected objects stay: searches for cycles, as each engine makes one at its end, leave it out."""
     freeze_heap()
 
 

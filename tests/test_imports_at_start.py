@@ -20,32 +20,45 @@ from tests.repository import REPOSITORY
 
 # Packages and modules that are heavy by themselves; others are so with this many modules.
 HEAVY = (
-    *(
-        "datasets",
-        "matplotlib",
-        "megatron",
-        "mlflow",
-        "pandas",
-        "PIL",
-        "pyarrow",
-        "sglang",
-        "tensorboard",
-        "torchvision",
-    ),
-    *("trackio", "triton", "vllm", "wandb", "transformers.generation.continuous_batching"),
+    "PIL",
+    "datasets",
+    "matplotlib",
+    "megatron",
+    "mlflow",
+    "pandas",
+    "pyarrow",
+    "sglang",
+    "tensorboard",
+    "torchvision",
+    "trackio",
+    "transformers.generation.continuous_batching",
+    "triton",
+    "vllm",
+    "wandb",
 )
 MANY = 30
 # Modules -> the heavy ones that they add.
 STEPS = {
     ("rollmesh.cli.app", *(name for name in SHARED if ".launcher." in name)): {
-        *("aiohttp", "cryptography", "google", "numpy", "pydantic", "rich")
+        "aiohttp",
+        "cryptography",
+        "google",
+        "numpy",
+        "pydantic",
+        "rich",
     },
     ("rollmesh.reward_service.server.service",): set(),
     ("rollmesh.buffer.server.process",): {"opentelemetry", "redis"},
     ("torch",): {"torch"},
     # Transformers itself brings the others.
     tuple(name for name in SHARED if ".generators." in name): {
-        *("accelerate", "botocore", "huggingface_hub", "mpmath", "PIL", "sympy", "transformers"),
+        "PIL",
+        "accelerate",
+        "botocore",
+        "huggingface_hub",
+        "mpmath",
+        "sympy",
+        "transformers",
         "transformers.generation.continuous_batching",
     },
     tuple(name for name in SHARED if ".learner." in name): set(),

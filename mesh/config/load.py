@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from rollmesh.mesh.config import yaml_text
 from rollmesh.mesh.config.base import FORM, Section, levels, section_of
 from rollmesh.mesh.config.foreign.answers import answers, describe, without
 from rollmesh.mesh.config.models import Config
@@ -49,23 +50,6 @@ AnyConfig = TypeVar("AnyConfig", bound=Section)
 # A command that only scores trains nothing.
 UNTRAINED = {"model": {"path": "none"}, "data": {"train": "none.jsonl"}}
 _KINDS = {bool: "true or false", dict: "a mapping", float: "a number", int: "a number", list: "a list", str: "a text"}
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads `1e-6` as a number, as YAML 1.2 does; to the older YAML of the library it is a text."""
-
-
-class _QuickLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The same in C, for texts that cannot be nested so deeply that its stack overflows."""
-
-
-for _loader in (_Loader, _QuickLoader):
-    _loader.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
-    )
-_QuickDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-# Characters; each level needs one.
-_QUICK = 16 << 10
 
 
 def load_config(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
@@ -161,19 +145,7 @@ def save_config(config: Section, path: Path) -> None:
         OSError: the disk refuses.
     """
     values = config.model_dump(mode="json")
-    write_atomically(path, yaml.dump(values, Dumper=_QuickDumper, sort_keys=False, allow_unicode=True))
-
-
-def parse_yaml(text: str) -> Any:
-    """The value of a YAML document.
-
-    Raises:
-        yaml.YAMLError: it is none.
-    """
-    try:
-        return yaml.load(text, _QuickLoader if len(text) < _QUICK else _Loader)  # noqa: S506 - safe loaders
-    except RecursionError:
-        raise yaml.YAMLError("it is nested too deeply") from None
+    write_atomically(path, yaml_text.write(values))
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
@@ -190,7 +162,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
             wrong.append(_wrong_form(item))
             continue
         try:
-            parsed[key] = parse_yaml(text)
+            parsed[key] = yaml_text.parse(text)
         except yaml.YAMLError as error:
             raise ConfigError(f"override {key}: the value is not YAML: {_problem(error)}") from None
     if wrong:
@@ -212,10 +184,10 @@ def _wrong_form(item: str) -> str:
 
 def _problem(error: yaml.YAMLError) -> str:
     """The error and its place, without the text that stands there."""
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return str(error) if type(error) is yaml.YAMLError else type(error).__name__
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return type(error).__name__
     mark = error.problem_mark
-    return f"{error.problem} (row {mark.line + 1}, column {mark.column + 1})"
+    return f"{error.problem} (row {mark.line + 1}, column {mark.column + 1})" if mark else str(error.problem)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -227,7 +199,7 @@ def _read(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not text: {error}") from error
     try:
-        values = parse_yaml(text)
+        values = yaml_text.parse(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {_problem(error)}") from None
     if values is None:

@@ -6,9 +6,9 @@ import json
 from typing import Annotated
 
 import typer
-import yaml
 
 from rollmesh.cli.options import OVERRIDES, ConfigPath, read_config
+from rollmesh.mesh.config import yaml_text
 from rollmesh.mesh.config.base import Section
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 def _show(context: typer.Context, config_path: ConfigPath) -> None:
     """Print the configuration with all defaults and overrides, as YAML."""
     config = read_config(config_path, context)
-    typer.echo(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True), nl=False)
+    typer.echo(yaml_text.write(config.model_dump(mode="json")), nl=False)
 
 
 def _schema(

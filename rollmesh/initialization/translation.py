@@ -14,7 +14,7 @@ from rollmesh.learner.builders import build_algorithm
 from rollmesh.mesh.config import load_config, parse_overrides
 from rollmesh.mesh.config.foreign.answers import Answer, answers
 from rollmesh.mesh.config.models import Config
-from rollmesh.mesh.config.yaml_line import in_line
+from rollmesh.mesh.config.yaml_text import in_line
 from rollmesh.mesh.errors import RollmeshError
 
 _MINIMAL: dict[str, Any] = {"model": {"path": "m"}, "data": {"train": "t"}}

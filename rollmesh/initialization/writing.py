@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollmesh.initialization.proposal import Setting
-from rollmesh.mesh.config.yaml_line import in_line
+from rollmesh.mesh.config.yaml_text import in_line
 
 _COLUMNS = 100
 _HEAD = "# `rollmesh config schema` lists every key, `rollmesh config explain FILE` what follows from these."

@@ -203,7 +203,7 @@ def _serve(connection: Connection, environment: Mapping[str, str]) -> None:
         except Exception:  # noqa: BLE001 - whatever it is, it is the answer
             answer = False, traceback.format_exc()
         connection.send_bytes(pickle.dumps(answer))
-        # Nor in what this call has imported.
+        # Nor in what this call has imported: its engine has just searched for garbage.
         gc.freeze()
     world.close()
 

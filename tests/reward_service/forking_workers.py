@@ -1,6 +1,7 @@
 """Reward workers and processes of models that are forked from one that has loaded their program, not executed.
 
-A file of tests needs dozens of workers. Those of the service are executed: `workers/test_process.py` looks at that.
+A file of tests needs dozens of workers. Those of the service are executed: `workers/test_process.py` and
+`classifier/test_classifier.py` look at that.
 """
 
 from __future__ import annotations
@@ -28,24 +29,27 @@ _LOADED = (
     "rollmesh.reward_service.scorers.auto",
     "rollmesh.reward_service.scorers.math_value",
 )
-_PROGRAM = "tests.reward_service.forked_worker"
 _executed, _executed_model = process._start_program, connection._start
 
 
 def start(fds: tuple[int, ...]) -> Forked | subprocess.Popen[bytes]:
     """Forks a worker; where the environment is not the one in which the modules were loaded, it is executed."""
     socket, page = fds
-    # The name tells workers from other children.
-    command = [sys.executable, "-m", _PROGRAM, process.__name__, json.dumps(sys.path)]
+    command = _command(_LOADED[0], len(fds))
     return _server().start(command, env=_environment(), stdin=socket, stdout=page, stderr=2) or _executed(fds)
 
 
 def start_model(fd: int) -> Forked | subprocess.Popen[bytes]:
     """Forks a model's process, of the module that `connection` names, from the server of commands."""
     (module,) = re.findall(r"from (\S+) import main", connection._PROGRAM)
-    command = [sys.executable, "-m", "tests.reward_service.forked_model", module, json.dumps(sys.path)]
     environment = {**warm.environment(), **_environment()}
-    return warm.server().start(command, env=environment, stdin=fd, stdout=2, stderr=2) or _executed_model(fd)
+    started = warm.server().start(_command(module, 1), env=environment, stdin=fd, stdout=2, stderr=2)
+    return started or _executed_model(fd)
+
+
+def _command(module: str, descriptors: int) -> list[str]:
+    program = "tests.reward_service.forked_program"
+    return [sys.executable, "-m", program, module, str(descriptors), json.dumps(sys.path)]
 
 
 @cache

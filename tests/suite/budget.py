@@ -14,9 +14,9 @@ from statistics import median
 from tests.suite.results import Results, folder_of
 
 TABLE = Path(__file__).with_name("budget.toml")
-# A folder fails above half as much again. The start of a server, world or engine counts for the first test that needs
-# it: every folder may use that much more.
-_FACTOR, _START_S = 1.5, 25.0
+# A folder fails above half as much again. Modules that several folders need are loaded by the first one that a worker
+# comes to, so that each may use as much more.
+_FACTOR, _LOADING_S = 1.5, 10.0
 # A folder with fewer CPU seconds says nothing about the machine.
 _SETTLED_S = 10.0
 _SLOWEST = 5
@@ -43,7 +43,7 @@ def overspent(results: Results, budget: Mapping[str, float]) -> list[str]:
         allowed = budget.get(folder)
         if allowed is None:
             lines.append(f"{folder} has no budget: it used {usage.cpu_s:.1f} CPU s")
-        elif usage.cpu_s > factor * max(allowed * _FACTOR, allowed + _START_S):
+        elif usage.cpu_s > factor * max(allowed * _FACTOR, allowed + _LOADING_S):
             slowest = sorted(((used, test) for test, used in results.tests.items() if folder_of(test) == folder))
             times = f" times {factor:.2f} on this machine" if factor > 1 else ""
             lines.append(f"{folder} used {usage.cpu_s:.1f} CPU s, its budget is {allowed:g}{times}. Its slowest tests:")

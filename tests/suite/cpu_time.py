@@ -1,8 +1,10 @@
 """CPU seconds per test: of the worker that runs it, and of all the processes below it.
 
-On a busy machine they say more than durations do: they are nearly the same as on a quiet one. A process that is kept
-for later tests counts for the test during which it used the time, or for the next one. To look through all threads of
-all processes takes longer than most tests.
+On a busy machine they say more than durations do: they are nearly the same as on a quiet one. Children are looked at
+now and then, for a look through all threads of all processes takes longer than most tests.
+
+The start of a server, world or engine that stays for later tests counts for no test: it would count for whichever test
+comes first.
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ class CpuTime:
 
     Attributes:
         collection_s: CPU seconds before the first test.
+        starts_s: CPU seconds that children which outlived the test that had started them used until its end.
     """
 
     def __init__(self) -> None:
-        self.collection_s = 0.0
+        self.collection_s = self.starts_s = 0.0
         self._before: float | None = None
         self._used = Used()
 
@@ -46,7 +49,9 @@ class CpuTime:
         """Sends what a test has used with the report of its teardown."""
         if call.when == "teardown":
             before, self._before = self._before or 0.0, self._used.seconds()
-            item.user_properties.append((KEY, max(0.0, self._before - before)))
+            starts = self._used.take_starts()
+            self.starts_s += starts
+            item.user_properties.append((KEY, max(0.0, self._before - before - starts)))
 
 
 def cpu_seconds(report: pytest.TestReport) -> float:
@@ -60,7 +65,8 @@ class Used:
     """CPU seconds of this process and of all that it has started, whether they have ended or not."""
 
     def __init__(self) -> None:
-        self._living_s = 0.0
+        self._living: dict[int, float] = {}
+        self._starts_s = 0.0
         self._reaped_s = -1.0
         self._looked = 0.0
 
@@ -69,9 +75,15 @@ class Used:
         user, system, *reaped, _ = os.times()
         # A process that has been reaped is in one of both numbers, never in both.
         if sum(reaped) != self._reaped_s or time.monotonic() - self._looked > _LOOKS_S:
-            self._living_s = sum(map(_used_s, _children(os.getpid())))
+            before, self._living = self._living, {pid: _used_s(pid) for pid in _children(os.getpid())}
+            self._starts_s += sum(used for pid, used in self._living.items() if pid not in before)
             self._reaped_s, self._looked = sum(reaped), time.monotonic()
-        return user + system + sum(reaped) + self._living_s
+        return user + system + sum(reaped) + sum(self._living.values())
+
+    def take_starts(self) -> float:
+        """The seconds of children that this has seen for the first time since the previous call."""
+        starts, self._starts_s = self._starts_s, 0.0
+        return starts
 
 
 def _used_s(pid: int) -> float:

@@ -44,6 +44,7 @@ class Results:
         folders: by name.
         tests: CPU seconds of each.
         collection_cpu_s: CPU seconds before the first test, of all workers.
+        starts_cpu_s: CPU seconds for the starts of processes that stay for several tests.
         seconds: on the clock.
     """
 
@@ -53,11 +54,12 @@ class Results:
     folders: dict[str, Usage] = field(default_factory=dict)
     tests: dict[str, float] = field(default_factory=dict)
     collection_cpu_s: float = 0.0
+    starts_cpu_s: float = 0.0
     seconds: float = 0.0
 
     @property
     def cpu_s(self) -> float:
-        return self.collection_cpu_s + sum(usage.cpu_s for usage in self.folders.values())
+        return self.collection_cpu_s + self.starts_cpu_s + sum(usage.cpu_s for usage in self.folders.values())
 
     def add(self, report: pytest.TestReport) -> None:
         """Counts one phase of a test."""
@@ -88,6 +90,7 @@ class Results:
             total.left_out.update(found.left_out)
             total.tests |= found.tests
             total.collection_cpu_s += found.collection_cpu_s
+            total.starts_cpu_s += found.starts_cpu_s
             total.seconds = max(total.seconds, found.seconds)
             for folder, usage in found.folders.items():
                 before = total.folders.get(folder, Usage())
@@ -123,7 +126,11 @@ class Recorder:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
         """Writes the record; a worker hands over what only it knows."""
-        own = {"cpu_s": self._cpu.collection_s, "left_out": self._config.stash.get(LEFT_OUT, {})}
+        own = {
+            "cpu_s": self._cpu.collection_s,
+            "starts_s": self._cpu.starts_s,
+            "left_out": self._config.stash.get(LEFT_OUT, {}),
+        }
         if (output := getattr(self._config, "workeroutput", None)) is not None:
             output[_KEY] = own
             return
@@ -132,8 +139,9 @@ class Recorder:
         if (path := self._config.getoption("results")) is not None:
             self._results.write(path)
 
-    def _take(self, cpu_s: float = 0.0, left_out: Mapping[str, int] = {}) -> None:
+    def _take(self, cpu_s: float = 0.0, starts_s: float = 0.0, left_out: Mapping[str, int] = {}) -> None:
         self._results.collection_cpu_s += cpu_s
+        self._results.starts_cpu_s += starts_s
         # Each worker has left out the same.
         self._results.left_out |= Counter(left_out)
 

@@ -33,8 +33,9 @@ def account(results: Results) -> Iterator[str]:
     if results.skipped:
         counts.append(f"{results.skipped.total()} skipped")
     yield f"tests: {', '.join(counts)}"
-    collection = f"{results.collection_cpu_s:.0f} of them before the first test"
-    yield f"{results.seconds / 60:.1f} minutes, {results.cpu_s:.0f} CPU seconds, {collection}"
+    before = f"{results.collection_cpu_s:.0f} of them before the first test"
+    starts = f"{results.starts_cpu_s:.0f} for starts of what tests share"
+    yield f"{results.seconds / 60:.1f} minutes, {results.cpu_s:.0f} CPU seconds, {before}, {starts}"
 
 
 def _reasons(title: str, by_reason: Counter[str]) -> Iterator[str]:

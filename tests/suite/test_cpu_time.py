@@ -24,11 +24,28 @@ def test_a_test_counts_for_the_folder_of_its_package(nodeid: str, folder: str) -
     assert folder_of(nodeid) == folder
 
 
+BUSY = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
+
+
+def test_the_start_of_a_process_counts_once_and_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_time, "_LOOKS_S", 0.0)
+    used = Used()
+    used.seconds()
+    used.take_starts()
+    with subprocess.Popen([sys.executable, "-S", "-c", BUSY], stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        used.seconds()
+        assert used.take_starts() >= 0.4
+        used.seconds()
+        assert used.take_starts() == 0.0
+        child.communicate()
+
+
 def test_a_process_counts_before_and_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
     used = Used()
     before = used.seconds()
-    with subprocess.Popen([sys.executable, "-S", "-c", busy], stdin=-1, stdout=-1) as child:
+    with subprocess.Popen([sys.executable, "-S", "-c", BUSY], stdin=-1, stdout=-1) as child:
         assert child.stdout is not None
         child.stdout.readline()
         monkeypatch.setattr(cpu_time, "_LOOKS_S", 0.0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollmesh.mesh.config.foreign.tables import Kind, Row, RowsByKey, plain, rows_by_key
-from rollmesh.mesh.config.yaml_line import in_line
+from rollmesh.mesh.config.yaml_text import in_line
 
 # Sections of verl's configuration beyond those in the tables, and parts of every Hydra configuration.
 _VERL_SECTIONS = ("ray_init", "ray_kwargs", "global_profiler", "transfer_queue", "hydra", "defaults")

@@ -30,7 +30,7 @@ _adoption = threading.Lock()
 
 
 class WarmServer:
-    """A server that this process owns; it loads its modules when told to, and not for an error. A context manager.
+    """A server that this process owns; a context manager. A forked one loads its modules when told to.
 
     Args:
         process: of the server.
@@ -84,7 +84,9 @@ class WarmServer:
                 stderr=subprocess.DEVNULL,
                 env=given,
             )
-        return cls(process, ours, given)
+        started = cls(process, ours, given)
+        started.load()
+        return started
 
     @property
     def pid(self) -> int:

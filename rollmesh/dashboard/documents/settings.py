@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
 from rollmesh.dashboard.run_view import RunView
+from rollmesh.mesh.config import yaml_text
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.report.changes import describe_changes
@@ -20,7 +19,7 @@ def settings_document(view: RunView) -> dict[str, Any] | None:
         return None
     chosen = view.config.model_dump(mode="json", exclude_defaults=True)
     return {
-        "chosen": yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True),
+        "chosen": yaml_text.write(chosen),
         "whole": config_path(view.folder).read_text(encoding="utf-8"),
     }
 

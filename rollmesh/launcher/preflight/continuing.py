@@ -13,8 +13,8 @@ from rollmesh.launcher import folder as folders
 from rollmesh.launcher.preflight.finished import why_finished
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, newest_version, version_of
 from rollmesh.learner.recovery.run_identity import nothing_trained
+from rollmesh.mesh.config import yaml_text
 from rollmesh.mesh.config.buffer import BufferSection
-from rollmesh.mesh.config.load import parse_yaml
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.report.changes import describe_changes
@@ -117,7 +117,7 @@ class Continuation:
 def _configuration(path: Path) -> Mapping[str, Any]:
     """The run's configuration as written: an earlier version of Rollmesh may have had other keys."""
     try:
-        values = parse_yaml(path.read_text(encoding="utf-8"))
+        values = yaml_text.parse(path.read_text(encoding="utf-8"))
         if values["buffer"]["durability"] in _DURABILITIES and all(isinstance(each, dict) for each in values.values()):
             return cast("Mapping[str, Any]", values)
         why = "it is not the configuration of a run"

@@ -13,7 +13,7 @@ from tests.learner.engines.models import make_model
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves to `make test-all` those tests of a class that its attribute `FIRST_TIER` does not name.
 
-    It holds names of tests, each alone or with a part of its parameters: "test_name experts". "*" is any name.
+    It holds names of tests, each alone or with a part of its parameters: "test_name experts".
     """
     unused: dict[type, set[str]] = {}
     for item in items:
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             entry
             for entry in suite.FIRST_TIER
             for name, _, part in [entry.partition(" ")]
-            if name in (test, "*") and part in parameters
+            if name == test and part in parameters
         }
         if not named:
             item.add_marker(pytest.mark.exhaustive)

@@ -27,6 +27,11 @@ from tests.reward_service.tiny_models import CHAT_TEMPLATE, CONTEXT, write_model
 LONG_S = 240.0
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forked_workers() -> None:
+    """The model's process is executed, as by the service."""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("classifier") / "model", chat_template=CHAT_TEMPLATE)

@@ -22,7 +22,7 @@ from rollmesh.reward_service.workers import shared_page
 
 
 def overdue() -> None:
-    """Lets the time of the present call be over: the page says that it began long ago."""
+    """Lets the time of the current call be over: the page says that it began long ago."""
     frame = sys._getframe()
     while "page" not in frame.f_locals:
         assert frame.f_back is not None
