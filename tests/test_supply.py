@@ -21,7 +21,7 @@ from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.learner.engines.fsdp2.packing_choice import describe_packing
 from rollmesh.learner.model_files import location
 from rollmesh.learner.model_files.stored_model import StoredModel
-from rollmesh.mesh.config import load
+from rollmesh.mesh.config import yaml_text
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import read_config
@@ -77,7 +77,7 @@ REASONS = {
     ("reward_service/code/inside/runner.py", "exec"): "the same",
     ("rollmesh/testing/worlds.py", "multiprocessing"): "a test and the processes that it has forked",
     ("rollmesh/testing/worlds.py", "pickle"): "the same: between a test and its own children",
-    ("mesh/config/load.py", "yaml.load"): "with a safe loader, which a test below looks at",
+    ("mesh/config/yaml_text.py", "yaml.load"): "with safe loaders, which a test below looks at",
 }
 
 
@@ -132,9 +132,10 @@ def test_nothing_is_unpickled_evaluated_or_executed() -> None:
 
 
 def test_a_configuration_makes_no_objects() -> None:
-    assert issubclass(load._Loader, yaml.SafeLoader)
-    with pytest.raises(yaml.YAMLError):
-        yaml.load("!!python/object/apply:os.getcwd []", load._Loader)
+    text = "!!python/object/apply:os.getcwd []"
+    for filling in ("", "\n#" + "-" * yaml_text._QUICK):
+        with pytest.raises(yaml.constructor.ConstructorError):
+            yaml_text.parse(text + filling)
 
 
 @pytest.mark.parametrize(
