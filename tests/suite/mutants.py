@@ -134,15 +134,16 @@ def near_tests(path: str, suite: Path) -> list[str]:
     return list(dict.fromkeys([*importers, *(str(p.relative_to(suite)) for p in sorted(folder.glob("test_*.py")))]))
 
 
-def is_killed(mutant: Mutant, suite: Path) -> str:
-    """The test that kills it; empty: it survives."""
+def is_killed(mutant: Mutant, suite: Path, *, quick: bool = False) -> str:
+    """The test that kills it; empty: it survives. `quick`: only tests that are neither slow nor of an engine run."""
     path = suite / mutant.path
     before = path.read_text(encoding="utf-8")
     path.write_text(mutant.source, encoding="utf-8")
     command = [str(suite / ".venv" / "bin" / "python"), "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=no"]
     tests = near_tests(mutant.path, suite)
     try:
-        return next(filter(None, (_failed([*command, "-m", marks, *tests], suite) for marks in _QUICK_FIRST)), "")
+        passes = _QUICK_FIRST[:1] if quick else _QUICK_FIRST
+        return next(filter(None, (_failed([*command, "-m", marks, *tests], suite) for marks in passes)), "")
     finally:
         path.write_text(before, encoding="utf-8")
 
@@ -169,6 +170,7 @@ def main() -> None:
     parser.add_argument("--packages", default=",".join((*PACKAGES[1:], "rollmesh")))
     parser.add_argument("--suite", type=Path, default=REPOSITORY, help="clone whose tests run, with its own .venv")
     parser.add_argument("--survivors-of", type=Path, help="only what survived in this record")
+    parser.add_argument("--quick", action="store_true", help="leave out slow tests and those of engines")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     mutants = sample(options.count, options.seed, options.packages.split(","))
@@ -178,7 +180,7 @@ def main() -> None:
         mutants = [mutant for mutant in mutants if (mutant.path, mutant.line, mutant.change) in alive]
     records = []
     for number, mutant in enumerate(mutants, 1):
-        killed_by = is_killed(mutant, options.suite)
+        killed_by = is_killed(mutant, options.suite, quick=options.quick)
         records.append({**asdict(mutant), "killed_by": killed_by} | {"source": ""})
         options.json.write_text(json.dumps(records, indent=1))
         print(f"{number} of {len(mutants)}  {mutant.path}:{mutant.line}  {mutant.change}: {killed_by or 'SURVIVES'}")
