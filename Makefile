@@ -103,6 +103,8 @@ $(TESTING): export OMP_NUM_THREADS := 1
 ONLY ?=
 TIER :=
 RESULTS := .make/results
+SELECTED := .make/selected
+OF_VLLM := $(addprefix -e ^,$(VLLM_TESTS))
 
 test: ## Lint, types and tests in 17 minutes on two cores; ONLY=buffer: of a package and what depends on it
 	@echo "make test: installs what is missing (8 minutes and 9 GB the first time: .venv, vLLM, SGLang), then checks lint and"
@@ -110,9 +112,11 @@ test: ## Lint, types and tests in 17 minutes on two cores; ONLY=buffer: of a pac
 	@$(MAKE) --no-print-directory suite
 
 test-all: ## The same with every cell of every product, long chaos and soaks; writes docs/testing.md once it has passed
+	$(if $(ONLY),$(error make test-all takes no ONLY: its page is about all tests; run `make test ONLY=$(ONLY) TIER=--all`))
 	@echo "make test-all: as make test, and every cell of every product: about an hour on two cores."
 	@$(MAKE) --no-print-directory suite TIER=--all
-	$(BIN)/python -m tests.suite.page $(RESULTS)/*.json > docs/testing.md
+	$(BIN)/python -m tests.suite.page $(RESULTS)/*.json > .make/testing.md
+	mv .make/testing.md docs/testing.md
 
 .PHONY: suite types-and-engines
 suite: lint
@@ -120,6 +124,7 @@ suite: lint
 	-@$(MAKE) --no-print-directory sglang
 	-@$(MAKE) --no-print-directory reward-servers
 	@rm -rf $(RESULTS)
+	@$(if $(ONLY),mkdir -p .make && $(BIN)/python -m tests.suite.selection $(ONLY) > $(SELECTED))
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-mesh types-and-engines; status=$$?; \
 	$(BIN)/python -m tests.suite.summary $(if $(TIER)$(ONLY),--no-budget) $(RESULTS)/*.json && exit $$status
 
@@ -127,16 +132,16 @@ types-and-engines:
 	@$(MAKE) --no-print-directory --keep-going types test-engines
 
 test-mesh: $(READY)
-	@files=$$($(if $(ONLY),$(BIN)/python -m tests.suite.selection $(ONLY),echo tests)) && \
+	@files=$$($(if $(ONLY),grep -v $(OF_VLLM) $(SELECTED),echo tests)) || exit 0; \
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(TIER) --results $(RESULTS)/mesh.json \
 		$(addprefix --ignore=,$(VLLM_TESTS)) $$files
 
 # Shown as a whole at its end, for the other call shows its progress meanwhile.
 test-engines: $(READY)
-	@mkdir -p $(RESULTS); \
+	@files=$$($(if $(ONLY),grep $(OF_VLLM) $(SELECTED),echo $(VLLM_TESTS))) || exit 0; mkdir -p $(RESULTS); \
 	test -e $(VLLM)/.ready && python=$(VLLM)/bin/python || python=$(BIN)/python; \
 	$$python -m pytest -p no:cacheprovider -n 1 --dist loadfile $(TIER) --results $(RESULTS)/engines.json \
-		$(VLLM_TESTS) > $(ENGINES_LOG) 2>&1; \
+		$$files > $(ENGINES_LOG) 2>&1; \
 	status=$$?; cat $(ENGINES_LOG); exit $$status
 
 test-fast: $(READY) ## Tests without engines and processes in under a minute, for the edit loop

@@ -46,8 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)  # the reporter is there
 def pytest_configure(config: pytest.Config) -> None:
-    """Skips what starts a process, where that is asked for; xdist's own processes are started by another. Modules and
-    tests are loaded with few searches for cycles. The second tier tries more examples."""
+    """Skips what starts a process, if that is asked for; xdist's own processes are started by another. Collection runs
+    with less garbage collection. The second tier tries more examples."""
     collect_garbage_seldom()
     config.pluginmanager.register(tiers)
     config.pluginmanager.register(Recorder(config))
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
         no_processes.forbid()
 
 
-# Parts of the names of files that share an engine, the processes of a learner's, or what was read or counted once.
+# Files to run in one worker, because they share an engine, ranks or a cached result: parts of their names.
 _SHARED = (
     ("/engines/vllm/",),
     ("tests/test_layers", "tests/test_supply", "docs/test_docstrings"),

@@ -1,1 +1,1 @@
-"""The way in which the suite runs: its tiers, its CPU budget, its progress and its summary."""
+"""Machinery of the suite: its tiers, its CPU budget, its progress and its summary."""

@@ -1,9 +1,9 @@
 """CPU seconds per test: of the worker that runs it, and of all the processes below it.
 
-On a busy machine they say more than durations do: they are nearly the same as on a quiet one. Children are looked at
-now and then, for a look through all threads of all processes takes longer than most tests.
+On a busy machine they say more than durations do: they are nearly the same as on a quiet one. Children are sampled
+every 0.25 s: walking their threads costs more than most tests.
 
-The start of a server, world or engine that stays for later tests counts for no test: it would count for whichever test
+The start of a server, world or engine that stays for later tests is counted apart: it would count for whichever test
 comes first.
 """
 

@@ -5,7 +5,8 @@ of the folder that mirrors its package, then those that import its module. A mut
 fails. With `--suite` the tests of another clone run against the same mutants. A mutant that one suite kills and another
 does not is a proof that was lost.
 
-A mutant is written into the working tree while its tests run, and taken back whatever happens.
+A mutant is in the working tree while its tests run, and is taken back at its end or when this program is stopped.
+After `kill -9` it stays: `git diff` shows it, and the next run refuses to begin.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import argparse
 import ast
 import json
 import random
+import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -162,8 +165,16 @@ def _failed(command: Sequence[str], suite: Path) -> str:
     return (lines or [f"pytest ended with {done.returncode}"])[-1]
 
 
+def _check_clean(suite: Path) -> None:
+    command = ["git", "-C", str(suite), "status", "--porcelain", "--untracked-files=no"]
+    if changed := subprocess.run(command, capture_output=True, text=True, check=True).stdout:
+        raise SystemExit(f"commit or undo these changes first, one may be a mutant that has stayed:\n{changed}")
+
+
 def main() -> None:
     """See the module."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
@@ -173,17 +184,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="leave out slow tests and those of engines")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
+    _check_clean(options.suite)
     mutants = sample(options.count, options.seed, options.packages.split(","))
     if options.survivors_of is not None:
         records = json.loads(options.survivors_of.read_text())
         alive = {(found["path"], found["line"], found["change"]) for found in records if not found["killed_by"]}
         mutants = [mutant for mutant in mutants if (mutant.path, mutant.line, mutant.change) in alive]
     records = []
-    for number, mutant in enumerate(mutants, 1):
+    for place, mutant in enumerate(mutants, 1):
         killed_by = is_killed(mutant, options.suite, quick=options.quick)
         records.append({**asdict(mutant), "killed_by": killed_by} | {"source": ""})
         options.json.write_text(json.dumps(records, indent=1))
-        print(f"{number} of {len(mutants)}  {mutant.path}:{mutant.line}  {mutant.change}: {killed_by or 'SURVIVES'}")
+        print(f"{place} of {len(mutants)}  {mutant.path}:{mutant.line}  {mutant.change}: {killed_by or 'SURVIVES'}")
     survivors = sum(not record["killed_by"] for record in records)
     print(f"{len(records) - survivors} of {len(records)} killed")
 

@@ -15,19 +15,14 @@ from tests.suite.results import Results
 _TEXT = """\
 # The test suite
 
-For contributors: what the tests of Rollmesh cost, and when all of them last passed. `make test-all` writes this page.
-
-| command | what it proves | time on two cores |
-|---|---|---|
-| `make test` | every promise once; lint and types | ten minutes |
-| `make test ONLY=buffer` | the same, of a package and of all that depends on it | by package |
-| `make test-fast` | what needs no process and no engine | a minute |
-| `make test-all` | every cell of every product, long chaos, soaks | an hour |
+For contributors: how the tests of Rollmesh are divided, and when all of them last passed. `make test-all` writes this
+page; [CONTRIBUTING.md](../CONTRIBUTING.md) has the commands.
 
 In `make test` a product of engines, layouts, models and the like is a covering array: each pair of values occurs
 (`tests/suite/tiers.py`). Tests marked `exhaustive` run in `make test-all` alone, and each has a sibling in `make test`.
-A folder that uses half as much again as its CPU seconds in `tests/suite/budget.toml` fails the run.
-`python -m tests.suite.mutants` draws changes of the product that tests must notice.
+`tests/suite/budget.toml` has the CPU seconds that each folder may use; `make test` fails above half as much again, or
+10 seconds more in a small folder. `python -m tests.suite.mutants` samples mutants of the product that the tests must
+kill.
 
 ## All tests
 """
@@ -50,7 +45,8 @@ def page(results: Results, *, commit: str, day: str) -> str:
         f"| `{name}` | {usage.tests} | {usage.cpu_s:.0f} | {budget.get(name, 0):g} |"
         for name, usage in sorted(results.folders.items())
     ]
-    left_out = "".join(f"; {count} {reason}" for reason, count in results.left_out.items())
+    reasons = [*results.skipped.items(), *results.left_out.items()]
+    left_out = "".join(f"; {count} not run: {reason}" for reason, count in reasons)
     return _TEXT + _PASSED.format(
         commit=commit,
         day=day,
@@ -64,11 +60,15 @@ def page(results: Results, *, commit: str, day: str) -> str:
 
 def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
     """Prints the page."""
-    commit = subprocess.run(
-        ["git", "-C", str(REPOSITORY), "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True
-    )
     results = Results.read(map(Path, arguments))
-    print(page(results, commit=f"Commit {commit.stdout.strip()}", day=time.strftime("%Y-%m-%d")), end="")
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":!docs/testing.md")
+    commit = f"{'A tree with changes to commit' if changes else 'Commit'} {_git('rev-parse', '--short=8', 'HEAD')}"
+    print(page(results, commit=commit, day=time.strftime("%Y-%m-%d")), end="")
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(REPOSITORY), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -1,27 +1,30 @@
-"""`python -m tests.suite.selection PACKAGE...`: the test files of a package and of whatever depends on it.
+"""`python -m tests.suite.selection NAME...`: the test files of a package and of all that depends on it.
 
-A test file depends on a package if it imports one of its modules, itself or through other modules. Imports are read,
-not executed. `buffer` and `buffer/policy` name packages; `tests/buffer/test_sweep.py` names a test file.
+`buffer` and `buffer/policy` name packages, `tests/buffer` a folder of tests, and `tests/buffer/test_sweep.py` one file.
+A test depends on a package if it imports one of its modules, directly or not. Its folders' conftests count as its own.
+Imports are read, not executed. Tests of whole meshes depend on every package.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 from tests.repository import REPOSITORY
 
 PACKAGES = ("protos", "mesh", "buffer", "reward_service", "generators", "learner")
+# They start services by their commands, which no import tells.
+_OF_MESHES = ("tests/integration", "tests/faults", "tests/nodes", "tests/learner/live")
 
 
 def selected(names: Sequence[str], root: Path = REPOSITORY) -> list[str]:
-    """Paths of test files, relative to the root; folders of tests that bear a package's name are among them whole.
+    """Paths of test files, relative to the root, including every test in a package's own test folder.
 
     Raises:
-        SystemExit: there is no such package.
+        SystemExit: a name is unknown, or no test depends on it.
     """
     for name in names:
         if not (root / name).exists() and not (root / "rollmesh" / name).exists():
@@ -29,6 +32,8 @@ def selected(names: Sequence[str], root: Path = REPOSITORY) -> list[str]:
                 f"ONLY={name}: no such package; give one as its folder is called, as buffer or buffer/policy"
             )
     chosen = [path for path in sorted((root / "tests").rglob("test_*.py")) if _concerns(path, names, root)]
+    if not chosen:
+        raise SystemExit(f"ONLY={' '.join(names)}: no test depends on it")
     return [str(path.relative_to(root)) for path in chosen]
 
 
@@ -41,16 +46,33 @@ def direct_importers(path: str, root: Path = REPOSITORY) -> list[str]:
 
 
 def _concerns(path: Path, names: Sequence[str], root: Path) -> bool:
-    inside = path.relative_to(root / "tests")
-    if any(inside.is_relative_to(name) or path == root / name for name in names):
+    inside = path.relative_to(root)
+    if any(inside.is_relative_to(folder) for name in names for folder in (name, f"tests/{name}")):
         return True
-    wanted = {name.replace("/", ".") for name in names}
-    return any(_is_in(module, wanted) for module in closure(path, root))
+    if any(inside.is_relative_to(folder) for folder in _OF_MESHES) and not all(map(_is_test, names)):
+        return True
+    modules = closure(path, root).union(*(closure(conftest, root) for conftest in _conftests(path, root)))
+    # A folder of tests is itself alone.
+    return any(_is_in(modules, name, root) for name in names if not (_is_test(name) and (root / name).is_dir()))
 
 
-def _is_in(module: str, packages: Collection[str]) -> bool:
-    name = module.removeprefix("rollmesh.")
-    return any(name == package or name.startswith(f"{package}.") for package in packages)
+def _is_test(name: str) -> bool:
+    return name.partition("/")[0] == "tests"
+
+
+def _conftests(path: Path, root: Path) -> Iterator[Path]:
+    """Those of the folders between the root of all tests, which every test would depend on, and a test."""
+    for folder in path.parents[: len(path.relative_to(root / "tests").parts) - 1]:
+        if (conftest := folder / "conftest.py").is_file():
+            yield conftest
+
+
+def _is_in(modules: Iterable[str], package: str, root: Path) -> bool:
+    """Whether one of the modules belongs to a package."""
+    files = filter(None, (_file(module, root) for module in modules))
+    # `rollmesh/buffer` is a link to `buffer`.
+    places = (file.resolve().relative_to(root.resolve()) for file in files)
+    return any(place.is_relative_to(name) for place in places for name in (package, f"rollmesh/{package}"))
 
 
 def closure(path: Path, root: Path = REPOSITORY) -> set[str]:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.repository import REPOSITORY
 from tests.suite.budget import overspent, read_budget
 from tests.suite.page import page
-from tests.suite.results import Results, Usage
+from tests.suite.results import Results, Usage, folder_of
 from tests.suite.summary import account
 
 _SLOW, _QUICK = "tests/buffer/test_a.py::test_slow", "tests/buffer/test_a.py::test_quick"
@@ -24,7 +25,7 @@ _FOUND = Results(
 )
 
 
-_BUDGET = {"tests/buffer": 40.0, "tests/mesh": 30.0, "tests/learner": 20.0, "tests/code": 2.0}
+_BUDGET = {"tests/buffer": 40.0, "tests/mesh": 30.0, "tests/learner": 20.0, "tests/code": 2.0, "starts": 80.0}
 
 
 @pytest.mark.parametrize(
@@ -40,16 +41,22 @@ _BUDGET = {"tests/buffer": 40.0, "tests/mesh": 30.0, "tests/learner": 20.0, "tes
     ],
 )
 def test_a_folder_may_use_half_as_much_again_as_its_budget(used: tuple[float, ...], overspending: list[str]) -> None:
-    found = Results(folders={folder: Usage(1, seconds, 0.0) for folder, seconds in zip(_BUDGET, used, strict=True)})
+    folders = [folder for folder in _BUDGET if folder != "starts"]
+    found = Results(folders={folder: Usage(1, seconds, 0.0) for folder, seconds in zip(folders, used, strict=True)})
     assert [line.split()[0] for line in overspent(found, _BUDGET)] == overspending
 
 
 def test_a_folder_without_a_budget_is_named() -> None:
-    assert overspent(_FOUND, {}) == ["tests/buffer has no budget: it used 31.0 CPU s"]
+    assert overspent(_FOUND, {"starts": 1.0}) == ["tests/buffer has no budget: it used 31.0 CPU s"]
+
+
+def test_starts_of_what_tests_share_have_a_budget_too() -> None:
+    (line,) = overspent(Results(starts_cpu_s=130.0), {"starts": 80.0})
+    assert line == "starts used 130.0 CPU s, its budget is 80."
 
 
 def test_the_slowest_tests_of_a_folder_that_overspends_are_named() -> None:
-    first, *rest = overspent(_FOUND, {"tests/buffer": 5.0})
+    first, *rest = overspent(_FOUND, {"tests/buffer": 5.0, "starts": 1.0})
     assert first.startswith("tests/buffer used 31.0 CPU s, its budget is 5.")
     assert [line.split()[-1] for line in rest] == [_SLOW, _QUICK]
 
@@ -68,11 +75,13 @@ def test_records_of_several_calls_are_added_up(tmp_path: Path) -> None:
 
 
 def test_every_folder_with_tests_has_a_budget() -> None:
-    assert all(seconds > 0 for seconds in read_budget().values())
+    files = (str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "tests").rglob("test_*.py"))
+    assert read_budget().keys() == {folder_of(file) for file in files} | {"starts"}
 
 
 def test_the_page_names_commit_and_day() -> None:
     assert "has not passed as a whole yet" in page(Results(), commit="", day="")
     text = page(_FOUND, commit="Commit 1234abcd", day="2026-01-31")
     assert "Commit 1234abcd passed `make test-all` on 2026-01-31: 2 tests in 2 minutes and 35 CPU seconds" in text
+    assert "1 not run: vllm is not installed; 576 not run: need a CUDA device" in text
     assert "| `tests/buffer` | 2 | 31 |" in text
