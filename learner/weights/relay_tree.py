@@ -165,4 +165,5 @@ class RelayTrees:
             tree = self._trees[key] = RelayTree(self._fanout)
             if len(self._trees) > _KEPT:
                 self._trees.popitem(last=False)
+        self._trees.move_to_end(key)
         return tree

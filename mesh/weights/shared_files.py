@@ -30,10 +30,10 @@ def sweep(directory: Path) -> list[Path]:
             continue  # unlinked meanwhile, or another user's
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
+            path.unlink()
             removed.append(path)
         except OSError:
-            continue  # its publisher lives, or the file is not ours to remove
+            continue  # its publisher lives, another one has removed it, or it is not ours to remove
         finally:
             os.close(descriptor)
     return removed

@@ -216,8 +216,9 @@ async def send_too_much(_chunks: AsyncIterator[bytes], _context: Any) -> AsyncIt
     ids=lambda value: getattr(value, "__name__", ""),
 )
 async def test_a_relay_that_fails_is_left_at_the_byte_where_it_stopped(
-    tmp_path: Path, fault: Any, goes_on_at: tuple[int, int]
+    tmp_path: Path, fault: Any, goes_on_at: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     async with world_of(tmp_path, fanout=1) as world:
         parent, child = await world.generator("parent"), await world.generator("child")
         await parent.receive(world.bucket_set)
@@ -226,6 +227,7 @@ async def test_a_relay_that_fails_is_left_at_the_byte_where_it_stopped(
         verified = await child.receive(world.bucket_set, timeout_s=3.0)
         assert world.learner.asked[0] == goes_on_at
         assert world.learner.failed == [parent.relay.address]
+        assert f"version {VERSION} does not come from {parent.relay.address}: " in caplog.text
         assert verified.source == ""
         # The next one is given the child, not the parent.
         other = await world.generator("other")

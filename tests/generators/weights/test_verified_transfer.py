@@ -16,7 +16,7 @@ from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.weights import BucketSet
 from tests.generators.weights.transports.cases import CASES
-from tests.generators.weights.transports.world import local_learner
+from tests.generators.weights.transports.world import Arrivals, local_learner
 
 CASE = next(case for case in CASES if case.name == "shm")
 DEADLINE_S = 240.0
@@ -37,6 +37,20 @@ class Damaging(SharedMemory):
             arrived(data, index)
             await asyncio.wait(asyncio.all_tasks() - others)
         return Received(data)
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 20], ids=["in threads", "inline"])
+async def test_each_bucket_is_told_once_it_is_verified_where_anyone_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_bytes: int
+) -> None:
+    monkeypatch.setattr(verified_transfer, "_VERIFY_INLINE_BYTES", inline_bytes)
+    async with local_learner(CASE, tmp_path) as learner, asyncio.timeout(DEADLINE_S):
+        bucket_set = BucketSet.full(learner.publish(0))
+        arrivals = Arrivals(bucket_set)
+        received = await receive_verified(learner.receiver(), learner.fetch(bucket_set), arrivals)
+        arrivals.check(Received(received.data))
+        unheard = await receive_verified(learner.receiver(), learner.fetch(bucket_set))
+        assert unheard.data == received.data
 
 
 async def test_damage_ends_a_transfer_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

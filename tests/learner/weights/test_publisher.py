@@ -26,6 +26,7 @@ from rollmesh.learner.weights.transports import SenderTransport
 from rollmesh.learner.weights.version_layout import VersionLayout
 from rollmesh.learner.weights.version_part import copy_part, digest_part
 from rollmesh.learner.weights.version_storage import VersionFile, open_version
+from rollmesh.mesh.config.weights import EncodingName, TransportName
 from rollmesh.mesh.errors import DataError, WeightsError
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -212,7 +213,8 @@ def test_a_publisher_killed_amid_a_publication_leaves_whole_versions_alone_until
 
 @pytest.mark.parametrize("ahead", [True, False])
 def test_memory_of_the_next_version_is_taken_ahead_or_only_once_it_is_needed(shared: Path, *, ahead: bool) -> None:
-    tensors = dict(weights())
+    # An empty one has no pages to be mapped.
+    tensors = {**dict(weights()), "empty": torch.zeros(0, 3)}
     described = [ExportedTensor(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
     engine: Any = SimpleNamespace(
         layout=Layout(),
@@ -239,8 +241,9 @@ def test_parts_of_several_processes_make_the_version_that_one_makes(shared: Path
         ExportedTensor(name, tensor.dtype, tuple(tensor.shape), index % 3)
         for index, (name, tensor) in enumerate(made.items())
     ]
-    layout = VersionLayout(exported, 700)
-    publisher = WeightPublisher("run", {}, PublishRules(bucket_bytes=700), directory=shared)
+    # There is room for three tensors in a bucket, and each process has two large ones.
+    layout = VersionLayout(exported, 2000)
+    publisher = WeightPublisher("run", {}, PublishRules(bucket_bytes=2000), directory=shared)
     file = publisher.allocate(layout.nbytes)
     for holder in (2, 0, 1):
         part = [(placed.name, made[placed.name]) for placed in layout.part(holder)]
@@ -339,19 +342,28 @@ def test_as_much_is_reckoned_as_is_in_use_at_most(shared: Path, monkeypatch: pyt
         publisher.reckon_memory(nbytes)
 
 
-def test_deltas_count_as_memory(
-    shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("transport", "encoding", "needed"), [("grpc", "auto", 4400), ("grpc", "full", 3000), ("shm", "auto", 3000)]
+)
+def test_deltas_count_as_memory_where_they_are_made_and_sent(
+    transport: TransportName,
+    encoding: EncodingName,
+    needed: int,
+    shared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rules = PublishRules(transport="grpc", encoding="auto", keep_versions=1, chain=2)
+    rules = PublishRules(transport=transport, encoding=encoding, keep_versions=1, chain=2)
     publisher = WeightPublisher("run", {}, rules, directory=shared)
-    available = 4400
+    available = needed
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
     publisher.reckon_memory(1000)
     assert not caplog.records
     available -= 1
     publisher.reckon_memory(1000)
     assert "3 versions of the weights" in caplog.text
-    assert "and 2 deltas" in caplog.text
+    assert ("and 2 deltas" in caplog.text) == (needed > 3000)
+    publisher.close()
 
 
 class Interrupted(SenderTransport):

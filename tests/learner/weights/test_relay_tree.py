@@ -90,6 +90,16 @@ def test_full_bytes_and_links_have_trees_of_their_own() -> None:
     assert trees.tree_of(two, one).route("d", "d:1", []) == "b:1"
 
 
+def test_the_trees_of_the_newest_requests_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_tree, "_KEPT", 2)
+    trees = RelayTrees(1)
+    zero, one, two = (trees.tree_of(PolicyVersion(1, version), None) for version in (0, 1, 0))
+    assert two is zero, "two have room"
+    trees.tree_of(PolicyVersion(1, 2), None)
+    assert trees.tree_of(PolicyVersion(1, 0), None) is zero, "requested after version 1"
+    assert trees.tree_of(PolicyVersion(1, 1), None) is not one
+
+
 def test_no_one_comes_below_itself_by_another_name() -> None:
     tree = RelayTree(1)
     assert tree.route("before", "a:1", []) == ""

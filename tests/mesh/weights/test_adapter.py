@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +14,7 @@ from rollmesh.learner.weights.version_part import copy_part, digest_part
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import check_manifest
-from rollmesh.mesh.weights.adapter import FROZEN_BASE, adapted_weight, attach_base, factor_names
+from rollmesh.mesh.weights.adapter import FROZEN_BASE, adapted_weight, attach_base, check_factors, factor_names
 from rollmesh.mesh.weights.merging import effective_tensors
 from rollmesh.protos import weights_pb2
 
@@ -47,9 +48,9 @@ def test_names_are_those_of_peft() -> None:
     assert [adapted_weight(name) for name in (A, B, WEIGHT)] == [WEIGHT, WEIGHT, None]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_adapter_is_merged_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
-    manifest, data, base, tensors = adapted(dtype)
+@pytest.mark.parametrize(("dtype", "rank"), [(torch.float32, 2), (torch.bfloat16, 2), (torch.float32, 1)])
+def test_an_adapter_is_merged_in_float32_and_rounded_once(dtype: torch.dtype, rank: int) -> None:
+    manifest, data, base, tensors = adapted(dtype, rank=rank)
     check_manifest(manifest)
     found = dict(effective_tensors(manifest, data, base))
     product = tensors[B].double() @ tensors[A].double()
@@ -108,3 +109,21 @@ def test_an_adapter_that_does_not_fit_is_refused(change: Callable[[weights_pb2.M
     change(manifest)
     with pytest.raises(WeightsError):
         check_manifest(manifest)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ([3, 6], [8, 2]),
+        ([2, 5], [8, 2]),
+        ([2, 6], [7, 2]),
+        ([0, 6], [8, 0]),
+        ([6], [8, 2]),
+        ([2, 6, 1], [8, 2]),
+    ],
+)
+def test_factors_without_a_product_of_the_weights_shape_are_refused(a: list[int], b: list[int]) -> None:
+    manifest = adapted()[0]
+    manifest.tensors[0].shape[:], manifest.tensors[1].shape[:] = a, b
+    with pytest.raises(WeightsError, match=re.escape(f"are {b} and {a}")):
+        check_factors(manifest)

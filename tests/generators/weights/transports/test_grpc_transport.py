@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -22,7 +23,7 @@ from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import BucketSet
-from rollmesh.mesh.weights.chunk_framing import frame, parse
+from rollmesh.mesh.weights.chunk_framing import CHUNK_BYTES, frame, parse
 from rollmesh.protos import weights_pb2, weights_pb2_grpc
 from tests.faults.proxy import Conditions, Link, ProxyLoop
 from tests.generators.weights.transports.world import Arrivals
@@ -129,12 +130,13 @@ async def test_a_dead_link_fails_in_time(tmp_path: Path, proxies: ProxyLoop) -> 
 
 
 def test_chunks_are_protobuf_messages() -> None:
-    data = memoryview(bytes(range(256)) * 3)
-    for offset in (0, 1, 127, 128, 1 << 40):
+    for offset, length in itertools.product((0, 1, 127, 128, 1 << 40), (1, 127, 128, 768, CHUNK_BYTES)):
+        data = memoryview(bytes(range(256)) * -(-length // 256))[:length]
         message = weights_pb2.BucketChunk(offset=offset, data=bytes(data))
-        assert weights_pb2.BucketChunk.FromString(frame(offset, data)) == message
-        assert parse(message.SerializeToString()) == (offset, data)
-        assert parse(frame(offset, data)) == (offset, data)
+        framed = frame(offset, data)
+        assert weights_pb2.BucketChunk.FromString(framed) == message
+        assert parse(message.SerializeToString()) == parse(framed) == (offset, data)
+        assert parse(framed)[1].obj is framed, "its bytes are not copied"
     assert parse(b"") == (0, memoryview(b""))
     ends = weights_pb2.BucketChunk(data=b"x"), weights_pb2.BucketChunk(offset=7)
     assert parse(b"".join(end.SerializeToString() for end in ends)) == (7, memoryview(b"x"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,19 @@ async def test_a_version_that_was_let_go_of_is_told_from_one_that_fails(tmp_path
             learner.publish(version)
         with pytest.raises(VersionGoneError, match="is gone"):
             await learner.receiver().receive(learner.fetch(bucket_set), Arrivals(bucket_set))
+
+
+async def test_other_tasks_run_between_buckets(tmp_path: Path) -> None:
+    async with local_learner(CASE, tmp_path) as learner:
+        bucket_set = BucketSet.full(learner.publish(0))
+        run: list[int] = []
+
+        def arrived(_data: memoryview, index: int) -> None:
+            assert run == list(range(index))
+            asyncio.get_running_loop().call_soon(run.append, index)
+
+        await learner.receiver().receive(learner.fetch(bucket_set), arrived)
+        assert len(run) == len(bucket_set.buckets) > 1
 
 
 def _linked(path: Path) -> None:

@@ -18,6 +18,7 @@ from rollmesh.mesh.config.run import RunSection
 from rollmesh.mesh.config.weights import WeightsSection
 from rollmesh.mesh.errors import ConfigError, WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.mesh.weights.rendezvous import connect_store
 from rollmesh.protos import weights_pb2
 
 
@@ -62,9 +63,10 @@ def test_no_run_lies_outside_its_folder(name: str) -> None:
 
 def test_a_rendezvous_listens_where_it_is_told() -> None:
     rendezvous = Rendezvous(NetworkSection(), SecuritySection())
-    port = int(rendezvous.address.rpartition(":")[2])
+    member = connect_store(rendezvous.address, 60)
+    assert member.port == rendezvous.store.port
     listening = [c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-    assert [address.ip for address in listening if address.port == port] == ["127.0.0.1"]
+    assert [address.ip for address in listening if address.port == member.port] == ["127.0.0.1"]
 
 
 def test_a_rendezvous_that_others_could_reach_is_refused() -> None:
@@ -88,6 +90,19 @@ def test_closing_ends_a_broadcast_that_waits_for_its_members() -> None:
     assert not broadcast._thread.is_alive()
     with pytest.raises(WeightsError, match="not broadcast any more"):
         broadcast.join("member", PolicyVersion(1, 0), "")
+
+
+def test_who_joins_a_version_that_goes_before_its_round_is_told() -> None:
+    broadcast = Broadcast("gloo", Rendezvous(NetworkSection(), SecuritySection()), timeout_s=60, window_s=0)
+    publisher = WeightPublisher("run", {}, PublishRules(transport="gloo", keep_versions=1), offers=[broadcast])
+    publisher.publish(PolicyVersion(1, 0), [("w", torch.zeros(3))], "float32")
+    # Rounds begin with this lock alone.
+    with broadcast._changed:
+        waiting = broadcast.join("member", PolicyVersion(1, 0), "")
+        publisher.publish(PolicyVersion(1, 1), [("w", torch.ones(3))], "float32")
+    with pytest.raises(WeightsError, match="version 1:0 is not broadcast any more"):
+        waiting.result(180)
+    publisher.close()
 
 
 class Noted(SenderTransport):
