@@ -25,7 +25,7 @@ from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.learner.weights.transports import SenderTransport
 from rollmesh.learner.weights.version_layout import VersionLayout
 from rollmesh.learner.weights.version_part import copy_part, digest_part
-from rollmesh.learner.weights.version_storage import VersionFile, open_version
+from rollmesh.learner.weights.version_storage import VersionFile, open_version, touch_pages
 from rollmesh.mesh.config.weights import EncodingName, TransportName
 from rollmesh.mesh.errors import DataError, WeightsError
 from rollmesh.mesh.runtime.hosts import host_id
@@ -213,8 +213,7 @@ def test_a_publisher_killed_amid_a_publication_leaves_whole_versions_alone_until
 
 @pytest.mark.parametrize("ahead", [True, False])
 def test_memory_of_the_next_version_is_taken_ahead_or_only_once_it_is_needed(shared: Path, *, ahead: bool) -> None:
-    # An empty one has no pages to be mapped.
-    tensors = {**dict(weights()), "empty": torch.zeros(0, 3)}
+    tensors = dict(weights())
     described = [ExportedTensor(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
     engine: Any = SimpleNamespace(
         layout=Layout(),
@@ -233,6 +232,13 @@ def test_memory_of_the_next_version_is_taken_ahead_or_only_once_it_is_needed(sha
     export.close()
     publisher.close()
     assert taken == [export.layout.nbytes] * (3 if ahead else 2)
+
+
+def test_pages_are_mapped_without_a_change_and_an_empty_range_has_none() -> None:
+    data = bytearray(b"x" * 20_000)
+    for start, end in ((0, 0), (100, 100), (100, 19_000)):
+        touch_pages(memoryview(data)[start:end])
+    assert data == b"x" * 20_000
 
 
 def test_parts_of_several_processes_make_the_version_that_one_makes(shared: Path) -> None:
