@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ async def test_a_receiver_that_has_the_newest_costs_nothing_until_there_is_a_new
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     publisher = WeightPublisher("run", {}, PublishRules(transport="grpc"))
-    stream = WeightsService(publisher).Watch(weights_pb2.WatchRequest(member_id="gen-1"), None)
+    stream: Any = WeightsService(publisher).Watch(weights_pb2.WatchRequest(member_id="gen-1"), None)
     asked, real = 0, AnnouncementStream.next
 
     def counted(self: AnnouncementStream) -> object:
