@@ -38,11 +38,12 @@ def selected(names: Sequence[str], root: Path = REPOSITORY) -> list[str]:
 
 
 def direct_importers(path: str, root: Path = REPOSITORY) -> list[str]:
-    """Test files, relative to the root, that import the module of a file themselves."""
+    """Test files, relative to the root, that import the module of a file, or its package, themselves."""
     name = ".".join(Path(path).with_suffix("").parts).removesuffix(".__init__")
     module = name if name.startswith("rollmesh") else f"rollmesh.{name}"
+    wanted = {module, module.rpartition(".")[0]}
     tests = sorted((root / "tests").rglob("test_*.py"))
-    return [str(test.relative_to(root)) for test in tests if module in _imported(test, root)]
+    return [str(test.relative_to(root)) for test in tests if not wanted.isdisjoint(_imported(test, root))]
 
 
 def _concerns(path: Path, names: Sequence[str], root: Path) -> bool:
