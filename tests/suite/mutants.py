@@ -1,9 +1,9 @@
 """Mutation testing by sample: `python -m tests.suite.mutants --count 300 --seed 1 --json FILE [--suite OTHER_CLONE]`.
 
 Each mutant changes one operator, comparison, constant, condition or statement of the product. Its near tests run: those
-of the folder that mirrors its package, then those that import its module or package. A mutant is killed by the first test that
-fails. With `--suite` the tests of another clone run against the same mutants. A mutant that one suite kills and another
-does not is a proof that was lost.
+that import its module or package, then those of the folder that mirrors its package. A mutant is killed by the first
+test that fails. With `--suite` the tests of another clone run against the same mutants. A mutant that one suite kills
+and another does not is a proof that was lost.
 
 A mutant is in the working tree while its tests run, and is taken back at its end or when this program is stopped.
 After `kill -9` it stays: `git diff` shows it, and the next run refuses to begin.
