@@ -232,6 +232,8 @@ class WeightReceiver:
                     pause = _FIRST_RETRY_S
             except grpc.aio.AioRpcError as error:
                 self._set_reason(f"the learner at {connection.address} does not answer: {error.details()}")
+            if not connection.replaced.is_set():
+                # The mesh knows first whether the run is finished, or another learner has come.
                 await self._directory.refresh()
             await connection.replaced_within(pause)
             pause = min(2 * pause, _LONGEST_RETRY_S)

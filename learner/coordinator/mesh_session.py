@@ -104,9 +104,8 @@ class MeshSession:
         network, security = self._config.network, self._config.security
         identity = identity_of(security, Role.LEARNER)
         server = new_server(security, identity, max_message_mb=network.max_message_mb)
-        weights_pb2_grpc.add_WeightsServicer_to_server(
-            WeightsService(self._publisher, self._config.weights.fanout), server
-        )
+        weights = WeightsService(self._publisher, self._config.weights.fanout)
+        weights_pb2_grpc.add_WeightsServicer_to_server(weights, server)
         learner_pb2_grpc.add_LearnerControlServicer_to_server(
             LearnerControlService(self._status, self._controls, self.turn_requests), server
         )
@@ -129,6 +128,8 @@ class MeshSession:
         diagnosis_pb2_grpc.add_DiagnosisServicer_to_server(DiagnosisServicer(peers), server)
         await server.start()
         self._closers.push_async_callback(server.stop, _SERVER_GRACE_S)
+        # After the learner has left: generators whose stream ends ask the mesh at once. The grace is for fetches alone.
+        self._closers.callback(weights.end_watches)
         self._closers.push_async_callback(channel.close)
         await set_serving(health, names)
         await self.agent.start()

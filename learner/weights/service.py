@@ -36,6 +36,14 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
     def __init__(self, publisher: WeightPublisher, fanout: int = 2) -> None:
         self._publisher = publisher
         self._trees = RelayTrees(fanout)
+        self._watches: set[asyncio.Event] = set()
+        self._closed = False
+
+    def end_watches(self) -> None:
+        """Ends every stream of announcements, as none will follow; on the event loop's thread."""
+        self._closed = True
+        for news in self._watches:
+            news.set()
 
     async def GetModelBundle(
         self, _request: weights_pb2.GetModelBundleRequest, _context: Any
@@ -46,7 +54,10 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
                 yield weights_pb2.ModelFile(name=name, content=content[offset : offset + CHUNK_BYTES])
 
     async def Watch(self, request: weights_pb2.WatchRequest, _context: Any) -> AsyncIterator[weights_pb2.Manifest]:
-        """The newest manifest, and each one that is the newest when the stream is ready (see `AnnouncementStream`)."""
+        """The newest manifest, and each one that is the newest when the stream is ready (see `AnnouncementStream`).
+
+        It ends with `end_watches`.
+        """
         check_watch(request)
         loop = asyncio.get_running_loop()
         news = asyncio.Event()
@@ -57,8 +68,9 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
         unsubscribe = self._publisher.subscribe(on_publish)
         watcher = AnnouncementStream(self._publisher, request, loop.time)
         self._publisher.pushes.record_watch(request.member_id)
+        self._watches.add(news)
         try:
-            while True:
+            while not self._closed:
                 news.clear()
                 manifest, wait_s = watcher.next()
                 if manifest is not None:
@@ -67,6 +79,7 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), wait_s)
         finally:
+            self._watches.discard(news)
             unsubscribe()
             self._publisher.pushes.record_watch_end(request.member_id)
 

@@ -358,25 +358,33 @@ class LocalRun:
         before: dict[str, int] | None = None
         quiet, slow = NoStepNotice(time.monotonic()), SlowRewardsNotice(time.monotonic())
         async with MeshClient(self._mesh_address(), self._config.security) as mesh:
-            while True:
-                records = metrics.read()
-                seen = await _read_snapshot(mesh)
-                seen.follow(self._latest, records)
-                self._latest = latest = seen
-                latest.placement = self._placement.record.text
-                latest.sample = next(reversed(samples.read()), latest.sample)
-                if before is None and seen.table is not None:
-                    before = dict(seen.table.counts.reasons)
-                latest.generated_tokens = log.add(latest, time.time())
-                self._view.update(latest, records)
-                self._events.check_view()
-                await self._report_no_step(quiet, mesh, latest, records, before or {})
-                for record in records:
-                    if warning := record.get("mismatch_warning"):
-                        self._events.record(str(warning))
-                if slow.due(reward_wait_s(latest), time.monotonic()):
-                    self._events.record(slow_rewards_text(latest, self._config))
-                await asyncio.sleep(_LOOK_EVERY_S)
+            try:
+                while True:
+                    latest = await _read_snapshot(mesh)
+                    latest.placement = self._placement.record.text
+                    if before is None and latest.table is not None:
+                        before = dict(latest.table.counts.reasons)
+                    latest.generated_tokens = log.add(latest, time.time())
+                    records = metrics.read()
+                    self._show(latest, records, samples)
+                    await self._report_no_step(quiet, mesh, latest, records, before or {})
+                    if slow.due(reward_wait_s(latest), time.monotonic()):
+                        self._events.record(slow_rewards_text(latest, self._config))
+                    await asyncio.sleep(_LOOK_EVERY_S)
+            finally:
+                # Steps since the last look: the run may end at any time after them.
+                self._show(self._latest, metrics.read(), samples)
+
+    def _show(self, seen: Snapshot, records: Sequence[Record], samples: MetricsTail) -> None:
+        """Shows the mesh as it was seen, with new records."""
+        seen.follow(self._latest, records)
+        seen.sample = next(reversed(samples.read()), seen.sample)
+        self._latest = seen
+        self._view.update(seen, records)
+        self._events.check_view()
+        for record in records:
+            if warning := record.get("mismatch_warning"):
+                self._events.record(str(warning))
 
     async def _report_no_step(
         self,

@@ -408,6 +408,24 @@ async def test_a_restarted_server_is_watched_again(tmp_path: Path) -> None:
         assert same(world.engine, weights(1))
 
 
+async def test_a_learner_that_ends_its_watches_is_held_up_by_none_and_the_mesh_is_asked_at_once(tmp_path: Path) -> None:
+    """The mesh says whether the run is finished; its heartbeats would ask seconds later."""
+    asked = asyncio.Event()
+
+    async def ask() -> None:
+        asked.set()
+
+    async with mesh(tmp_path) as world:
+        learner = await world.learner()
+        learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
+        await learner.report()
+        world.membership.heartbeat = ask  # type: ignore[method-assign]
+        learner.service.end_watches()
+        await asked.wait()
+        # A grace that outlasts the test: whatever is open now would use it up.
+        await learner.server.stop(3600)
+
+
 async def test_a_dead_learner_mid_transfer_does_not_hold_up_the_next(tmp_path: Path) -> None:
     async with mesh(tmp_path, transport="grpc", timeout_s=100.0) as world:
         first = await world.learner()

@@ -26,6 +26,7 @@ from rollmesh.generators.engines.hf.weights import ModelWeights, StagedWeights
 from rollmesh.generators.rollout.active_group import ActiveGroup
 from rollmesh.generators.rollout.encoding import member_write
 from rollmesh.learner.checkpoint.names import list_checkpoints
+from rollmesh.learner.coordinator import mesh_session
 from rollmesh.learner.coordinator.coordinator import Coordinator
 from rollmesh.learner.engines.fsdp2 import step
 from rollmesh.learner.recording.recording import FOLDER, Recording
@@ -215,6 +216,8 @@ def test_other_contracts_end_as_well(tmp_path: Path, overrides: dict[str, Any]) 
 def test_sigterm_or_a_notice_finishes_the_step_and_another_learner_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # No stream of a generator holds up the end of a learner.
+    monkeypatch.setattr(mesh_session, "_SERVER_GRACE_S", 3600.0)
     # A step of this model is far shorter than the usual time between two questions.
     monkeypatch.setattr("rollmesh.learner.service.watch_for_notice", partial(watch_for_notice, every_s=0.02))
     config = make_config(tmp_path, {"learner.steps": 12, "checkpoint.every_s": None, "data.eval": None})
