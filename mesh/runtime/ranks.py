@@ -4,7 +4,8 @@ Invariants:
 - on one machine they meet in a file that their user alone can read, and talk over the loopback interface. Nothing
   listens elsewhere;
 - those of several machines meet at one address of the first, and talk over one interface. Neither asks for credentials;
-- a rank that fails ends all: at once if a signal killed it, else the others get a moment to log their errors;
+- a rank that fails ends all: at once if a signal killed it, else the others get a moment to log their errors, unless a
+  signal has stopped them;
 - the program ends as its first rank that says more than "a crash", by its exit status or its signal. A crash may be the
   echo of another's end;
 - signals that ask for an end go to rank 0, which leads; ranks die with the program, whatever ends that.
@@ -31,7 +32,9 @@ import setproctitle
 
 from rollmesh.mesh.addresses import split_address
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.liveness.freeze_detector import ThreadState
 from rollmesh.mesh.liveness.process_ends import signal_name
+from rollmesh.mesh.liveness.process_state import read_processes
 from rollmesh.mesh.runtime.child_processes import Child
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.end_signals import end_signals
@@ -57,6 +60,8 @@ _WAITING = ("OMP_WAIT_POLICY", "KMP_BLOCKTIME", "TOKENIZERS_PARALLELISM")
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # Seconds for the last work of a rank after another has ended: to log an error, to leave a process group.
 _TOGETHER_S = 10.0
+# Pause between two looks at whether the others can do any.
+_LOOK_S = 0.5
 _CRASHED = 1
 _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -313,19 +318,26 @@ async def _wait_for_ends(processes: Sequence[Child], first: int, board: Path) ->
     left, ends = set(waits), list[int]()
     until: float | None = None
     while left:
-        within_s = None if until is None else max(0.0, until - loop.time())
+        within_s = None if until is None else min(_LOOK_S, max(0.0, until - loop.time()))
         done, left = await asyncio.wait(left, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         ended = sorted((waits[wait], wait.result()) for wait in done)
         ends += [status for _, status in ended]
         for rank, status in ended:
             if status:
                 log.warning("%s has ended %s", _describe(rank, board), _manner(status))
-        if left and (not done or any(_killed(status) for _, status in ended)):
+        others = [processes[waits[wait] - first].pid for wait in left]
+        in_vain = until is not None and not done and (loop.time() >= until or all(map(_is_stopped, others)))
+        if left and (in_vain or any(_killed(status) for _, status in ended)):
             log.warning("killing ranks %s", sorted(waits[wait] for wait in left))
             break
         if until is None and any(rank == 0 or status for rank, status in ended):
             until = loop.time() + _TOGETHER_S
     return ends
+
+
+def _is_stopped(pid: int) -> bool:
+    seen = read_processes(pid)
+    return seen is not None and seen.state is ThreadState.STOPPED
 
 
 def _describe(rank: int, board: Path) -> str:

@@ -43,7 +43,7 @@ HOSTS = (*FRONTS, REWARD, LEARNER, *GENERATORS)
 NEW_NUMBER = {FRONTS[0]: 101, LEARNER: 104}
 PORT = 7400
 NAME = "mesh.test"
-LEASE_S = 10.0
+LEASE_S = 5.0
 START_S = 300.0
 # For what hangs: a busy machine is slow.
 _DEADLINE_S = 300.0

@@ -16,8 +16,8 @@ from tests.learner.live.test_runs import assert_nothing_twice, records, wait_for
 from tests.learner.live.tiny import learner_process, make_config, mesh_of, run_learner
 
 _MEGATRON = {"learner.engine": "megatron"}
-# Ranks that come up at different moments are not lost ones: only where the silence has to end.
-_IMPATIENT = {"learner.distributed.timeout_s": 20.0}
+# A rank is silent after four times this; the others wait for longer for one that comes up later.
+_IMPATIENT = {"learner.distributed.timeout_s": 60.0, "resources.frozen_after_s": 3.0}
 _STAGES = _MEGATRON | {"learner.parallel.pp": 2}
 
 

@@ -24,7 +24,7 @@ DEADLINE_S = 240.0
 PROGRAM = """
 import os, pathlib, signal, sys
 from rollmesh.mesh.runtime import ranks
-ranks._TOGETHER_S = 0.2
+ranks._TOGETHER_S = float(sys.argv[3])
 ranks.become_ranks(2)
 rank = os.environ["RANK"]
 def answer(number, frame):
@@ -44,15 +44,18 @@ while True:
 
 
 @contextmanager
-def program(leaves: str = "", status: int = 0) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+def program(
+    leaves: str = "", status: int = 0, *, together_s: float = 0.2
+) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """The program and the process ids of its ranks.
 
     Args:
         leaves: a rank that ends in order at once.
         status: with which rank 0 answers SIGTERM.
+        together_s: for the last work of a rank.
     """
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, leaves, str(status)],
+        [sys.executable, "-c", PROGRAM, leaves, str(status), str(together_s)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -80,6 +83,13 @@ def test_an_end_is_asked_of_rank_0_and_its_status_is_the_programs(status: int) -
 
 def test_a_rank_that_fails_ends_all() -> None:
     with program() as (process, pids):
+        os.kill(pids[1], signal.SIGUSR1)
+        assert process.wait(DEADLINE_S) == 3
+
+
+def test_no_last_work_is_expected_of_a_stopped_rank() -> None:
+    with program(together_s=3600) as (process, pids):
+        os.kill(pids[0], signal.SIGSTOP)
         os.kill(pids[1], signal.SIGUSR1)
         assert process.wait(DEADLINE_S) == 3
 
