@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from rollmesh.buffer.server.process import BufferFront
 from rollmesh.launcher.console.tables import status_table
 from rollmesh.launcher.mesh_client import MeshClient, Snapshot
 from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.learner.coordinator import mesh_session
+from rollmesh.learner.liveness.stall_detector import MAX_OBSERVATION_S
 from rollmesh.learner.liveness.stall_reporter import StallReporter
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config.network import SecuritySection
@@ -114,10 +118,27 @@ def shown(snapshot: Snapshot) -> str:
     return text
 
 
-def test_a_generator_that_never_delivers_is_named_and_the_run_ends_by_name(tmp_path: Path, capfd: Any) -> None:
+class Clock:
+    """The clock of the stall reporter: it stands before the limit until released, and then jumps at each look."""
+
+    def __init__(self, most_s: float) -> None:
+        self._until = time.monotonic() + most_s
+        self._ahead_s = 0.0
+        self.released = False
+
+    def __call__(self) -> float:
+        if self.released:
+            self._ahead_s += MAX_OBSERVATION_S
+        return min(time.monotonic(), self._until) + self._ahead_s
+
+
+def test_a_generator_that_never_delivers_is_named_and_the_run_ends_by_name(
+    tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits = {"reward.scorer_timeout_s": 0.1, "reward.timeout_s": 0.2, "rollout.reward_wait_s": 0.3}
-    # Heartbeats, five per lease term, tell the status of a stall: there are several before the limit.
-    limits |= {"buffer.stall_s": 0.5, "buffer.stall_limit_s": 10.0, "buffer.lease_s": 6.0}
+    limits |= {"buffer.stall_s": 0.5, "buffer.stall_limit_s": 10.0, "buffer.lease_s": 4.0}
+    clock = Clock(5.0)
+    monkeypatch.setattr(mesh_session, "StallReporter", partial(StallReporter, clock=clock))
     config = make_config(tmp_path, {"data.eval": None, **limits})
     stalls = config.run.folder / "stalls.jsonl"
     looks: list[Snapshot] = []
@@ -136,6 +157,7 @@ def test_a_generator_that_never_delivers_is_named_and_the_run_ends_by_name(tmp_p
             world.call(world.holder(2))
             wait_for_line(stalls, lambda line: held in line["text"])
             looks.append(asyncio.run(look(world.address)))
+            clock.released = True
 
         with meanwhile(hold):
             assert run_learner(config, world.address) == StalledError.exit_code
