@@ -88,4 +88,4 @@ def wait_until(run: MeshRun, reached: Callable[[], bool]) -> None:
     """Asks until it is so, while the run is there."""
     while not reached():
         assert run.process.poll() is None, run.tail()
-        time.sleep(1.0)  # another process's state: there is nothing to wait on
+        time.sleep(0.2)  # another process's state: there is nothing to wait on
