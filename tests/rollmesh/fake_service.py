@@ -152,10 +152,10 @@ def main() -> int:
         servicer.answered.wait()
         return options.die_after_ready
     # Python's handlers run in the main thread; a signal that the kernel gives to another thread does not wake it.
-    while not over.wait(0.2):
+    while not over.wait(0.02):
         pass
     while options.writes and not options.writes.exists():
-        time.sleep(0.1)
+        time.sleep(0.02)
     server.stop(None)
     return options.asked
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from rollmesh.buffer.client.client import AdmitStream, Lease, WriteStream
+from rollmesh.buffer.server import sample_session
 from rollmesh.buffer.server.process import BufferFront
 from rollmesh.learner.algorithms.types import Group
 from rollmesh.learner.coordinator.batch_claim import BatchClaimer, CandidateBatch, ClaimRules
@@ -30,6 +31,7 @@ from tests.learner.dataflow import Plain, make_plan
 
 V0 = PolicyVersion(1, 0)
 B = 4
+GRACE_S = 0.2
 
 
 class Picky(Plain):
@@ -138,13 +140,16 @@ async def training(
     request: pytest.FixtureRequest,
     redis_url: str,  # noqa: F811
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Training]:
+    # The front asks the learner for what it holds as often.
+    monkeypatch.setattr(sample_session, "_RECHECK_S", 0.1)
     owner = Mesh(redis_url, tmp_path)
     config = make_config(
         tmp_path,
         redis_url,
         learner={"batch": {"groups": B}},
-        buffer={"max_staleness": 1, "redis": redis_url, "lease_s": 6.0, "reconnect_grace_s": 0.2},
+        buffer={"max_staleness": 1, "redis": redis_url, "lease_s": 6.0, "reconnect_grace_s": GRACE_S},
     )
     training = Training(owner, config)
     try:
@@ -159,7 +164,7 @@ async def test_a_learner_that_was_away_beyond_the_grace_with_part_of_a_batch_tra
     gathering = asyncio.create_task(training.gather(candidate := CandidateBatch(0)))
     await training.finish(B - 1)
     await training.counts(leased=B - 1)
-    await training.away(1.0)
+    await training.away(2 * GRACE_S)
     await training.finish(B + 1)
     await gathering
     if not await training.claimer.claim(candidate):
@@ -214,7 +219,7 @@ async def test_prefetched_groups_that_are_lost_are_asked_for_again(training: Tra
     await training.gather(candidate := CandidateBatch(0))
     assert await training.claimer.claim(candidate)
     await training.counts(leased=B)
-    await training.away(1.0)
+    await training.away(2 * GRACE_S)
     await training.publish(1)
     await training.gather(after := CandidateBatch(1))
     if not await training.claimer.claim(after):
