@@ -7,9 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+if TYPE_CHECKING:
+    from rollmesh.doctor.findings import Diagnosis
+
+# Of a watch: the shortest that users get, and that of a mesh in which nothing moves.
+_LEAST_WATCH_S, _MOMENT_S = 5.0, 0.1
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -36,3 +42,13 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
         return subprocess.CompletedProcess(list(arguments), int(end.value.code or 0), out, err)
 
     return run
+
+
+def briefly(diagnose: Callable[..., Diagnosis]) -> Callable[..., Diagnosis]:
+    """`diagnose_mesh` that watches the mesh for a moment, whatever the command says."""
+
+    def watch(*arguments: Any, watch_s: float) -> Diagnosis:
+        assert watch_s >= _LEAST_WATCH_S
+        return diagnose(*arguments, watch_s=_MOMENT_S)
+
+    return watch

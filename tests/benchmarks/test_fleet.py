@@ -100,8 +100,9 @@ async def test_responses_beyond_the_slots_wait() -> None:
 def test_a_cell_runs_the_whole_way_and_its_ledgers_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Figures of a full flow are not asked for, and all waits are as long as the fleet computes.
     monkeypatch.setattr(cell, "_FLOW_S", 0.1)
+    monkeypatch.setattr(cell, "_SETTLE_S", 2.0)
     said: list[str] = []
-    scenario = Scenario(6, rate=20.0, groups_per_step=2, seconds=1.0, processes=1, frozen=0.2, lease_s=5.0)
+    scenario = Scenario(6, rate=20.0, groups_per_step=2, seconds=1.0, processes=1, frozen=0.2, lease_s=3.0)
     result = run_cell(scenario, tmp_path, progress=said.append)
     assert result.wrong == []
     assert result.paced is not None

@@ -14,6 +14,7 @@ import pytest
 
 import rollmesh as product
 from rollmesh.dashboard.page_data import PageData
+from rollmesh.doctor.live import diagnosis
 from rollmesh.launcher.mesh_client import MeshClient
 from rollmesh.launcher.page.live_runs import RemoteRun
 from rollmesh.learner.callbacks import StepEnd
@@ -22,7 +23,7 @@ from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.run_files import config_path
 from tests import warm
 from tests.collector import Collector, collecting
-from tests.command import Command
+from tests.command import Command, briefly
 from tests.integration import holding
 from tests.integration.intruders import answer_to_a_member, audit_intruders
 from tests.integration.mesh import MeshRun, audit
@@ -161,6 +162,8 @@ def test_a_run_writes_what_it_promises(
     assert len(re.findall(r"generator +127\.0\.0\.1:\d+", status.stdout)) == 1, status.stdout
     ledger = rollmesh("ledger", "--mesh", run.address(), "--token-file", str(token))
     assert ledger.returncode == 0
+    # Nothing of it moves meanwhile.
+    monkeypatch.setattr(diagnosis, "diagnose_mesh", briefly(diagnosis.diagnose_mesh))
     doctor = rollmesh("doctor", "--mesh", run.address(), "--token-file", str(token), "--json")
     assert_examined(doctor.stdout)
     shown = [status.stdout, ledger.stdout, doctor.stdout, answer_to_a_member(run.address(), token)]

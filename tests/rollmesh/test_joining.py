@@ -13,12 +13,13 @@ import typer
 
 from rollmesh.buffer.server.process import BufferFront
 from rollmesh.cli.app import app
+from rollmesh.doctor.live import diagnosis
 from rollmesh.mesh.access.join_string import parse_join_string
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.variables import OPTIONS, key_variable, option_variable
 from rollmesh.mesh.errors import ConfigError, UnauthenticatedError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
-from tests.command import Command
+from tests.command import Command, briefly
 
 SERVICES = ("buffer", "generator", "learner", "evaluator", "role", "reward")
 # Options of the command line alone, and those that are keys of the configuration.
@@ -50,6 +51,8 @@ def _front(folder: Path, security: dict[str, str]) -> Iterator[str]:
 def test_a_join_string_and_nothing_else_opens_a_mesh_with_tls(
     tmp_path: Path, rollmesh: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A mesh that does nothing is not watched for long.
+    monkeypatch.setattr(diagnosis, "diagnose_mesh", briefly(diagnosis.diagnose_mesh))
     tls, token = tmp_path / "tls", tmp_path / "mesh.token"
     assert rollmesh("token", "new", "--out", str(token)).returncode == 0
     assert rollmesh("certificates", str(tls), "front=mesh.example").returncode == 0
