@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from rollmesh.doctor.findings import Diagnosis
 
-# Of a watch: the shortest that users get, and that of a mesh in which nothing moves.
+# The shortest watch that users get, and that of a mesh in which nothing moves.
 _LEAST_WATCH_S, _MOMENT_S = 5.0, 0.1
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

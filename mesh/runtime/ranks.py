@@ -4,8 +4,8 @@ Invariants:
 - on one machine they meet in a file that their user alone can read, and talk over the loopback interface. Nothing
   listens elsewhere;
 - those of several machines meet at one address of the first, and talk over one interface. Neither asks for credentials;
-- a rank that fails ends all: at once if a signal killed it, else the others get a moment to log their errors, unless a
-  signal has stopped them;
+- a rank that fails ends all: at once if a signal killed it, else the others get a moment to log their errors. Those
+  that are stopped get none;
 - the program ends as its first rank that says more than "a crash", by its exit status or its signal. A crash may be the
   echo of another's end;
 - signals that ask for an end go to rank 0, which leads; ranks die with the program, whatever ends that.
