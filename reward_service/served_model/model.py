@@ -34,6 +34,8 @@ Answer = list[float] | Failed
 _BEGIN_SHARE, _SILENCE_SHARE = 0.5, 0.45
 # Seconds between starts of a process that ends again and again: the first pause, and the longest.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
+# Most seconds between two looks at a process that says nothing.
+_LOOK_S = 1.0
 _MOST_SUSPECTS = 4096
 
 
@@ -218,7 +220,7 @@ class ServedModel:
         longest_s = _SILENCE_SHARE * self._call_timeout_s
         while True:
             try:
-                async with asyncio.timeout(min(1.0, longest_s / 8)):
+                async with asyncio.timeout(min(_LOOK_S, longest_s / 8)):
                     await connection.lost.wait()
                 return "it ended"
             except TimeoutError:

@@ -15,9 +15,12 @@ from rollmesh.reward_service.outcomes import NOT_BEGUN, Failed
 from rollmesh.reward_service.served_model import connection
 from rollmesh.reward_service.served_model.messages import ModelOptions
 from rollmesh.reward_service.served_model.model import Answer, ServedModel
+from tests.reward_service.served_model.conftest import Clock
 
 # Nothing takes as long unless it hangs.
 LONG_S = 240.0
+# The time of a call that ends because the test turns the clock.
+ENDLESS_S = 1e6
 Start = Callable[..., Awaitable[ServedModel]]
 
 
@@ -94,39 +97,70 @@ async def test_a_text_that_breaks_the_process_fails_alone_and_others_lose_nothin
     assert (poison.code, poison.retryable) == ("crashed", True)
 
 
+async def end_silence(model: ServedModel, clock: Clock, letter: str) -> None:
+    """Lets each process be silent for too long that hangs with such a text; others ask meanwhile.
+
+    What it has been told to do, its owner knows in order: nothing else comes from one that has begun such a text.
+    """
+    ended: int | None = None
+    others: list[asyncio.Task[list[Answer]]] = []
+    try:
+        while True:
+            await asyncio.sleep(0.01)
+            texts = {key: job for key, job in dict(model._jobs).items() if letter in job.text[1]}
+            begun = texts.keys() & model._begun.keys() or model._reading in {job.digest for job in texts.values()}
+            if begun and model.pid not in (None, ended):
+                ended = model.pid
+                clock.advance(0.3 * ENDLESS_S)
+                count = model._count
+                others.append(asyncio.create_task(until_answered(model, "b" * (3 + len(others)))))
+                while model._count == count or (letter == "h" and model._unheard_since is not None):
+                    await asyncio.sleep(0.01)
+                clock.advance(0.3 * ENDLESS_S)
+    finally:
+        answers = await asyncio.gather(*others)
+        assert answers
+        assert all(isinstance(answer, list) for each in answers for answer in each)
+
+
 @pytest.mark.asyncio
-async def test_a_frozen_process_is_replaced_and_so_is_one_that_reads_or_computes_without_end(start: Start) -> None:
-    model = await start(call_timeout_s=4.0)
+async def test_a_frozen_process_is_replaced_and_so_is_one_that_reads_or_computes_without_end(
+    start: Start, clock: Clock
+) -> None:
+    model = await start(call_timeout_s=ENDLESS_S)
     assert model.pid is not None
     os.kill(model.pid, signal.SIGSTOP)
-    assert isinstance((await until_answered(model, "bb"))[0], list)
-    assert model.restarts
-    # Others that ask meanwhile keep no hanging one alive.
-    others = asyncio.create_task(until_answered(model, *["b" * n for n in range(1, 30)]))
-    hanging, good = await until_answered(model, "hh", "bb")
-    assert all(isinstance(answer, list) for answer in await others)
-    assert isinstance(good, list)
-    assert isinstance(hanging, Failed)
-    assert hanging.code == "crashed"
-    assert "no answer for" in hanging.message
-    unreadable, other = await until_answered(model, "xx", "bb")
-    assert isinstance(unreadable, Failed)
-    assert unreadable.code == "crashed"
-    assert isinstance(other, list)
+    asking = asyncio.create_task(until_answered(model, "bb"))
+    async with asyncio.timeout(LONG_S):
+        while model._unheard_since is None:
+            await asyncio.sleep(0.01)
+    clock.advance(0.5 * ENDLESS_S)
+    assert isinstance((await asking)[0], list)
+    assert model.restarts == 1
+    for letter in "hx":
+        silence = asyncio.create_task(end_silence(model, clock, letter))
+        hanging, good = await until_answered(model, 2 * letter, "bb")
+        assert isinstance(good, list)
+        assert isinstance(hanging, Failed)
+        assert hanging.code == "crashed"
+        assert "no answer for" in hanging.message
+        silence.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await silence
+    assert model.restarts == 5, "once frozen, and each text with others and alone"
 
 
 @pytest.mark.asyncio
 async def test_an_engine_that_is_away_is_waited_for(start: Start) -> None:
     model = await start(call_timeout_s=2.0)
-    (answer,) = await ask(model, "aa")
-    assert isinstance(answer, Failed)
-    assert (answer.code, answer.message) == (NOT_BEGUN, "not begun yet: stub: it is away")
     waiting = asyncio.create_task(ask(model, "aa"))
     async with asyncio.timeout(LONG_S):
         while not (wait := model.present_wait()):
             await asyncio.sleep(0.01)
     assert wait.reason == "stub: it is away"
-    await waiting
+    (answer,) = await waiting
+    assert isinstance(answer, Failed)
+    assert (answer.code, answer.message) == (NOT_BEGUN, "not begun yet: stub: it is away")
 
 
 @pytest.mark.asyncio
