@@ -119,7 +119,7 @@ def test_an_end_does_not_wait_for_a_collector_that_is_frozen() -> None:
         tracer = tracer_to(url)
         record_one(tracer)
         assert collector.calls.acquire(timeout=60)
-        tracer.close()
+        tracer.close(0.1)
         assert tracer.counts.dropped._value.get() == 1
 
 
