@@ -42,7 +42,7 @@ class ServerProcess:
         until = time.monotonic() + _START_S
         while True:
             try:
-                return await transport.connect(1.0)
+                return await self._connect(transport)
             except CallError:
                 if self._process.poll() is not None:
                     status = self._process.returncode
@@ -50,6 +50,20 @@ class ServerProcess:
                 if time.monotonic() > until:
                     raise
                 await asyncio.sleep(0.05)
+
+    async def _connect(self, transport: Transport) -> None:
+        """Waits for a second until it can be reached, and no longer than it lives."""
+        assert self._process is not None
+        connecting = asyncio.create_task(transport.connect(1.0))
+        try:
+            while not connecting.done() and self._process.poll() is None:
+                await asyncio.wait((connecting,), timeout=0.05)
+        finally:
+            connecting.cancel()
+        await asyncio.wait((connecting,))
+        if connecting.cancelled():
+            raise CallError("unavailable", "ended", "the command has ended")
+        connecting.result()
 
     def kill(self) -> None:
         """Kills it, and all that it has started."""

@@ -25,6 +25,8 @@ from rollmesh.reward_service.conformance.transport import TIMEOUT_HEADER
 
 # Seconds in which the server has to begin its answer, and that an answer which never comes is waited for.
 _LONGEST_S = 3600.0
+# Seconds between looks for the end of the proxy.
+_END_S = 0.05
 _PASSED = ("Authorization", "Content-Type", TIMEOUT_HEADER, "grpc-timeout")
 _NDJSON = "application/x-ndjson"
 
@@ -60,7 +62,7 @@ class HttpFaultProxy:
             self._server = _Server((host, port), self)
         except OSError as error:
             raise RuntimeError(f"cannot listen: {error.strerror}") from error
-        threading.Thread(target=self._server.serve_forever, name="fault-proxy", daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(_END_S,), name="fault-proxy", daemon=True).start()
         self.port = self._server.server_port
         return self.port
 

@@ -274,6 +274,7 @@ async def test_each_bad_behaviour(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rollmesh.reward_service.conformance.probes.load._QUICK_BATCH_S", 0.2)
+    monkeypatch.setattr("rollmesh.reward_service.conformance.probes.load._AT_ONCE", 3)
     report = await checked(await serving(server()), probe)
     assert found(report, probe, severity, words), report.findings
     assert len(set(report.findings)) == len(report.findings), "each is said once"
@@ -336,17 +337,19 @@ class ForgetsTheLate(Server):
 
 
 @pytest.mark.parametrize(
-    ("server", "probe", "words"),
+    ("server", "probe", "words", "timeout_s"),
     [
-        (WaitsForTheEnd, "stream.early", "not when the caller closes"),
-        (OtherScores, "stream.answers", "by Score and"),
-        (NeverEnds, "stream.answers", "after the last result"),
-        (DiesOfCancels, "stream.cancel", "the stream ended"),
-        (ForgetsTheLate, "stream.timeout", "missing_result: 8 of 8"),
+        (WaitsForTheEnd, "stream.early", "not when the caller closes", 1),
+        (OtherScores, "stream.answers", "by Score and", 60),
+        (NeverEnds, "stream.answers", "after the last result", 2),
+        (DiesOfCancels, "stream.cancel", "the stream ended", 60),
+        (ForgetsTheLate, "stream.timeout", "missing_result: 8 of 8", 60),
     ],
 )
-async def test_each_bad_stream(serving: Any, checked: Any, server: type[Server], probe: str, words: str) -> None:
-    report = await checked(await serving(server()), probe, timeout_s=4)
+async def test_each_bad_stream(
+    serving: Any, checked: Any, server: type[Server], probe: str, words: str, timeout_s: float
+) -> None:
+    report = await checked(await serving(server()), probe, timeout_s=timeout_s)
     assert found(report, probe, "error", words), report.findings
 
 

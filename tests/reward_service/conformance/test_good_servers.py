@@ -93,7 +93,7 @@ class Queueing(ThreadingHTTPServer):
 @pytest.fixture
 def http_server() -> Iterator[str]:
     server = Queueing(("127.0.0.1", 0), Http)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()
