@@ -33,6 +33,8 @@ _RECONNECT_S = 0.5
 _HINTS_S = 0.03
 # Without any news a table is read again after this many seconds.
 _RECHECK_S = 1.0
+# Without any news the values of ended groups are looked for again after this many seconds.
+_ENDED_S = 2.0
 # A stored value is removed once it has had no owner for this long; also the time between two walks over the keys.
 _UNOWNED_AGE_S = 60.0
 # Side data that belongs to no live group stays for this long.
@@ -116,7 +118,7 @@ async def evict(front: FrontContext, table: str) -> None:
                 front.outage.job_passed(f"evicting in {table}")
             except StoreError as error:
                 front.outage.job_failed(f"evicting in {table}", error)
-            await wait_for(event, 1.0)
+            await wait_for(event, _RECHECK_S)
 
 
 async def remove_ended_values(front: FrontContext) -> None:
@@ -130,7 +132,7 @@ async def remove_ended_values(front: FrontContext) -> None:
                     front.outage.job_passed(f"collecting payloads of {table}")
                 except StoreError as error:
                     front.outage.job_failed(f"collecting payloads of {table}", error)
-            await wait_for(event, 2.0)
+            await wait_for(event, _ENDED_S)
             # Several ends make one round.
             await asyncio.sleep(SWEEP_S)
 

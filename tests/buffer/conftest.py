@@ -9,8 +9,18 @@ from pathlib import Path
 import pytest
 
 from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
+from rollmesh.buffer.server import admit_session, background_tasks, sample_session
 from tests.buffer.mesh_fixture import Mesh
 from tests.buffer.redis_cluster import LocalCluster
+
+
+@pytest.fixture(autouse=True)
+def _fronts_look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A front of this process soon tells and does that for which nothing wakes it."""
+    for module in (admit_session, background_tasks, sample_session):
+        monkeypatch.setattr(module, "_RECHECK_S", 0.1)
+    for interval in ("_ENDED_S", "_MEMBERS_S", "_RECONNECT_S"):
+        monkeypatch.setattr(background_tasks, interval, 0.1)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import grpc
@@ -87,12 +88,11 @@ async def test_a_writer_that_had_nothing_to_write_for_long_outlives_its_front(me
     admission = generator.admission()
     admission.update(1, V0)
     (grant,) = await generator.grants(admission, 1)
-    retry_s = 3.0
-    client = BufferClient(generator.channel, timeout_s=5.0, retry_s=retry_s)
+    client = BufferClient(generator.channel, timeout_s=5.0, retry_s=TIMEOUT_S)
     writer = client.writer("train", generator.agent.member_id, lambda: generator.agent.generation)
     generator.streams.append(writer)
     await writer.write([make_write(grant, 0, [V0])])
-    await asyncio.sleep(1.2 * retry_s)
+    writer._retries._clock = lambda: time.monotonic() + 1.2 * TIMEOUT_S
     port = int(front.address.rpartition(":")[2])
     await mesh.stop_front(front)
     # Until the channel knows: then the writer's stream has broken as well.

@@ -24,11 +24,6 @@ V0 = PolicyVersion(1, 0)
 ROOMY: dict[str, Any] = {"learner": {"batch": {"groups": 64}}}
 
 
-@pytest.fixture(autouse=True)
-def _reasons_are_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollmesh.buffer.server.admit_session._RECHECK_S", 0.1)
-
-
 async def in_force(stream: AdmitStream, reason: str) -> None:
     """Waits until the front has told why it grants nothing."""
     async with asyncio.timeout(TIMEOUT_S):

@@ -25,6 +25,11 @@ V0 = PolicyVersion(1, 0)
 SHORT: dict[str, Any] = {"max_staleness": 1, "lease_s": 4.0}
 
 
+@pytest.fixture(autouse=True)
+def _questions_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollmesh.buffer.server.lease_roll_call._QUESTIONS_PER_TERM", 20)
+
+
 def key(held: pb.GroupGrant | pb.LeasedGroup) -> Lease:
     return Lease.of(held)
 
@@ -86,7 +91,6 @@ async def test_a_group_that_its_generator_has_forgotten_goes_to_another(mesh: Me
     book.leases.remove(key(grants[0]))
     (again,) = await second.grants(idle, 1)
     assert (again.group_id, again.attempt, list(again.members_done)) == (grants[0].group_id, 2, [1])
-    # A term has three questions.
     await book.asked(4)
     assert (await balanced(learner)).readmissions == 1, "those that are named stay where they are"
 
@@ -239,7 +243,8 @@ async def test_a_refused_claim_says_which_lease_is_refused(mesh: Mesh) -> None:
 
 
 async def test_a_holder_that_does_not_say_what_it_holds_loses_its_stream(mesh: Mesh) -> None:
-    front = await mesh.front(buffer={**SHORT, "redis": mesh.redis_url})
+    lease_s = 1.0
+    front = await mesh.front(buffer={**SHORT, "lease_s": lease_s, "redis": mesh.redis_url})
     await mesh.learner(front)
     generator = await mesh.generator(front)
     call = buffer_pb2_grpc.BufferStub(generator.channel).Admit()
@@ -249,7 +254,7 @@ async def test_a_holder_that_does_not_say_what_it_holds_loses_its_stream(mesh: M
     with pytest.raises(grpc.aio.AioRpcError, match="what it holds"):
         async with asyncio.timeout(TIMEOUT_S):
             while True:
-                questions += (await call.read()).inventory_within_ms == 1000 * SHORT["lease_s"]
+                questions += (await call.read()).inventory_within_ms == 1000 * lease_s
     assert questions >= 2
 
 
