@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
+from rollmesh.buffer.server import background_tasks
 from rollmesh.mesh.errors import ConfigError, FencedError, PayloadError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
@@ -442,14 +444,18 @@ async def test_a_generator_that_decodes_does_not_wait(mesh: Mesh) -> None:
     admission.update(2, V0)
     await generator.grants(admission, 1)
     admission.update(1, V0, outstanding=1)
+    assert front.metrics is not None
+    report_waits = partial(background_tasks._report_waits, front.metrics.front, "train")
     async with asyncio.timeout(TIMEOUT_S):
         while "no prompt" not in admission.waiting_reason:
             await asyncio.sleep(0.01)
         # It waits from its grant until its message of the response arrives.
+        await report_waits()
         while (stopped := await learner.client.describe("train")).generators_wait:
-            pass
+            await report_waits()
         for _ in range(5):
             await asyncio.sleep(0.01)
+            await report_waits()
             found = await learner.client.describe("train")
             assert (found.waiting_for_samples_ms, found.generators_wait) == (stopped.waiting_for_samples_ms, "")
         admission.update(2, V0, outstanding=0)

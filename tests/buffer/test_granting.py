@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
+import subprocess
 from contextlib import suppress
 from typing import Any
 
@@ -17,8 +17,8 @@ from rollmesh.buffer.server.admission_dealer import AdmissionDealer, GeneratorDe
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import buffer_pb2_grpc
+from tests import warm
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh
-from tests.repository import REPOSITORY
 
 V0 = PolicyVersion(1, 0)
 ROOMY: dict[str, Any] = {"learner": {"batch": {"groups": 64}}}
@@ -94,42 +94,23 @@ async def test_the_faster_of_two_gets_more_in_proportion(mesh: Mesh, monkeypatch
     assert got == [4 + 15, 4 + 5]
 
 
-_CLIENT = """
-import asyncio, sys
-from tests.buffer.mesh_fixture import Generator
-from rollmesh.mesh.trajectory.versions import PolicyVersion
-
-async def main():
-    generator = Generator(sys.argv[1], "victim")
-    await generator.agent.start()
-    stream = generator.admission()
-    stream.update(2, PolicyVersion(1, 0), outstanding=0)
-    print("ready", flush=True)
-    async for grant in stream:
-        print(grant.group_id, flush=True)
-
-asyncio.run(main())
-"""
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_what_a_dead_or_hanging_generator_had_goes_to_others(mesh: Mesh, how: signal.Signals) -> None:
     # The lease alone would hold the groups for longer than this waits; the grace is 0.3 s, and patience with a silent
     # stream one second.
     front = await mesh.front(buffer={"redis": mesh.redis_url}, **ROOMY)
     learner, other = await mesh.learner(front), await mesh.generator(front)
-    victim = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _CLIENT, front.address, cwd=REPOSITORY, stdout=asyncio.subprocess.PIPE
+    victim = await asyncio.to_thread(
+        warm.popen, [front.address], module="tests.buffer.lone_generator", stdout=subprocess.PIPE, text=True
     )
     assert victim.stdout is not None
     try:
-        async with asyncio.timeout(240):
-            assert await victim.stdout.readline() == b"ready\n"
-            await learner.seed(1, 1)
-            first = (await victim.stdout.readline()).decode().strip()
+        assert await asyncio.to_thread(victim.stdout.readline) == "ready\n"
+        await learner.seed(1, 1)
+        first = (await asyncio.to_thread(victim.stdout.readline)).strip()
         os.kill(victim.pid, how)
         if how == signal.SIGKILL:
-            await victim.wait()
+            await asyncio.to_thread(victim.wait)
         await learner.seed(2, 5)
         admission = other.admission()
         admission.update(5, V0, outstanding=0)
@@ -138,9 +119,9 @@ async def test_what_a_dead_or_hanging_generator_had_goes_to_others(mesh: Mesh, h
         counts = (await learner.client.describe("train")).counts
         assert (counts.generating, counts.pending) == (5, 0), "all are in the hands of the one that lives"
     finally:
-        if victim.returncode is None:
-            victim.kill()
-            await victim.wait()
+        victim.kill()
+        await asyncio.to_thread(victim.wait)
+        victim.stdout.close()
 
 
 async def test_grants_that_never_arrive_go_to_others_while_their_holder_beats(mesh: Mesh) -> None:
