@@ -124,9 +124,7 @@ async def silent_too_long(model: ServedModel, clock: Clock, broken: Path) -> Non
     clock.advance(0.5 * LONG_S)
 
 
-async def test_a_server_is_replaced_when_it_dies_or_hangs_and_ends_with_its_owner(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_a_server_is_replaced_when_it_dies_or_hangs_and_ends_with_its_owner(tmp_path: Path, clock: Clock) -> None:
     folder, python, broken = write_model(tmp_path / "model"), tmp_path / "python", tmp_path / "broken"
     python.write_text(FAKE.format(python=sys.executable, broken=broken))
     python.chmod(0o755)
