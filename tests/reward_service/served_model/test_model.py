@@ -100,7 +100,7 @@ async def test_a_text_that_breaks_the_process_fails_alone_and_others_lose_nothin
 async def end_silence(model: ServedModel, clock: Clock, letter: str) -> None:
     """Lets each process be silent for too long that hangs with such a text; others ask meanwhile.
 
-    What it has been told to do, its owner knows in order: nothing else comes from one that has begun such a text.
+    Messages come in order: once its owner knows that such a text is begun, nothing else comes.
     """
     ended: int | None = None
     others: list[asyncio.Task[list[Answer]]] = []
