@@ -123,7 +123,7 @@ class VllmBackend(Backend):
         if not config.architectures:
             # Without a name vLLM takes the model for one that embeds.
             arguments.setdefault("hf_overrides", {"architectures": [self._checkpoint.architecture]})
-        forks = on_cpu(self._settings) and self._settings.release == "process"
+        forks = fork_server.serves(self._settings)
         if forks:
             fork_server.use()
         log_file = logs.kept_log() if forks else logs.EngineLog()
