@@ -22,7 +22,6 @@ _IMPORTED_ONCE = [
     "vllm.v1.engine.coordinator",
     "vllm.v1.worker.cpu_worker",
     "rollmesh.generators.engines.vllm.plugin",
-    "rollmesh.generators.engines.vllm.forked",
 ]
 
 

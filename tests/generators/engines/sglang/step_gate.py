@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-# What begins, and what ends, takes a step.
+# A request that begins, or is to end, takes a step.
 _NEWS = ("TokenizedGenerateReqInput", "BatchTokenizedGenerateReqInput", "AbortReq")
 
 
@@ -31,7 +31,7 @@ def add_to(python_path: str, folder: Path) -> str:
 
 @dataclass(slots=True)
 class _Gate:
-    """Of one scheduler.
+    """The gate of one scheduler.
 
     Attributes:
         steps: that it takes after the last news; None: as many as it has work for.

@@ -38,7 +38,7 @@ def forked_cores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             patch.setattr(registry, "_run_in_subprocess", lambda inspect: inspect())
 
         patch.setenv(step_gate.FILE, str(gate))
-        imported = ["tests.generators.engines.vllm.gated_cores", *fork_server._IMPORTED_ONCE]
+        imported = [*fork_server._IMPORTED_ONCE, "tests.generators.engines.vllm.gated_cores"]
         patch.setattr(fork_server, "_IMPORTED_ONCE", imported)
         patch.setattr(environment, "prepare", prepare_and_fork)
         patch.setattr(logs, "EngineLog", logs.kept_log)

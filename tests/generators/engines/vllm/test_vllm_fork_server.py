@@ -16,7 +16,6 @@ from rollmesh.generators.engines.external.backend import state_of_start
 from rollmesh.mesh.liveness.freeze_detector import Bounds, FreezeKind
 from rollmesh.mesh.liveness.process_ends import survivors
 from rollmesh.mesh.liveness.watchdog import wait_until_frozen
-from tests.generators.engines.vllm.shared import SharedVllm
 
 _DEADLINE_S = 60.0
 
@@ -74,11 +73,14 @@ async def test_a_fork_server_that_is_stopped_is_found_and_ends_and_another_one_s
     again.join()
 
 
-def test_engine_cores_do_not_look_for_garbage_in_what_was_imported_for_them(vllm: SharedVllm) -> None:
-    """The session's own server; its cores would look through all of vLLM, many times at each start and end."""
+@pytest.mark.usefixtures("vllm")
+def test_engine_cores_do_not_look_for_garbage_in_what_was_imported_for_them() -> None:
+    """They would look through all of vLLM, many times at each start and end."""
     asked = """
 import gc, sys
 imported = {"vllm.v1.engine.core", "rollmesh.generators.engines.vllm.plugin"} <= sys.modules.keys()
+from rollmesh.generators.engines.vllm import plugin
+plugin.register()
 sys.exit(0 if imported and gc.get_freeze_count() > 9 * len(gc.get_objects()) else 1)
 """
     core = multiprocessing.get_context("forkserver").Process(target=exec, args=(asked,))
