@@ -2,7 +2,8 @@
 
 It registers our back end of the weight transfer by name; its module is imported where a worker asks for it. It keeps
 the workers' connections on this machine. And it ties the life of vLLM's processes to that of the generator: one that is
-killed outright must not leave an engine running. They collect no garbage of what they have imported. On a CPU it makes an engine core fork its workers.
+killed outright must not leave an engine running. These processes do not look for garbage in what they have imported.
+On a CPU it makes an engine core fork its workers.
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ def register() -> None:
     owner = int(os.environ.get(OWNER, "0"))
     if owner and owner != os.getpid():
         os.environ.update(on_loopback())
-        # Each collection of garbage would look through all that was imported, for half a second, and copy what is
-        # shared with the process that it was forked from: a start makes six.
+        # Each collection would take half a second, and copy pages that are shared with its parent: a start makes six.
         gc.freeze()
         _die_with(owner)
         if FORKS_WORKERS in os.environ:
