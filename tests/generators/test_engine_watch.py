@@ -220,7 +220,8 @@ async def test_a_decoding_thread_that_hangs_ends_its_generator_and_others_contin
     monkeypatch.setattr(Decoder, "step", hang_once)
     monkeypatch.setattr(hf, "_STOP_S", 0.5)
     monkeypatch.setattr(engine_watch, "_ASLEEP_FACTOR", 1.0)
-    async with mesh(tmp_path, resources__frozen_after_s=2.0) as world:
+    monkeypatch.setattr("rollmesh.mesh.liveness.watchdog.ASK_EVERY_S", 0.05)
+    async with mesh(tmp_path, resources__frozen_after_s=0.5) as world:
         learner = await world.learner()
         await learner.publish(0)
         await learner.seed(4)

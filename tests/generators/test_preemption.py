@@ -13,7 +13,8 @@ from rollmesh.protos import generator_pb2, trajectory_pb2
 from tests.generators.world import eventually, log_probs, mesh
 from tests.mesh.preemption.metadata import MetadataServices
 
-_TOKENS, _BOUND, _GROUPS, _LEFT_S = 60, 20, 2, 20.0
+_TOKENS, _BOUND, _GROUPS, _LEFT_S = 60, 20, 2, 12.0
+_ASK_OFTEN = "import rollmesh.mesh.preemption.watcher as its; its._EVERY_S = 0.05"
 
 
 @pytest.mark.slow
@@ -38,7 +39,8 @@ async def test_a_notice_drains_in_time_and_responses_continue_elsewhere(tmp_path
         learner = await world.learner()
         await learner.publish(0)
         await learner.seed(_GROUPS)
-        process = await world.process("gen-1", bound=_BOUND, options=["--notice", f"aws={metadata.make_url('/')}"])
+        notice = ["--notice", f"aws={metadata.make_url('/')}"]
+        process = await world.process("gen-1", _ASK_OFTEN, bound=_BOUND, options=notice)
         control = await world.control("gen-1")
 
         async def all_have_tokens() -> bool:

@@ -502,7 +502,7 @@ async def test_the_front_may_go_and_come_back(tmp_path: Path, pace: Pace) -> Non
 
 
 async def test_a_buffer_that_stays_away_ends_the_generator(tmp_path: Path) -> None:
-    async with mesh(tmp_path, network__retry_s=4.0) as world:
+    async with mesh(tmp_path, network__retry_s=1.0) as world:
         learner = await world.learner()
         await learner.publish(0)
         task, _ = world.generator("gen-1")

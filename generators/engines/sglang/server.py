@@ -28,7 +28,7 @@ from rollmesh.mesh.private_files import read_secret
 log = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
-_ASK_EVERY_S = 0.25
+_ASK_EVERY_S = 0.05
 _CONNECT_S = 10.0
 # Seconds that a broken connection waits for the news that the server has died.
 _CAUSE_S = 5.0

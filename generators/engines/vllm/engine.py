@@ -10,7 +10,7 @@ from rollmesh.generators.engines.external.backend import Backend
 from rollmesh.generators.engines.external.engine import ExternalEngine
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.types import EngineSettings
-from rollmesh.generators.engines.vllm import environment
+from rollmesh.generators.engines.vllm import environment, fork_server, logs
 from rollmesh.generators.engines.vllm.engine_args import transfer_of
 
 if importlib.util.find_spec("vllm") is None:
@@ -27,6 +27,9 @@ class VllmEngine(ExternalEngine):
     def create_backend(cls, folder: Path, model: ModelInfo, settings: EngineSettings) -> Backend:
         transfer_of(settings)
         environment.prepare(settings)
+        if fork_server.serves(settings):
+            logs.kept_log().install()
+            fork_server.start()
         from rollmesh.generators.engines.vllm import private_names
 
         private_names.check_package()

@@ -27,7 +27,6 @@ from rollmesh.mesh.liveness.process_state import read_process_trees, read_proces
 
 log = logging.getLogger(__name__)
 _PROGRESS_S = 10.0
-# For vLLM's own end; the processes that are left then are killed.
 _END_S = 2.0
 _WORKERS_S = 0.3
 # Names of the processes that vLLM starts here: engine cores, and the coordinator of several of them.
@@ -42,6 +41,10 @@ class EngineProcess:
         metrics: collects its load.
         timeout_s: bound of its start.
         log_file: of its processes.
+        log_file: of its processes.
+
+    Attributes:
+        end_s: for vLLM's own end, which devices need; the processes that are left then are killed.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class EngineProcess:
         self._metrics = metrics
         self._timeout_s = timeout_s
         self._log = log_file
+        self.end_s = _END_S
         self._others = {process.pid for process in multiprocessing.active_children()}
         self._building: asyncio.Future[AsyncLLM] | None = None
         self._tree = ProcessTree([])
@@ -118,9 +122,11 @@ class EngineProcess:
             await asyncio.wait({building}, timeout=_END_S)
         if building.done() and not building.cancelled() and building.exception() is None:
             logs.silence()
-            ending = asyncio.ensure_future(asyncio.to_thread(building.result().shutdown, _END_S))
+            if not self.end_s:
+                await asyncio.to_thread(tree.kill)
+            ending = asyncio.ensure_future(asyncio.to_thread(building.result().shutdown, self.end_s))
             await asyncio.to_thread(tree.end_workers, _WORKERS_S)
-            await asyncio.wait({ending}, timeout=_END_S + 1)
+            await asyncio.wait({ending}, timeout=self.end_s + 1)
         await asyncio.to_thread(tree.kill)
         self._log.close()
 

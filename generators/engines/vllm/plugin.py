@@ -2,11 +2,13 @@
 
 It registers our back end of the weight transfer by name; its module is imported where a worker asks for it. It keeps
 the workers' connections on this machine. And it ties the life of vLLM's processes to that of the generator: one that is
-killed outright must not leave an engine running. On a CPU it makes an engine core fork its workers.
+killed outright must not leave an engine running. These processes do not look for garbage in what they have imported.
+On a CPU it makes an engine core fork its workers.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -32,6 +34,8 @@ def register() -> None:
     owner = int(os.environ.get(OWNER, "0"))
     if owner and owner != os.getpid():
         os.environ.update(on_loopback())
+        # Each collection would take half a second, and copy pages that are shared with its parent: a start makes six.
+        gc.freeze()
         _die_with(owner)
         if FORKS_WORKERS in os.environ:
             _fork_workers(owner)

@@ -188,12 +188,13 @@ class Stage:
     def __init__(self, **agent: Any) -> None:
         self.config = settings(**agent)
         self.engine = ScriptedEngine()
+        self.clock = AwakeClock()
         self.results: asyncio.Queue[EpisodeResult] = asyncio.Queue()
         self.runner: AgentRunner = build_runner(
             self.config,
             self.engine,  # type: ignore[arg-type]  # the part of an engine that it uses
             _Text(),  # type: ignore[arg-type]
-            AwakeClock(),
+            self.clock,
         )
         self.runner.connect(lambda ended: [self.results.put_nowait(result) for result in ended])  # type: ignore[func-returns-value,misc]
         self.engine.deliver = lambda results: self._take(results)

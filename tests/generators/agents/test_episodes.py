@@ -186,12 +186,14 @@ async def test_observations_are_bounded() -> None:
 
 
 async def test_an_episode_that_takes_too_long_is_ended_as_it_is() -> None:
-    stage = Stage(environment=f"{HERE}:Countdown", episode_timeout_s=3.0)
+    stage = Stage(environment=f"{HERE}:Countdown", episode_timeout_s=0.1)
+    stage.clock.stop()
     stage.runner.submit([stage.request()])
     first = await stage.asked(1)
     stage.engine.finish(first, encode("2<eot>"))
     second = await stage.asked(2)
     stage.engine.running[second.request_id] = encode("hm")
+    stage.clock.go()
     result = await stage.result()
     assert sampled_of(result.sampled) == [encode("2<eot>"), encode("hm")]
     assert (result.finish_reason, result.rewards, result.failure) == ("length", {"environment": 1.0}, "")

@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
+from rollmesh.buffer.server.lease_roll_call import RollCall
 from rollmesh.generators.engines.hf.engine import HfEngine
 from rollmesh.generators.engines.types import ServedWeights
 from rollmesh.generators.placement import device_turns
@@ -69,6 +70,15 @@ async def test_responses_continue_after_a_turn_of_the_learner(
 ) -> None:
     """From its start, asleep and without an engine, over two turns; every call comes twice, and some at once."""
     pace.tokens = _BOUND
+    named: list[int] = []
+    record = RollCall.record_request
+
+    def heard(roll_call: RollCall, request: buffer_pb2.AdmitRequest) -> None:
+        if request.HasField("inventory"):
+            named.append(len(request.inventory.leases))
+        record(roll_call, request)
+
+    monkeypatch.setattr(RollCall, "record_request", heard)
     options: dict[str, Any] = {"rollout__max_response_tokens": _LONG, "rollout__slots": 8, "buffer__lease_s": 4.0}
     async with mesh(tmp_path, endless=True, weights__kv="recompute", **options) as world:
         learner = await world.learner()
@@ -114,8 +124,13 @@ async def test_responses_continue_after_a_turn_of_the_learner(
 
         await learner.seed(1)
         await learner.publish(1)
-        # Longer than a lease.
-        await asyncio.sleep(5.0)
+        named.clear()
+
+        async def named_twice() -> bool:
+            """Its leases were prolonged after it had fallen asleep."""
+            return named.count(2) >= 2
+
+        await eventually(named_twice)
         ledger = await learner.client.ledger("train")
         assert (ledger.counters.generating, ledger.counters.pending) == (2, 1), "its leases are held, its credits 0"
         assert (await status_of(control)).swaps == 1, "it fetches nothing asleep"

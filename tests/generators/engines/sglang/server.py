@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,25 +12,29 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.adapters import AdapterShape
 from rollmesh.generators.engines.interface import EngineListener, InferenceEngine
+from rollmesh.generators.engines.sglang import server_args
 from rollmesh.generators.engines.sglang.engine import SglangEngine
-from rollmesh.generators.engines.sglang.server_args import KEY_FILE
+from rollmesh.generators.engines.sglang.server_args import KEY_FILE, STREAM_INTERVAL
 from rollmesh.generators.engines.sglang.server_process import ServerProcess
+from rollmesh.generators.engines.sglang.streamed_job import REVEAL_TOKENS
 from rollmesh.generators.engines.types import EngineSettings, KvPolicy
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.private_files import read_secret
 from tests import engines_here
 from tests.generators.engines.collector import Collector
 from tests.generators.engines.harness import ModelHarness
+from tests.generators.engines.sglang import step_gate
 from tests.generators.engines.tiny import ContractModel
 from tests.secrets_here import write_secret
 
 START_S = 300.0
-# A pause takes several hops: for a response to be running still, its tokens have to come slowly.
-_SLOW_STEP_S = 0.25
+# One for the prompt, and those whose tokens are told of together with the ones that are waited for.
+_MORE_STEPS = 1 + STREAM_INTERVAL
 _CALL_S = 60.0
 _SHARED = "/dev/shm/"  # where the kernel has it
 
@@ -91,8 +96,9 @@ class SharedServer:
         """Its URL; afterwards `key_file` has the key that it asks for."""
         if self._owner is None:
             self._owner = SglangEngine.from_folder(self._folder, self._settings, Collector(START_S))
-            self._owner.start()
-            self._owner._inflight.wait_until_up()
+            with _gated():
+                self._owner.start()
+                self._owner._inflight.wait_until_up()
             scratch = self._process.scratch
             secrets = json.loads((scratch / KEY_FILE).read_text())
             self.key_file = write_secret(scratch / "key", secrets["api-key"])
@@ -114,6 +120,11 @@ class SharedServer:
         """Its process that computes."""
         [found] = [process for process in self.traces().processes if "scheduler" in " ".join(process.cmdline())]
         return found
+
+    def ping(self) -> None:
+        """Asks its front and its scheduler."""
+        assert self._owner is not None
+        self._owner.ping().result(_CALL_S)
 
     def abandon(self) -> None:
         """Leaves it as the kernel does when it ends the process of its owner: the watchdog's input ends."""
@@ -138,12 +149,27 @@ class SharedServer:
         return process
 
 
+@contextmanager
+def _gated() -> Iterator[None]:
+    """Servers that start in this block have a gate before their steps."""
+    environment = server_args.environment
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+
+        def with_gate(settings: EngineSettings) -> dict[str, str]:
+            variables = environment(settings)
+            return variables | {"PYTHONPATH": step_gate.add_to(variables["PYTHONPATH"], Path(folder))}
+
+        patch.setattr(server_args, "environment", with_gate)
+        yield
+
+
 class SglangHarness(ModelHarness):
     """A new engine on the session's server."""
 
     seeded = False
     # Tokens that it has not sent at a pause, and those sampled before it hears of the pause.
     tells_late = 24
+    reveals = REVEAL_TOKENS
     joint_filters = True
     sleep_frees = False
     deadline_s = 120.0
@@ -167,19 +193,20 @@ class SglangHarness(ModelHarness):
 
     @contextmanager
     def slowly(self, tokens: int) -> Iterator[None]:
-        """See `EngineHarness.slowly`. The server sleeps before each step."""
-        self._sleep_before_each_step(_SLOW_STEP_S)
+        """See `EngineHarness.slowly`."""
+        self._take_steps(tokens + _MORE_STEPS)
         try:
             yield
         finally:
-            self._sleep_before_each_step(0.0)
+            self._take_steps(0)
 
-    def _sleep_before_each_step(self, seconds: float) -> None:
+    def _take_steps(self, number: int) -> None:
+        """The server takes so many steps after each request; 0: all of them (see `step_gate`)."""
         section = self._settings.sglang
         assert section.key_file is not None
         headers = {"Authorization": f"Bearer {read_secret(section.key_file, 'key')}"}
         answer = httpx.post(
-            f"{section.address}/slow_down", json={"forward_sleep_time": seconds}, headers=headers, timeout=_CALL_S
+            f"{section.address}/slow_down", json={"forward_sleep_time": number}, headers=headers, timeout=_CALL_S
         )
         answer.raise_for_status()
 

@@ -215,7 +215,7 @@ def test_a_server_that_is_stopped_is_found_and_nothing_is_left(engine: ExternalE
     watchdog, server = _processes()
     server.suspend()
     with pytest.raises(FrozenEngineError, match="stopped by a signal"):
-        asyncio.run(asyncio.wait_for(watch(engine, 1.0), _DEADLINE_S))
+        asyncio.run(asyncio.wait_for(watch(engine, 0.1), _DEADLINE_S))
     engine.stop()
     _gone([watchdog.pid, server.pid])
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session", autouse=True)
 def forked_cores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Processes of vLLM are forked, from the first engine on, with a gate before the steps of engine cores."""
-    from rollmesh.generators.engines.vllm import environment, fork_server
+    from rollmesh.generators.engines.vllm import environment, fork_server, logs
     from tests.generators.engines.vllm import step_gate
 
     prepare, gate = environment.prepare, tmp_path_factory.mktemp("vllm") / "gate"
@@ -30,6 +30,8 @@ def forked_cores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
         def prepare_and_fork(settings: EngineSettings) -> None:
             prepare(settings)
+            logs.kept_log().install()
+            fork_server.start()
             fork_server.use()
             # Lest it touches a device, vLLM looks at the class of each model in a process that imports all of vLLM.
             registry = importlib.import_module("vllm.model_executor.models.registry")
@@ -39,6 +41,7 @@ def forked_cores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         imported = [*fork_server._IMPORTED_ONCE, "tests.generators.engines.vllm.gated_cores"]
         patch.setattr(fork_server, "_IMPORTED_ONCE", imported)
         patch.setattr(environment, "prepare", prepare_and_fork)
+        patch.setattr(logs, "EngineLog", logs.kept_log)
         yield
 
 

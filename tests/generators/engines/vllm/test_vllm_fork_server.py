@@ -1,4 +1,4 @@
-"""The process that engine cores are forked from, stopped while one should start; without an engine."""
+"""The process that engine cores are forked from: stopped while one should start, and what it keeps from them."""
 
 from __future__ import annotations
 
@@ -71,3 +71,19 @@ async def test_a_fork_server_that_is_stopped_is_found_and_ends_and_another_one_s
     assert fork_server.pids() != [stopped]
     again.kill()
     again.join()
+
+
+@pytest.mark.usefixtures("vllm")
+def test_engine_cores_do_not_look_for_garbage_in_what_was_imported_for_them() -> None:
+    """They would look through all of vLLM, many times at each start and end."""
+    asked = """
+import gc, sys
+imported = {"vllm.v1.engine.core", "rollmesh.generators.engines.vllm.plugin"} <= sys.modules.keys()
+from rollmesh.generators.engines.vllm import plugin
+plugin.register()
+sys.exit(0 if imported and gc.get_freeze_count() > 9 * len(gc.get_objects()) else 1)
+"""
+    core = multiprocessing.get_context("forkserver").Process(target=exec, args=(asked,))
+    core.start()
+    core.join(_DEADLINE_S)
+    assert core.exitcode == 0
