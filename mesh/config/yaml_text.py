@@ -17,8 +17,8 @@ except ImportError:
     from yaml import SafeDumper as QuickDumper  # type: ignore[assignment]
     from yaml import SafeLoader as QuickLoader  # type: ignore[assignment]
 
-# Levels of nesting, each of which takes some 400 bytes of the stack in C; a thread may have no more than 512 KiB. A level
-# takes a bracket, or a place in the run of characters with which a line begins, which may begin two.
+# Each level of nesting takes some 400 bytes of the stack in C, and a thread may have no more than 512 KiB. A level
+# needs a bracket, or a place among the characters with which a line begins; such a place may begin two.
 _QUICK = 200
 _DEEP_LINE = re.compile(rf"[ \t?:-]{{{_QUICK}}}")
 # Characters; no value is broken into several lines.
@@ -43,7 +43,7 @@ class _QuickDumper(QuickDumper):
 
 # `1e-6` and `1.5e6` are numbers, as in YAML 1.2; to the older YAML of the library they are texts.
 for _kind in (_Loader, _QuickLoader, _Dumper, _QuickDumper):
-    _kind.add_implicit_resolver(  # type: ignore[attr-defined]
+    _kind.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"^[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?$"),
         list("-+.0123456789"),
