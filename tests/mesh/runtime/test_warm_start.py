@@ -302,16 +302,18 @@ def test_an_orphan_that_was_adopted_is_reaped_and_a_child_of_the_users_own_is_no
     parent = subprocess.Popen(["sh", "-c", "sleep 3600 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     orphan = psutil.Process(int(parent.stdout.readline()))
+    earlier = subprocess.Popen(["sh", "-c", "exit 6"])
     with client._adopting():
         parent.kill()
         parent.wait()
         own = subprocess.Popen(["sh", "-c", "exit 7"])
-        os.waitid(os.P_PID, own.pid, os.WEXITED | os.WNOWAIT)
+        for child in (earlier, own):
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert orphan.ppid() == os.getpid()
     orphan.kill()
     while psutil.pid_exists(orphan.pid):
         time.sleep(0.01)
-    assert own.wait() == 7
+    assert (earlier.wait(), own.wait()) == (6, 7)
     parent.stdout.close()
 
 
