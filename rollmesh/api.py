@@ -25,9 +25,9 @@ from rollmesh.evaluation.settings import read_for_evaluation
 from rollmesh.evaluation.summary import EvaluationSummary
 from rollmesh.launcher.console.plain import PlainView
 from rollmesh.launcher.console.view import SilentView, View, open_view
-from rollmesh.launcher.interpreters import SHARED
 from rollmesh.launcher.local import LocalRun
 from rollmesh.launcher.preflight.checks import check_code, check_files
+from rollmesh.launcher.preloaded import PRELOADED_MODULES
 from rollmesh.launcher.trials.opening import opening
 from rollmesh.learner.callbacks.interface import Callback
 from rollmesh.learner.evaluation.measurement_identity import reward_measurement, scorer_identity
@@ -91,7 +91,7 @@ def train(
     with _serving(resolved, _functions(reward_fn)) as served:
         check_files(served)
         first = opening(served, fresh=fresh)
-        with WarmServer.execute(SHARED) or nullcontext() as warm:
+        with WarmServer.execute(PRELOADED_MODULES) or nullcontext() as warm:
             prepared = check_code(first, fresh=fresh, warm=warm)
             view: View = SilentView() if quiet else open_view(resolved)
             try:
@@ -103,6 +103,7 @@ def train(
                     fresh=fresh,
                     allow_changes=allow_changes,
                     from_checkpoint=from_checkpoint,
+                    warm=warm,
                 )
                 return _run_in_thread(run, partial(called_back, resolved, own_callbacks))
             finally:
@@ -145,7 +146,7 @@ def evaluate(
         evaluation = Evaluation(EvaluationRequest(served, chosen, folder, fresh=fresh, rewards=rewards))
         view: View = SilentView() if quiet or sys.stdout is None else PlainView(1)
         try:
-            with WarmServer.execute(SHARED) or nullcontext() as warm:
+            with WarmServer.execute(PRELOADED_MODULES) or nullcontext() as warm:
                 return evaluation.run(view, _run_in_thread, warm)
         finally:
             view.close()

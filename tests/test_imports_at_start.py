@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rollmesh.launcher.interpreters import SHARED
+from rollmesh.launcher.preloaded import PRELOADED_MODULES
 from rollmesh.mesh.runtime.threads import thread_environment
 from tests import warm
 from tests.repository import REPOSITORY
@@ -39,7 +39,7 @@ HEAVY = (
 MANY = 30
 # Modules -> the heavy ones that they add.
 STEPS = {
-    ("rollmesh.cli.app", *(name for name in SHARED if ".launcher." in name)): {
+    ("rollmesh.cli.app", *(name for name in PRELOADED_MODULES if ".launcher." in name)): {
         "aiohttp",
         "cryptography",
         "google",
@@ -51,7 +51,7 @@ STEPS = {
     ("rollmesh.buffer.server.process",): {"opentelemetry", "redis"},
     ("torch",): {"torch"},
     # Transformers itself brings the others.
-    tuple(name for name in SHARED if ".generators." in name): {
+    tuple(name for name in PRELOADED_MODULES if ".generators." in name): {
         "PIL",
         "accelerate",
         "botocore",
@@ -61,7 +61,7 @@ STEPS = {
         "transformers",
         "transformers.generation.continuous_batching",
     },
-    tuple(name for name in SHARED if ".learner." in name): set(),
+    tuple(name for name in PRELOADED_MODULES if ".learner." in name): set(),
 }
 PROGRAM = """
 import collections, json, os, sys
@@ -120,7 +120,7 @@ def test_a_start_loads_what_is_heavy_by_name_alone(said: dict[str, Any]) -> None
 
 
 def test_every_shared_module_is_in_a_step() -> None:
-    assert sorted(SHARED) == sorted(name for step in STEPS for name in step if name in SHARED)
+    assert sorted(PRELOADED_MODULES) == sorted(name for step in STEPS for name in step if name in PRELOADED_MODULES)
 
 
 def test_what_is_shared_starts_no_thread_and_calls_no_device(said: dict[str, Any]) -> None:

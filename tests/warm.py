@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import pytest
 
-from rollmesh.launcher.interpreters import SHARED
+from rollmesh.launcher.preloaded import PRELOADED_MODULES
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.threads import thread_environment
 from rollmesh.mesh.runtime.warm_start.client import WarmServer
@@ -42,7 +42,7 @@ def environment() -> Mapping[str, str]:
 @cache
 def server() -> WarmServer:
     """The server of this process; it ends with it."""
-    started = _STARTER.submit(WarmServer.execute, SHARED, environment()).result()
+    started = _STARTER.submit(WarmServer.execute, PRELOADED_MODULES, environment()).result()
     assert started is not None
     return started
 
@@ -61,7 +61,7 @@ def lend_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WarmServer, "execute", lambda _modules: nullcontext(server()))
 
 
-class Command:
+class RunningCommand:
     """A running command, as far as `subprocess.Popen` has the same; a context manager.
 
     Attributes:
@@ -117,7 +117,7 @@ class Command:
     def returncode(self) -> int | None:
         return self._process.returncode
 
-    def __enter__(self) -> Command:
+    def __enter__(self) -> RunningCommand:
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -137,7 +137,7 @@ def popen(
     stderr: int | IO[Any] | None = None,
     text: bool = False,
     module: str = "rollmesh.cli",
-) -> Command:
+) -> RunningCommand:
     """Starts `rollmesh ARGUMENTS` in a session of its own, which dies with this process.
 
     Args:
@@ -149,7 +149,7 @@ def popen(
     """
     files = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
     whole = for_commands(os.environ if env is None else env)
-    return Command([sys.executable, "-m", module, *arguments], whole, cwd, files, text=text)
+    return RunningCommand([sys.executable, "-m", module, *arguments], whole, cwd, files, text=text)
 
 
 def run(arguments: Sequence[str], *, timeout: float | None = None, **options: Any) -> subprocess.CompletedProcess[str]:

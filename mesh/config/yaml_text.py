@@ -17,8 +17,10 @@ except ImportError:
     from yaml import SafeDumper as QuickDumper  # type: ignore[assignment]
     from yaml import SafeLoader as QuickLoader  # type: ignore[assignment]
 
-# Characters. A level of nesting needs one, and takes some of the stack in C: a text of 100,000 brackets overflows it.
-_QUICK = 16 << 10
+# Each level of nesting takes some 400 bytes of the stack in C, and a thread may have no more than 512 KiB. A level
+# needs a bracket, or a place among the characters with which a line begins; such a place may begin two.
+_QUICK = 200
+_DEEP_LINE = re.compile(rf"[ \t?:-]{{{_QUICK}}}")
 # Characters; no value is broken into several lines.
 _WIDTH = 1 << 20
 
@@ -31,10 +33,20 @@ class _QuickLoader(QuickLoader):
     pass
 
 
-# `1e-6` is a number, as in YAML 1.2; to the older YAML of the library it is a text.
-for _loader in (_Loader, _QuickLoader):
-    _loader.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+class _QuickDumper(QuickDumper):
+    pass
+
+
+# `1e-6` and `1.5e6` are numbers, as in YAML 1.2; to the older YAML of the library they are texts.
+for _kind in (_Loader, _QuickLoader, _Dumper, _QuickDumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?$"),
+        list("-+.0123456789"),
     )
 
 
@@ -45,19 +57,23 @@ def parse(text: str) -> Any:
         yaml.YAMLError: it is none.
     """
     try:
-        return yaml.load(text, _QuickLoader if len(text) < _QUICK else _Loader)  # noqa: S506 - safe loaders
+        return yaml.load(text, _Loader if _may_be_deep(text) else _QuickLoader)  # noqa: S506 - safe loaders
     except RecursionError:
         raise yaml.MarkedYAMLError(problem="it is nested too deeply") from None
 
 
+def _may_be_deep(text: str) -> bool:
+    return text.count("[") + text.count("{") >= _QUICK or _DEEP_LINE.search(text) is not None
+
+
 def write(value: Any) -> str:
     """A document, its keys in their order."""
-    text: str = yaml.dump(value, Dumper=QuickDumper, sort_keys=False, allow_unicode=True)
+    text: str = yaml.dump(value, Dumper=_QuickDumper, sort_keys=False, allow_unicode=True)
     return text
 
 
 def in_line(value: Any) -> str:
     """`[a, 1]`, `{b: true}`, `1.0e-06`, `'1'`."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=_WIDTH, allow_unicode=True)
+    text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=_WIDTH, allow_unicode=True)
     # YAML ends a bare value with a mark of its own.
     return text.rstrip("\n").removesuffix("\n...")

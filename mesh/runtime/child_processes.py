@@ -4,7 +4,9 @@ uvloop's own way to start one runs Python between fork and exec: handlers after 
 local data. Where that belongs to a library in C, the child crashes before it is the command. `subprocess` runs nothing
 there.
 
-Invariant: nothing of this program runs in a child; it has its standard streams alone.
+Invariants:
+- nothing of this program runs in a child that is started here; it has its standard streams alone;
+- whatever hides the end of a child, also a forked one (`warm_start`), is an error of its wait and not a wait for ever.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import asyncio
 import contextlib
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import IO
 
 from rollmesh.mesh.runtime.warm_start.forked import Forked
@@ -54,7 +57,11 @@ class Child:
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Waits for the end; returns the exit status, or the negative number of the signal that has ended it."""
+        """Waits for the end; returns the exit status, or the negative number of the signal that has ended it.
+
+        Raises:
+            OSError: its end cannot be seen.
+        """
         return await asyncio.shield(self._ended)
 
     def terminate(self) -> None:
@@ -66,14 +73,14 @@ class Child:
         self._process.kill()
 
     def _watch(self) -> None:
-        status = self._process.wait()
+        settle: Callable[[], None]
+        try:
+            settle = partial(self._ended.set_result, self._process.wait())
+        except BaseException as error:  # noqa: BLE001  # whatever it is, someone waits for this
+            settle = partial(self._ended.set_exception, error)
         # The loop may be over before the process.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._set_status, status)
-
-    def _set_status(self, status: int) -> None:
-        if not self._ended.done():
-            self._ended.set_result(status)
+            self._loop.call_soon_threadsafe(settle)
 
 
 async def start_process(

@@ -23,14 +23,18 @@ def die_with_parent(command: Sequence[str], on_death: signal.Signals = signal.SI
     return [sys.executable, "-S", "-E", __file__, str(int(on_death)), str(os.getpid()), *command]
 
 
-def main(argv: list[str]) -> None:
-    """Replaces this process by `argv[2:]`; before it stand the signal and the process id of the parent."""
-    number, parent = int(argv[0]), int(argv[1])
+def end_with(parent: int, on_death: int = signal.SIGKILL) -> None:
+    """Has this process get a signal as soon as the main thread of its parent has ended (Linux only)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(on_death), 0, 0, 0)
     # The parent may have died before the request was made; then no signal will ever come.
     if os.getppid() != parent:
-        raise SystemExit(128 + number)
+        os._exit(128 + on_death)
+
+
+def main(argv: list[str]) -> None:
+    """Replaces this process by `argv[2:]`; before it stand the signal and the process id of the parent."""
+    end_with(int(argv[1]), int(argv[0]))
     os.execvp(argv[2], argv[2:])  # noqa: S606  # no shell is wanted: the arguments are a list of our own
 
 

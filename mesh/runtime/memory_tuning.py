@@ -11,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import gc
 
+from rollmesh.mesh.runtime.warm_start.files import note_files
+
 # Parameters of mallopt(3), from malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 # The largest block that the heap may serve (glibc's limit).
@@ -68,5 +70,6 @@ def freeze_heap() -> None:
     (`collect_garbage_seldom`).
     """
     gc.collect()
+    note_files()
     gc.freeze()
     collect_garbage_seldom()

@@ -36,14 +36,14 @@ from rollmesh.mesh.liveness.freeze_detector import ThreadState
 from rollmesh.mesh.liveness.process_ends import signal_name
 from rollmesh.mesh.liveness.process_state import read_processes
 from rollmesh.mesh.runtime.child_processes import Child
-from rollmesh.mesh.runtime.die_with_parent import die_with_parent
+from rollmesh.mesh.runtime.die_with_parent import die_with_parent, end_with
 from rollmesh.mesh.runtime.end_signals import end_signals
 from rollmesh.mesh.runtime.hosts import interface_to, is_loopback
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.rank_board import BOARD, FileBoard
 from rollmesh.mesh.runtime.scratch_folder import scratch_folder
 from rollmesh.mesh.runtime.threads import thread_environment
-from rollmesh.mesh.runtime.warm_start.forked import Forked, become_another, end_with, has_one_thread
+from rollmesh.mesh.runtime.warm_start.forked import Forked, can_fork_here, has_one_thread, reseed
 
 if TYPE_CHECKING:
     from rollmesh.mesh.config.learner import DistributedSection
@@ -104,7 +104,7 @@ def node_of(distributed: DistributedSection, number: int | None) -> Node:
 def become_ranks(ranks: int, node: Node = Node(), modules: Sequence[str] = ()) -> None:
     """Starts the ranks of this machine, and ends as they do; returns only in a rank.
 
-    They are forked from this process. If that may lose threads, each executes the present command instead.
+    They are forked from this process. If that may lose threads or is impossible, each executes the present command.
 
     Args:
         ranks: their number on all nodes; with one, or in a rank that another program has started, nothing happens.
@@ -125,7 +125,7 @@ def become_ranks(ranks: int, node: Node = Node(), modules: Sequence[str] = ()) -
             }
             for place in range(here)
         ]
-        processes = _fork(environments) if has_one_thread() else _execute(environments)
+        processes = (_fork if has_one_thread() and can_fork_here() else _execute)(environments)
         if not processes:
             return
         setup_logging("ranks" if node.nodes == 1 else f"ranks of node {node.number}")
@@ -272,7 +272,7 @@ def _fork(environments: Sequence[Mapping[str, str]]) -> list[Forked]:
             os.setpgid(0, 0)
             os.environ.clear()
             os.environ.update(environment)
-            become_another()
+            reseed()
             setproctitle.setproctitle(f"{title} (rank {environment['RANK']})")
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
             return []

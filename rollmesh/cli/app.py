@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,7 +35,7 @@ from rollmesh.cli.observe import dashboard, doctor, ledger, results, status, tur
 from rollmesh.cli.override_forms import accept_overrides
 from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.errors import ServiceExitError
-from rollmesh.launcher.interpreters import SHARED
+from rollmesh.launcher.preloaded import PRELOADED_MODULES
 from rollmesh.mesh.config.variables import check_variables
 from rollmesh.mesh.errors import PERMANENT, RollmeshError
 from rollmesh.mesh.private_files import keep_private
@@ -114,7 +115,8 @@ def main() -> None:
     if _command(arguments) not in _FOR_OTHERS:
         keep_private()
     # Before anything starts a thread. It loads what services share once the configuration is read.
-    warm = WarmServer.fork(SHARED) if _command(arguments) in _LAUNCHERS else None
+    forks = _command(arguments) in _LAUNCHERS and _without_options(sys.orig_argv)
+    warm = WarmServer.fork(PRELOADED_MODULES) if forks else None
     try:
         check_variables(os.environ)
         with warm or nullcontext():
@@ -134,6 +136,12 @@ def main() -> None:
     except Exception:
         _exit_code(1, arguments)
         raise
+
+
+def _without_options(command: Sequence[str]) -> bool:
+    """Whether `rollmesh` was started without options of the interpreter, which services would inherit by a fork."""
+    program, *rest = command[1:] or [""]
+    return Path(program).name == "rollmesh" or (program == "-m" and rest[:1] in (["rollmesh"], ["rollmesh.cli"]))
 
 
 def _status(error: RollmeshError) -> int:

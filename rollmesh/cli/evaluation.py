@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollmesh.cli.options import OVERRIDES, LogProbs
+from rollmesh.cli.options import OVERRIDES, LogProbs, warm_server
 
 if TYPE_CHECKING:
     from rollmesh.evaluation.local import LocalEvaluation
@@ -65,12 +65,12 @@ def _eval(
     from rollmesh.launcher.console.plain import PlainView
 
     config = read_for_evaluation(config_path, overrides, {}, model)
-    if context.obj is not None:
-        context.obj.load()
+    if (warm := warm_server(context)) is not None:
+        warm.load()
     evaluation = Evaluation(EvaluationRequest(config, model, out, fresh=fresh, with_log_probs=log_probs))
     view = PlainView(1)
     try:
-        summary = evaluation.run(view, _execute, context.obj)
+        summary = evaluation.run(view, _execute, warm)
     finally:
         view.close()
     for line in summary_lines(summary):
@@ -114,10 +114,11 @@ def _generate(
 
     request = GenerationRequest(config_path, overrides, model, out, chat=chat, fresh=fresh, with_log_probs=log_probs)
     # A copy: while the services run, the file of stderr is the launcher's log.
+    warm = warm_server(context)
     with os.fdopen(os.dup(sys.stderr.fileno()), "w") as stderr:
         view = PlainView(1, stderr)
         try:
-            for line in generate(request, prompt or [], prompts, view, _execute, context.obj):
+            for line in generate(request, prompt or [], prompts, view, _execute, warm):
                 typer.echo(line)
         finally:
             view.close()

@@ -16,6 +16,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.variables import key_variable, option_variable, overrides_from
 from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
 
 # For commands with unknown options that are `--section.key=value` overrides.
 OVERRIDES: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -151,6 +152,11 @@ TelemetryKeyFile = Annotated[
         help="File with the key of the collector of traces, a bearer token.",
     ),
 ]
+
+
+def warm_server(context: typer.Context) -> WarmServer | None:
+    """The server from which this command may fork services, if it has one."""
+    return context.obj if isinstance(context.obj, WarmServer) else None
 
 
 def read_config(path: Path, context: typer.Context) -> Config:

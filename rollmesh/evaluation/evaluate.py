@@ -87,7 +87,7 @@ class Evaluation:
         Args:
             view: shows events.
             execute: runs the services to their end.
-            warm: see `rollmesh.launcher.preflight.checks.check_code`.
+            warm: forks trials and services if that is possible; None: all are executed.
 
         Raises:
             RollmeshError: what ended it early; the responses so far stay.
@@ -103,6 +103,7 @@ class Evaluation:
                 prepared,
                 asked=len(self._asked),
                 with_log_probs=self._with_log_probs,
+                warm=warm,
             )
             execute(launch)
         return self._summarize()

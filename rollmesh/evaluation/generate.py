@@ -58,7 +58,7 @@ def generate(
         file: further ones; `-` is stdin.
         view: shows events.
         execute: runs the services to their end.
-        warm: see `rollmesh.launcher.preflight.checks.check_code`.
+        warm: see `Evaluation.run`.
 
     Raises:
         RollmeshError: prompts or model cannot be used, or what ended the generation early.

@@ -19,7 +19,7 @@ from rollmesh.launcher.console.output import stderr_into
 from rollmesh.launcher.console.view import View
 from rollmesh.launcher.events import LOG, EventLog
 from rollmesh.launcher.local import handling_signals
-from rollmesh.launcher.preparation import Preparation
+from rollmesh.launcher.placement.preparation import Preparation
 from rollmesh.launcher.run_secrets import make_secrets, with_own_secrets
 from rollmesh.launcher.service_process import ServiceSpec, log_file
 from rollmesh.launcher.services import REDIS_FOLDER, ServiceCatalogue, drain_order, mesh_address
@@ -28,6 +28,7 @@ from rollmesh.learner.standalone.response_file import RESPONSES
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.rpc.held_ports import HeldPorts
 from rollmesh.mesh.runtime.threads import ThreadPlan, available_cores, plan_threads
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.mesh.weights.shared_files import SHARED_MEMORY, sweep
 
 _LOOK_EVERY_S = 15.0
@@ -43,6 +44,7 @@ class LocalEvaluation:
         prepared: results of the checks.
         asked: prompts of the evaluation.
         with_log_probs: token ids and log-probs are stored too.
+        warm: forks services if that is possible; None: all are executed.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class LocalEvaluation:
         *,
         asked: int,
         with_log_probs: bool,
+        warm: WarmServer | None = None,
     ) -> None:
         self._config = config = with_own_secrets(config)
         self._folder = config.run.folder
@@ -68,7 +71,7 @@ class LocalEvaluation:
             max_restarts=config.resources.max_restarts,
             frozen_after_s=config.resources.frozen_after_s,
             observer=Observer(event=self._events.record, tail=view.tail),
-            warm=prepared.warm,
+            warm=warm,
         )
 
     @property

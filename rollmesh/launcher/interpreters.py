@@ -22,20 +22,6 @@ from rollmesh.mesh.errors import ConfigError
 # A cold start from a network disk takes its time.
 _DEADLINE_S = 120.0
 _PYTHON = "give a Python 3.11 or later"
-SHARED = (
-    "rollmesh.buffer.server.process",
-    "rollmesh.reward_service.server.service",
-    "rollmesh.learner.service",
-    "rollmesh.learner.engines.fsdp2.engine",
-    "rollmesh.learner.role_service.service",
-    "rollmesh.learner.standalone.service",
-    "rollmesh.generators.service",
-    "rollmesh.generators.engines.hf.engine",
-    # The launcher itself, where another process forks it.
-    "rollmesh.launcher.local",
-    "rollmesh.launcher.preflight.checks",
-)
-"""None of them starts a thread, calls a device, or makes an object of gRPC."""
 _PROBE = """
 import importlib.metadata, importlib.util, json, sys
 if sys.argv[1]:

@@ -27,9 +27,9 @@ from rollmesh.launcher.mesh_client import MeshClient, Snapshot
 from rollmesh.launcher.mesh_log import MeshLog
 from rollmesh.launcher.page.run_page import serve_run_page
 from rollmesh.launcher.placement.description import describe_turns
+from rollmesh.launcher.placement.preparation import Preparation
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.launcher.preflight.continuing import Continuation
-from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.run_secrets import make_secrets, with_own_secrets
 from rollmesh.launcher.service_process import log_file
 from rollmesh.launcher.services import ServiceCatalogue, describe_threads, drain_order, mesh_address, thread_plan
@@ -65,8 +65,7 @@ def run_locally(
     """Runs the mesh with a view for the terminal; returns the command's exit status.
 
     Args:
-        fresh, allow_changes, from_checkpoint: see `LocalRun`.
-        warm: forks services if that is possible; None: all are executed.
+        fresh, allow_changes, from_checkpoint, warm: see `LocalRun`.
 
     Raises:
         RollmeshError: what ended the run early.
@@ -84,6 +83,7 @@ def run_locally(
             fresh=fresh,
             allow_changes=allow_changes,
             from_checkpoint=from_checkpoint,
+            warm=warm,
         )
         asyncio.run(run.run(handle_signals=True))
     finally:
@@ -104,6 +104,7 @@ class LocalRun:
         fresh: start the run over; the folder that it has is kept under another name.
         allow_changes: continue it with another model or other data (`learner.recovery.run_identity`).
         from_checkpoint: checkpoint to continue from (`rollmesh.checkpoint_choice.checkpoint_path`); None: the last one.
+        warm: forks services if that is possible; None: all are executed.
 
     Attributes:
         hung_up: the first request to end was the loss of the terminal.
@@ -119,6 +120,7 @@ class LocalRun:
         fresh: bool = False,
         allow_changes: bool = False,
         from_checkpoint: str | None = None,
+        warm: WarmServer | None = None,
     ) -> None:
         self._config = config = with_own_secrets(config)
         self._prepared = prepared
@@ -141,7 +143,7 @@ class LocalRun:
             frozen_after_s=config.resources.frozen_after_s,
             observer=Observer(event=self._events.record, tail=view.tail),
             before_last=self._collect,
-            warm=prepared.warm,
+            warm=warm,
         )
         rules = WatchRules(self._folder, config.placement.learner_takes_turns, bool(prepared.devices.visible.names))
         self._memory = MemoryWatch(self._supervisor.pids, rules)

@@ -1,9 +1,9 @@
 """One service process: started, watched until it is healthy, stopped, its log and its exit explained.
 
 Invariants: the process leads a session of its own, so that a Ctrl-C in the terminal reaches the launcher alone. The
-whole process tree can be ended at once. It dies with the launcher (`mesh.runtime.die_with_parent`). Its output is
-appended to one log file. Once it has exited, nothing of its process group remains. Its children in groups of their own
-are never left stopped, so that they get the signal that their parent's death sends.
+whole process tree can be ended at once. It dies with the launcher, executed or forked (`mesh.runtime.die_with_parent`).
+Its output is appended to one log file. Once it has exited, nothing of its process group remains. Its children in groups
+of their own are never left stopped, so that they get the signal that their parent's death sends.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ServiceSpec:
         completes_run: a clean exit of this service ends the run (the learner).
         parts: names of further processes of this service that answer the health check and write ready files of their
             own (further ranks of the learner).
-        forked: it may be forked; False: it makes the environment of libraries before it loads them.
+        may_fork: it may be forked; False: it makes the environment of libraries before it loads them.
         loading: it answers before it loads, and may load for longer; None: it is ready with its first answer.
     """
 
@@ -71,7 +71,7 @@ class ServiceSpec:
     final_work: FinalWork | None = None
     completes_run: bool = False
     parts: tuple[str, ...] = ()
-    forked: bool = True
+    may_fork: bool = True
     loading: Loading | None = None
 
     @property
@@ -122,7 +122,7 @@ class ServiceProcess:
         with log_path.open("ab") as log:
             log_from = log.seek(0, os.SEEK_END)
             process = await _start(
-                command, {**without_settings(os.environ), **spec.environment}, log, warm if spec.forked else None
+                command, {**without_settings(os.environ), **spec.environment}, log, warm if spec.may_fork else None
             )
         return cls(spec, process, folder, log_from=log_from)
 

@@ -12,7 +12,7 @@ from rollmesh.launcher.folder import takeover_stamp
 from rollmesh.launcher.interpreters import Interpreter, command_of, environment_of
 from rollmesh.launcher.loading import Loading
 from rollmesh.launcher.placement.devices import DevicePlan
-from rollmesh.launcher.preparation import Preparation
+from rollmesh.launcher.placement.preparation import Preparation
 from rollmesh.launcher.service_process import ServiceSpec, ready_file
 from rollmesh.learner.checkpoint.deadlines import LAST_S
 from rollmesh.mesh.access.roles import Role
@@ -266,7 +266,7 @@ class ServiceCatalogue:
             _environment(threads, rollout.python) | self._prepared.devices.for_generator(index),
             start_deadline_s=_TORCH_START_S,
             drain_s=_GENERATOR_DRAIN_S[rollout.engine],
-            forked=rollout.engine == "hf",
+            may_fork=rollout.engine == "hf",
         )
 
     def _learner(self, mesh: str) -> ServiceSpec:

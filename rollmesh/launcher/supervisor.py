@@ -120,10 +120,19 @@ class Supervisor:
             for service in self._services.values():
                 if service.process is not None:
                     service.process.kill()
+                if service.task is not None and (service.process is None or not service.process.running):
+                    self._abandon_start(service.task)
             return
         self.interrupted = True
         self._observer.event(f"draining: generators, learner, reward service, buffer ({_HURRY})")
         self._over.set()
+
+    def _abandon_start(self, start: asyncio.Task[None]) -> None:
+        """Ends a start that waits for the server, which may load for minutes yet; it executes nothing instead."""
+        if not start.done():
+            start.cancel()
+            if self._warm is not None:
+                self._warm.close()
 
     def pids(self) -> dict[str, int]:
         """Process id of each running service by name."""
@@ -350,8 +359,6 @@ class Supervisor:
         service.leaving = True
         process = service.process
         if process is not None and process.running:
-            if self._hurry.is_set():
-                process.kill()
             await self._stop(process)
         if service.task is not None:
             await asyncio.gather(service.task, return_exceptions=True)
@@ -363,6 +370,8 @@ class Supervisor:
         def report(work: str) -> None:
             self._observer.event(f"waits for the {process.spec.name}: {work} ({_HURRY})")
 
+        if self._hurry.is_set():
+            process.kill()
         await process.stop(self._security, report)
 
 

@@ -27,7 +27,7 @@ class FrontProcess:
         forked: from the warm server; a fork's resident memory grows with each page that it shares and first touches.
     """
 
-    process: warm.Command | subprocess.Popen[bytes]
+    process: warm.RunningCommand | subprocess.Popen[bytes]
 
     def __init__(self, folder: Path, config: Config, name: str = "front", *, forked: bool = True) -> None:
         self._forked = forked

@@ -73,7 +73,7 @@ class Process:
 
     service: str
     index: int
-    popen: subprocess.Popen[bytes] | warm.Command
+    popen: subprocess.Popen[bytes] | warm.RunningCommand
     launch: Launch
     log: Path
     began: float = field(default_factory=time.monotonic)
@@ -276,7 +276,7 @@ class Supervisor:
                     service.failure = error
 
 
-def _forked(launch: Launch, log: Path) -> warm.Command:
+def _forked(launch: Launch, log: Path) -> warm.RunningCommand:
     place = arguments_in(launch.namespace, launch.clock_s, launch.command)
     with log.open("wb") as output:
         return warm.popen(stdout=output, stderr=output, env={**os.environ, **launch.environment}, **place)

@@ -9,10 +9,10 @@ from pathlib import Path
 from tests import warm
 
 
-class Forked:
+class ForkedProgram:
     """A process with pipes."""
 
-    def __init__(self, command: warm.Command) -> None:
+    def __init__(self, command: warm.RunningCommand) -> None:
         self._command = command
         self.pid, self.send_signal, self.kill = command.pid, command.send_signal, command.kill
 
@@ -42,7 +42,7 @@ class Forked:
         await asyncio.to_thread(self._command.__exit__)
 
 
-def fork(module: str, *arguments: str, log: Path | None = None) -> Forked:
+def fork(module: str, *arguments: str, log: Path | None = None) -> ForkedProgram:
     """Runs a module as `python -m` does.
 
     Args:
@@ -52,6 +52,6 @@ def fork(module: str, *arguments: str, log: Path | None = None) -> Forked:
     """
     if log is None:
         command = warm.popen(arguments, module=module, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        return Forked(command)
+        return ForkedProgram(command)
     with log.open("ab") as file:
-        return Forked(warm.popen(arguments, module=module, stdout=file, stderr=file))
+        return ForkedProgram(warm.popen(arguments, module=module, stdout=file, stderr=file))

@@ -44,7 +44,7 @@ from rollmesh.protos import (
     trajectory_pb2,
     weights_pb2_grpc,
 )
-from tests.generators.forked import Forked, fork
+from tests.generators.forked import ForkedProgram, fork
 
 SECURITY = SecuritySection()
 ANY_CODE = CodeRule(AllowCode.ANY)
@@ -289,7 +289,7 @@ class World:
         self.buffer: BufferFront
         self.address = ""
         self.stack = AsyncExitStack()
-        self._processes: dict[str, Forked] = {}
+        self._processes: dict[str, ForkedProgram] = {}
 
     def model(self, version: int) -> PreTrainedModel:
         """The model whose weights are published as `version`."""
@@ -329,7 +329,7 @@ class World:
 
     async def process(
         self, member_id: str, first: str = "", *, bound: int | None = None, options: Sequence[str] = ()
-    ) -> Forked:
+    ) -> ForkedProgram:
         """A generator as a process of its own, in an empty directory, with nothing but the mesh address.
 
         Args:

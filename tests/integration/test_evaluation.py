@@ -50,7 +50,7 @@ def run(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def kill_generator(out: Path, evaluation: warm.Command) -> None:
+def kill_generator(out: Path, evaluation: warm.RunningCommand) -> None:
     """Kills the generator of an evaluation as soon as it is there."""
     ready = out / "services" / "generator-0.json"
     while not ready.exists():

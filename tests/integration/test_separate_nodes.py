@@ -23,7 +23,7 @@ from tests.secrets_here import told, write_secret
 @contextmanager
 def service(
     folder: Path, name: str, *arguments: str, cwd: Path = REPOSITORY, env: dict[str, str] | None = None
-) -> Iterator[warm.Command]:
+) -> Iterator[warm.RunningCommand]:
     """A service as its own process; its log tells why, where it fails."""
     with (folder / f"{name}.log").open("w") as log:
         process = warm.popen(arguments, cwd=cwd, env=env, stdout=log, stderr=log)
@@ -39,7 +39,7 @@ def service(
                     process.wait(60)
 
 
-def _address(folder: Path, ready: Path, process: warm.Command) -> str:
+def _address(folder: Path, ready: Path, process: warm.RunningCommand) -> str:
     """Waits for the ready file; the file system has no event that needs no further package."""
     while not ready.exists():
         try:

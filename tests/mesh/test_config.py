@@ -1,12 +1,15 @@
 """Configuration: overrides, nearest names, contradictions, and that loading it is cheap."""
 
+import contextlib
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+import yaml
 
-from rollmesh.mesh.config import Config, load_config, parse_overrides
+from rollmesh.mesh.config import Config, load_config, parse_overrides, yaml_text
 from rollmesh.mesh.config.base import Section, section_of
 from rollmesh.mesh.config.parallel import ParallelSection
 from rollmesh.mesh.errors import ConfigError
@@ -141,6 +144,44 @@ def test_numbers_with_an_exponent_need_no_point(tmp_path: Path) -> None:
     config = load_config(path, ["--algorithm.loss.clip_low=3e-4", "--run.name=1e2x"])
     assert config.algorithm.params == {"kl": {"coefficient": 1e-3, "target": -2e4}, "loss": {"clip_low": 3e-4}}
     assert config.run.name == "1e2x"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("1.5e6", 1.5e6), (".5e3", 500.0), ("-.5", -0.5), ("+1.e2", 100.0), ("1e6", 1e6), ("1.5e+6", 1.5e6)),
+        *(("08", "08"), ("1.5e6x", "1.5e6x"), ("1.2.3", "1.2.3"), ("e5", "e5"), (".", "."), ("7", 7), ("010", 8)),
+    ],
+)
+def test_floats_are_those_of_yaml_1_2_and_texts_like_them_are_quoted(text: str, value: object) -> None:
+    for filling in ("", f"\n#{'-' * yaml_text._QUICK}"):
+        found = yaml_text.parse(text + filling)
+        assert (found, type(found)) == (value, type(value))
+    for written in (yaml_text.write([text, value]), yaml_text.in_line([text, value])):
+        assert yaml_text.parse(written) == [text, value]
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? ", "-\n"])
+@pytest.mark.parametrize("levels", [199, 16_383])
+def test_nesting_overflows_no_small_stack(levels: int, opening: str) -> None:
+    """512 KiB is what a thread has on macOS; an overflow ends the process."""
+    if opening == "-\n":
+        levels = min(levels, 2000)
+        text = "".join(f"{' ' * level}-\n" for level in range(levels))
+    else:
+        text = opening * levels
+
+    def parse() -> None:
+        with contextlib.suppress(yaml.YAMLError):
+            yaml_text.parse(text)
+
+    before = threading.stack_size(512 << 10)
+    thread = threading.Thread(target=parse)
+    try:
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
 
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- "])

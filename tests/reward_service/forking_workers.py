@@ -20,7 +20,6 @@ from rollmesh.mesh.runtime.warm_start.forked import Forked
 from rollmesh.reward_service.served_model import connection
 from rollmesh.reward_service.workers import process
 from tests import warm
-from tests.repository import REPOSITORY
 
 # All of ours that some worker loads.
 _LOADED = (
@@ -60,5 +59,4 @@ def _server() -> WarmServer:
 
 
 def _environment() -> dict[str, str]:
-    whole = {**without_settings(os.environ), **thread_environment(1), "PYTHONPATH": str(REPOSITORY)}
-    return {name: value for name, value in whole.items() if name != "PYTEST_CURRENT_TEST"}
+    return warm.for_commands({**without_settings(os.environ), **thread_environment(1)})

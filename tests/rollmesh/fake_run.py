@@ -16,7 +16,7 @@ from typing import Any
 
 from rollmesh.launcher import local
 from rollmesh.launcher.placement.devices import DevicePlan
-from rollmesh.launcher.preparation import Preparation
+from rollmesh.launcher.placement.preparation import Preparation
 from rollmesh.launcher.service_process import ServiceSpec
 from rollmesh.launcher.services import BUFFER, LEARNER
 from rollmesh.mesh.config import load_config
@@ -59,8 +59,6 @@ def main() -> int:
     local.ServiceCatalogue = catalogue  # type: ignore[assignment,misc]
     local.check_files = lambda _: None
     local.check_code = lambda *_, **__: Preparation(DevicePlan())  # type: ignore[assignment]
-    # It may fork its services, as `rollmesh` does.
-    sys.orig_argv = [sys.executable, "-m", "rollmesh.cli"]
     try:
         with WarmServer.fork(()) or nullcontext() as warm:
             return local.run_locally(config, warm=warm)

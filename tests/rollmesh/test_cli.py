@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from rollmesh.cli.app import PERMANENT_CODE_VARIABLE
+from rollmesh.cli.app import PERMANENT_CODE_VARIABLE, _without_options
 from rollmesh.cli.override_forms import arranged
 from rollmesh.launcher import folder
 from rollmesh.launcher.preflight import checks
@@ -29,6 +28,7 @@ from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config import load_config, parse_overrides
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, UnreachableError
+from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.protos import buffer_pb2
 from rollmesh.report.summary import FinalState, write_summary
 from tests import warm
@@ -126,15 +126,38 @@ def test_a_wrong_configuration_costs_no_loading(
     """The server that forks services loads what they share once the configuration is read, and not before."""
     loads = 77
 
-    class Loading(nullcontext[None]):
+    class Loading(WarmServer):
+        def __init__(self) -> None:
+            pass
+
         def load(self) -> None:
             raise SystemExit(loads)
 
+        def close(self) -> None:
+            pass
+
     monkeypatch.setattr("rollmesh.cli.app.WarmServer.fork", lambda _: Loading())
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "rollmesh"])
     given = [f"--data.eval={config_file.parent / 'train.jsonl'}"]
     assert rollmesh(command, str(tmp_path / "none.yaml"), *given).returncode == ConfigError.exit_code
     assert rollmesh(command, str(config_file), "--learner.steps=-1", *given).returncode == ConfigError.exit_code
     assert rollmesh(command, str(config_file), *given).returncode == loads
+
+
+@pytest.mark.parametrize(
+    ("command", "forks"),
+    [
+        ("/env/bin/python /env/bin/rollmesh run", True),
+        ("python -m rollmesh run", True),
+        ("python -m rollmesh.cli run", True),
+        ("python -X dev -m rollmesh run", False),
+        ("python -m pytest", False),
+        ("python -m", False),
+        ("python", False),
+    ],
+)
+def test_services_inherit_no_options_of_the_interpreter(command: str, forks: bool) -> None:
+    assert _without_options(command.split()) is forks
 
 
 def test_help_loads_nothing_heavy() -> None:

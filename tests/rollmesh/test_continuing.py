@@ -13,8 +13,8 @@ import pytest
 from rollmesh.launcher import folder, local
 from rollmesh.launcher.console.view import SilentView
 from rollmesh.launcher.placement.devices import DevicePlan
+from rollmesh.launcher.placement.preparation import Preparation
 from rollmesh.launcher.preflight.continuing import Continuation
-from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.run_secrets import with_own_secrets
 from rollmesh.launcher.services import ServiceCatalogue
 from rollmesh.learner.evaluation.measurement_identity import measured_by

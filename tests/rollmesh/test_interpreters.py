@@ -12,7 +12,7 @@ import pytest
 from rollmesh.cli.explanations.explain import explain
 from rollmesh.launcher.interpreters import check_interpreters
 from rollmesh.launcher.placement.devices import DevicePlan
-from rollmesh.launcher.preparation import Preparation
+from rollmesh.launcher.placement.preparation import Preparation
 from rollmesh.launcher.services import ServiceCatalogue, interpreters_of
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import Config

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rollmesh.launcher import service_process
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.final_work import FinalWork, learner_work
 from rollmesh.launcher.service_process import ServiceSpec, log_file
@@ -262,6 +263,25 @@ async def test_second_interrupt_kills(tmp_path: Path, make_supervisor: MakeSuper
     running = await started(supervisor, recorder, spec)
     supervisor.interrupt()
     await ended(supervisor, running)
+
+
+async def test_second_interrupt_ends_a_start_that_waits_for_the_warm_server(
+    tmp_path: Path, make_supervisor: MakeSupervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service is not executed instead."""
+    executed: list[object] = []
+    monkeypatch.setattr(service_process, "start_process", lambda *given, **_: executed.append(given))
+    with WarmServer.execute((), environment()) or nullcontext() as warm:
+        assert warm is not None
+        os.kill(warm.pid, signal.SIGSTOP)
+        supervisor = make_supervisor(warm=warm)
+        running = asyncio.create_task(supervisor.run([lambda: [fake_spec(tmp_path, "buffer")]], same_rank))
+        await until(log_file(tmp_path, "buffer").exists, running)
+        supervisor.interrupt()
+        await asyncio.sleep(0)
+        assert not running.done()
+        await ended(supervisor, running)
+    assert executed == []
 
 
 async def test_children_of_a_service_end_with_it(

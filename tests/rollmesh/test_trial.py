@@ -66,10 +66,26 @@ def test_an_error_of_any_kind_is_told(exit_code: int, tmp_path: Path) -> None:
     assert refused.value.hint == "raise it"
 
 
-@pytest.mark.parametrize(("ends", "within_s"), [("echo 3", 60), ("kill -9 $$", 60), ("sleep 60", 0.2)])
-def test_one_without_an_answer_is_left_to_the_service(ends: str, within_s: float, tmp_path: Path) -> None:
-    with closing(start(python=python_that(tmp_path, ends), within_s=within_s)) as trial:
+def test_one_that_is_slow_is_left_to_the_service(tmp_path: Path) -> None:
+    with closing(start(python=python_that(tmp_path, "sleep 60"), within_s=0.2)) as trial:
         assert trial.result() == []
+
+
+@pytest.mark.parametrize(
+    ("ends", "how", "hint"),
+    [
+        ("echo boom >&2; exit 3", "exited with status 3", "boom"),
+        ("exit 0", "exited with status 0", ""),
+        ("kill -9 $$", "killed by signal SIGKILL", ""),
+    ],
+)
+def test_one_that_ends_without_an_answer_has_failed(ends: str, how: str, hint: str, tmp_path: Path) -> None:
+    with (
+        closing(start(python=python_that(tmp_path, ends))) as trial,
+        pytest.raises(RollmeshError, match=f"the trial of the learner's code gave no answer: {how}") as refused,
+    ):
+        trial.result()
+    assert hint in str(refused.value)
 
 
 def test_what_users_code_has_started_is_not_waited_for_and_does_not_stay(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "run"
-        self._process: warm.Command | subprocess.Popen[bytes] | None = None
+        self._process: warm.RunningCommand | subprocess.Popen[bytes] | None = None
 
     def start(
         self, *learner: str, stdout: int, ignored: Sequence[signal.Signals] = (), leads_session: bool = False

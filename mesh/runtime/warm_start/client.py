@@ -16,11 +16,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
+from rollmesh.mesh.liveness.process_ends import descendants
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.threads import thread_environment
 from rollmesh.mesh.runtime.warm_start import server
 from rollmesh.mesh.runtime.warm_start.decision import can_fork
-from rollmesh.mesh.runtime.warm_start.forked import Forked, has_one_thread, prctl
+from rollmesh.mesh.runtime.warm_start.forked import Forked, can_fork_here, has_one_thread, own_status
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 # Imports from a slow disk take their time; an order is a matter of milliseconds.
@@ -30,7 +33,7 @@ _adoption = threading.Lock()
 
 
 class WarmServer:
-    """A server that this process owns; a context manager. A forked one loads its modules when told to.
+    """A server that this process owns; a context manager. A forked server imports its modules on `load()`.
 
     Args:
         process: of the server.
@@ -53,7 +56,7 @@ class WarmServer:
 
         In the processes that come from it the program of the order runs, and this call does not return.
         """
-        if not _is_plain():
+        if None in (sys.stdin, sys.stdout, sys.stderr) or not (can_fork_here() and has_one_thread()):
             return None
         ours, theirs = socket.socketpair()
         environment = {**os.environ, **thread_environment(1)}
@@ -72,7 +75,7 @@ class WarmServer:
             modules: to be loaded.
             environment: all of it; None: this process's.
         """
-        if sys.platform != "linux":
+        if not can_fork_here():
             return None
         ours, theirs = socket.socketpair()
         given = {**(os.environ if environment is None else environment), **thread_environment(1)}
@@ -99,11 +102,16 @@ class WarmServer:
         self.close()
 
     def close(self) -> None:
-        """Ends the server, and nothing that was forked from it."""
+        """Ends the server, and nothing that was forked from it. A start that waits for it in another thread ends."""
+        self._end()
+        if self._lock.acquire(blocking=False):
+            self._orders.close()
+            self._lock.release()
+
+    def _end(self) -> None:
         self._closed = True
         self._process.kill()
         self._process.wait()
-        self._orders.close()
 
     def load(self) -> None:
         """Makes the server load its modules while this process continues, unless an order has done so already."""
@@ -125,7 +133,7 @@ class WarmServer:
     ) -> Forked | None:
         """Starts a command in a session of its own; None if it is to be executed.
 
-        It waits until the modules are loaded. The first silence or error of the server is its end.
+        It waits until the modules are loaded. The server is killed at its first timeout or error.
 
         Args:
             command: `PYTHON -m MODULE ARGUMENT...`.
@@ -144,8 +152,11 @@ class WarmServer:
                     chosen = (nothing if file == subprocess.DEVNULL else file for file in (stdin, stdout, stderr))
                     return self._order(order, [file if isinstance(file, int) else file.fileno() for file in chosen])
             except (OSError, ValueError):
-                self.close()
+                self._end()
                 return None
+            finally:
+                if self._closed:
+                    self._orders.close()
 
     def _order(self, order: Mapping[str, Any], files: Sequence[int]) -> Forked:
         """Raises OSError or ValueError if nothing was forked, nor ever will be."""
@@ -168,17 +179,9 @@ class WarmServer:
         return forked
 
 
-def _is_plain() -> bool:
-    """Whether this process is as the `rollmesh` command begins, without options of the interpreter."""
-    program, *rest = sys.orig_argv[1:] or [""]
-    ours = Path(program).name == "rollmesh" or (program == "-m" and rest[:1] in (["rollmesh"], ["rollmesh.cli"]))
-    whole = None not in (sys.stdin, sys.stdout, sys.stderr)
-    return sys.platform == "linux" and ours and whole and has_one_thread()
-
-
 def _surroundings(cwd: Path | str | None) -> dict[str, Any]:
     """All that a child inherits of this process besides its environment and its files."""
-    status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    status = own_status()
     ignored = int(status["SigIgn"], 16)
     return {
         "parent": os.getpid(),
@@ -196,12 +199,41 @@ def _limits() -> set[int]:
 
 @contextlib.contextmanager
 def _adopting() -> Iterator[None]:
-    """Makes this process the parent of its orphaned grandchildren, for as long as the block runs."""
+    """Makes this process the parent of its orphaned grandchildren, for as long as the block runs.
+
+    Those that are no server's, it reaps when they end, as no one here waits for them. It never reaps what was started
+    during the block: that may be a child of the caller's own.
+    """
     with _adoption:
         before = ctypes.c_int()
-        prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
-        prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
+        if before.value:
+            yield
+            return
+        here = os.getpid()
+        grandchildren = [process for process in descendants(here) if _parent(process) != here]
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         try:
             yield
         finally:
-            prctl(_PR_SET_CHILD_SUBREAPER, before.value)
+            _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+            for process in grandchildren:
+                if _parent(process) == here:
+                    _reap_when_ended(process.pid)
+
+
+def _parent(process: psutil.Process) -> int | None:
+    """None once it is gone."""
+    with contextlib.suppress(psutil.Error):
+        return process.ppid()
+    return None
+
+
+def _reap_when_ended(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        threading.Thread(target=Forked(pid).wait, name=f"waits for process {pid}", daemon=True).start()
+
+
+def _prctl(option: int, argument: Any) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl {option}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-# Nothing reads these when it is loaded. A difference in any other variable needs a new interpreter.
+# These count only after libraries are loaded. OpenMP does read its number of threads as it is loaded, but services
+# set it again (`torch.set_num_threads`). A difference in any other variable needs a new interpreter.
 _READ_LATE = frozenset(
     {
         *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM", "CUDA_VISIBLE_DEVICES", "PATH"),

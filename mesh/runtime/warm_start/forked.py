@@ -1,18 +1,16 @@
-"""A process that was forked, as its parent and as it itself see it."""
+"""A forked process: its handle in the parent, and its setup in the child."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
 import subprocess
 import sys
 import threading
-from typing import Any
-
-_PR_SET_PDEATHSIG = 1
+from functools import cache
+from pathlib import Path
 
 
 class Forked:
@@ -32,8 +30,8 @@ class Forked:
     def poll(self) -> int | None:
         """The return code, if it has ended."""
         with self._lock:
-            if self.returncode is None and select.select([self._file], [], [], 0)[0]:
-                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            if self.returncode is None and ends_within(self._file, 0.0):
+                self.returncode = _reap(self.pid)
                 os.close(self._file)
             return self.returncode
 
@@ -48,7 +46,7 @@ class Forked:
             with self._lock:
                 watched = os.dup(self._file) if self.returncode is None else os.open(os.devnull, os.O_RDONLY)
             try:
-                select.select([watched], [], [], timeout)
+                ends_within(watched, timeout)
             finally:
                 os.close(watched)
         if (code := self.poll()) is None:
@@ -69,6 +67,47 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+def ends_within(process: int, seconds: float | None) -> bool:
+    """Waits for the end of a process, given as a file of `os.pidfd_open`; says whether it has ended.
+
+    Args:
+        process: the file.
+        seconds: to wait at most; None: no limit.
+    """
+    poll = select.poll()  # `select` takes no file from number 1024 on
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))
+
+
+def _reap(pid: int) -> int:
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        # Where SIGCHLD is ignored the kernel keeps no status. `Popen` reports 0 too.
+        return 0
+
+
+@cache
+def can_fork_here() -> bool:
+    """Whether this kernel has what forked processes need: Linux from 5.3 on, without a filter of system calls."""
+    try:
+        file = os.pidfd_open(os.getpid())
+        try:
+            signal.pidfd_send_signal(file, 0)
+        finally:
+            os.close(file)
+        # gVisor reports neither.
+        return own_status().keys() >= {"SigIgn", "Umask"}
+    except (AttributeError, OSError):
+        return False
+
+
+def own_status() -> dict[str, str]:
+    """The kernel's account of this process, in its own words by name."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return {name: value for name, _, value in (line.partition(":\t") for line in lines)}
+
+
 def has_one_thread() -> bool:
     """Whether a fork of this process would lose no thread; False if that is unknown."""
     with contextlib.suppress(OSError):
@@ -76,22 +115,10 @@ def has_one_thread() -> bool:
     return False
 
 
-def become_another() -> None:
-    """Forgets in a forked process the random state that it shares with its parent."""
+def reseed() -> None:
+    """Reseeds the generators copied from the parent."""
     # The standard library's generators do so themselves; torch's seed is the same in every new process.
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
     if (processes := sys.modules.get("multiprocessing.process")) is not None:
         processes.current_process().authkey = os.urandom(32)
-
-
-def end_with(parent: int) -> None:
-    """Ends this process as soon as the main thread of its parent has ended."""
-    prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:
-        os._exit(128 + signal.SIGKILL)
-
-
-def prctl(option: int, argument: Any) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), f"prctl {option}")

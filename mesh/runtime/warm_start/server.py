@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import runpy
-import select
 import signal
 import socket
 import sys
@@ -23,7 +22,9 @@ from typing import Any, NoReturn
 
 import setproctitle
 
-from rollmesh.mesh.runtime.warm_start.forked import become_another, end_with
+from rollmesh.mesh.runtime.die_with_parent import end_with
+from rollmesh.mesh.runtime.warm_start.files import flush_files
+from rollmesh.mesh.runtime.warm_start.forked import ends_within, reseed
 
 READY, GO = b"r", b"g"
 _ADOPTED_S = 30.0
@@ -46,6 +47,8 @@ def run(parent: int, orders: socket.socket, modules: Sequence[str], environment:
 def _serve(orders: socket.socket, modules: Sequence[str]) -> tuple[dict[str, Any], list[int], socket.socket]:
     """Forks for each order, until its client is gone; returns in the forked processes: the order, and their files."""
     setproctitle.setproctitle("rollmesh: warm starts")
+    # A client that ignores it hands that down; the ends of children would be no one's.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if not orders.recv(1):
         os._exit(0)
     for name in modules:
@@ -84,7 +87,7 @@ def _wait_for_end(pid: int) -> None:
     """Waits until the process between is gone, and its child adopted; `end_with` ends a child that never is."""
     with contextlib.suppress(ProcessLookupError):
         file = os.pidfd_open(pid)
-        select.select([file], [], [], _ADOPTED_S)
+        ends_within(file, _ADOPTED_S)
         os.close(file)
 
 
@@ -111,7 +114,7 @@ def _become(order: dict[str, Any], files: Sequence[int], connection: socket.sock
     os.environ.clear()
     os.environ.update(order["environment"])
     _reset_signals(order["ignored"], order["blocked"])
-    become_another()
+    reseed()
     _run_program(order["command"])
 
 
@@ -138,29 +141,35 @@ def _run_program(command: list[str]) -> NoReturn:
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd()
     importlib.invalidate_caches()
+    # The server may have loaded it, and runs it once more.
+    if not hasattr(sys.modules.get(module), "__path__"):
+        sys.modules.pop(module, None)
     code: object = None
+    interrupted = False
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         code = end.code
     except BaseException as error:  # noqa: BLE001  # as the interpreter does it
         sys.excepthook(type(error), error, error.__traceback__)
-        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    _end(code)
+        code, interrupted = 1, isinstance(error, KeyboardInterrupt)
+    _end(code, interrupted=interrupted)
 
 
-def _end(code: object) -> NoReturn:
+def _end(code: object, *, interrupted: bool) -> NoReturn:
     """Ends as the interpreter does, but does not destroy its modules, which takes a third of a second."""
     if not isinstance(code, int | None):
         sys.stderr.write(f"{code}\n")
         code = 1
+    # Private to CPython, hence not by its name: only this waits for threads and runs what they have registered.
     vars(threading)["_shutdown"]()
     atexit._run_exitfuncs()
+    flush_files()
     for stream in (sys.stdout, sys.stderr):
         # Closed, or without a reader.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    if code == -signal.SIGINT:
+    if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit((code or 0) & 0xFF)

@@ -10,8 +10,8 @@ from pathlib import Path
 from rollmesh.launcher.interpreters import check_interpreters, environment_of
 from rollmesh.launcher.placement.description import core_notices, placement_notices, rest_notices
 from rollmesh.launcher.placement.devices import DevicePlan, device_plan
+from rollmesh.launcher.placement.preparation import Preparation
 from rollmesh.launcher.preflight.trial import StartTrial, try_learner
-from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.services import interpreters_of, learner_environment, needs_reward_service, thread_plan
 from rollmesh.learner.data.locations import data_files, is_hub_id
 from rollmesh.learner.model_files.checks import (
@@ -76,7 +76,7 @@ def check_code(config: Config, *, fresh: bool = False, warm: WarmServer | None =
     Args:
         config: of the run.
         fresh: it starts over, whatever is in its folder.
-        warm: forks trials and services if that is possible; None: all are executed.
+        warm: forks trials if that is possible; None: all are executed.
 
     Raises:
         ConfigError: a setting of the algorithm is wrong, or something that it needs is not configured. A function of
@@ -102,7 +102,6 @@ def check_code(config: Config, *, fresh: bool = False, warm: WarmServer | None =
             *rest_notices(config, devices),
             *core_notices(config, devices, available_cores()),
         ],
-        warm,
     )
 
 
@@ -120,7 +119,7 @@ def check_rewards(config: Config, warm: WarmServer | None = None) -> Preparation
     devices = device_plan(config)
     with _reward_trial(config, warm) as reward:
         of_reward = reward.result() if reward is not None else []
-    return Preparation(devices, of_reward, warm)
+    return Preparation(devices, of_reward)
 
 
 def _learner_trial(

@@ -24,6 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from rollmesh.launcher.logs import explain_exit, tail
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.recovery.run_identity import nothing_trained
 from rollmesh.mesh.config import Config, load_config
@@ -34,6 +35,9 @@ from rollmesh.mesh.runtime.warm_start.client import WarmServer
 
 _ERRORS = {kind.exit_code: kind for kind in (ConfigError, DataError, RewardError)}
 _LEARNER, _REWARD = "learner", "reward"
+_TRIED = {_LEARNER: "the learner's code", _REWARD: "the reward functions"}
+# Lines of its output that an error shows.
+_SHOWN = 5
 _FRESH = "--fresh"
 
 
@@ -45,7 +49,7 @@ class StartTrial:
         config: of the run.
         python: the service's interpreter.
         environment: of the service, in addition to this process's own.
-        within_s: seconds after which the trial is given up; the service itself will report errors.
+        within_s: seconds after which a trial that has not answered is given up; its service will report errors.
         fresh: the run starts over, whatever is in its folder.
         warm: forks it if that is possible; None: it is executed.
     """
@@ -63,17 +67,21 @@ class StartTrial:
     ) -> None:
         module = ("-m", "rollmesh.launcher.preflight.trial", what, *([_FRESH] if fresh else []))
         command, whole = [str(python or sys.executable), *module], {**os.environ, **environment}
+        self._tried = _TRIED[what]
+        self._within_s = within_s
         self._socket, theirs = socket.socketpair()
         self._ended = False
         # A file takes what users' code prints, of which there may be more than a pipe holds.
-        with theirs, tempfile.TemporaryFile() as output:
-            files: dict[str, Any] = {"stdin": theirs.fileno(), "stdout": output.fileno(), "stderr": output.fileno()}
+        self._output = tempfile.NamedTemporaryFile()  # noqa: SIM115  # until `close`
+        with theirs:
+            output = self._output.fileno()
+            files: dict[str, Any] = {"stdin": theirs.fileno(), "stdout": output, "stderr": output}
             forked = warm.start(command, env=whole, **files) if warm is not None else None
             self._process = forked or subprocess.Popen(
                 die_with_parent(command), env=whole, start_new_session=True, **files
             )
         self._socket.settimeout(within_s)
-        with contextlib.suppress(OSError):  # it has ended, and will give no answer
+        with contextlib.suppress(OSError):  # it has ended, which `result` reports
             self._socket.sendall(f"{config.model_dump_json()}\n".encode())
 
     def result(self) -> list[str]:
@@ -81,20 +89,31 @@ class StartTrial:
 
         Raises:
             ConfigError, DataError, RewardError: the error that was found.
-            RollmeshError: the same, of a kind that only users' code raises.
+            RollmeshError: the same, of a kind that only users' code raises; or it has ended without an answer.
         """
+        answer = ""
         try:
-            with self._socket.makefile("r", encoding="utf-8") as lines:
-                found = json.loads(lines.readline() or "{}")
-        except OSError:
-            found = {}
-        if not found:
-            # It hangs, or ended without an answer: the service will log the cause.
+            with contextlib.suppress(ConnectionError), self._socket.makefile("r", encoding="utf-8") as lines:
+                answer = lines.readline()
+            if not answer:
+                self._process.wait(self._within_s)
+        except (TimeoutError, subprocess.TimeoutExpired):
+            # The service will show whether it hangs.
             self.close()
+            return []
+        if not answer:
+            raise self._failure(self._process.wait())
+        found = json.loads(answer)
         if (wrong := found.get("wrong")) is not None:
             raise _ERRORS.get(wrong["exit_code"], RollmeshError)(wrong["message"], hint=wrong["hint"])
-        notices: list[str] = found.get("notices", [])
+        notices: list[str] = found["notices"]
         return notices
+
+    def _failure(self, status: int) -> RollmeshError:
+        lines = tail(Path(self._output.name))
+        how, _ = explain_exit(status, lines)
+        shown = " | ".join(line for line in lines[-_SHOWN:] if line.strip())
+        return RollmeshError(f"the trial of {self._tried} gave no answer: {how}", hint=shown or "it printed nothing")
 
     def close(self) -> None:
         """Ends the trial, and the processes that users' code has started in it."""
@@ -104,6 +123,7 @@ class StartTrial:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._socket.close()
+        self._output.close()
 
 
 # ------------------------------------------------------------------------------------------ in the process that tries

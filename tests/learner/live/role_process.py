@@ -40,7 +40,7 @@ class RoleProcess:
         self._log = folder / f"{log_name or name}.log"
         self.process = self._start()
 
-    def _start(self) -> warm.Command:
+    def _start(self) -> warm.RunningCommand:
         """Starts it; it becomes a member once it has loaded."""
         with self._log.open("ab") as log:
             place = arguments_in(self._namespace, 0, self._arguments)

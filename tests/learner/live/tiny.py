@@ -95,7 +95,7 @@ def make_config(folder: Path, overrides: Mapping[str, Any], layers: int = 1) -> 
 
 
 @contextmanager
-def learner_process(config: Config, mesh: str, folder: Path) -> Iterator[warm.Command]:
+def learner_process(config: Config, mesh: str, folder: Path) -> Iterator[warm.RunningCommand]:
     """A learner as a process of its own, in the folder of its configuration; killed where it has not ended."""
     (folder / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
     with (folder / "learner.log").open("w") as log:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from rollmesh.mesh.runtime.child_processes import start_process
+from rollmesh.mesh.runtime.child_processes import Child, start_process
 
 _DEADLINE_S = 240.0
 
@@ -56,6 +56,21 @@ def test_a_child_has_pipes_and_an_end() -> None:
         child.stdin.close()
 
     uvloop.run(asyncio.wait_for(talk(), _DEADLINE_S))
+
+
+def test_a_wait_that_fails_is_an_error_and_not_a_wait_for_ever() -> None:
+    class Lost(subprocess.Popen[bytes]):
+        def __init__(self) -> None:
+            self.pid, self.returncode, self.args, self._child_created = 0, None, [], False
+
+        def wait(self, timeout: float | None = None) -> int:
+            raise ChildProcessError("no such child")
+
+    async def wait() -> None:
+        with pytest.raises(ChildProcessError):
+            await Child(Lost()).wait()
+
+    asyncio.run(asyncio.wait_for(wait(), _DEADLINE_S))
 
 
 def test_a_command_that_is_not_there_is_an_error() -> None:

@@ -191,6 +191,22 @@ def test_a_node_is_numbered_by_the_command_line_or_slurm(monkeypatch: pytest.Mon
     assert ranks.node_of(two, 0).number == 0
 
 
+def test_ranks_are_executed_where_the_kernel_lets_none_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Executed(Exception):
+        pass
+
+    def execute(environments: object) -> None:
+        raise Executed
+
+    monkeypatch.setattr(ranks, "_load", lambda _: {})
+    monkeypatch.setattr(ranks, "has_one_thread", lambda: True)
+    monkeypatch.setattr(ranks, "can_fork_here", lambda: False)
+    monkeypatch.setattr(ranks, "_execute", execute)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(Executed):
+        ranks.become_ranks(2)
+
+
 def test_collectives_stay_on_this_machine_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)

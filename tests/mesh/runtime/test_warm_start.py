@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rollmesh.mesh.liveness.process_ends import survivors
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.threads import thread_environment
-from rollmesh.mesh.runtime.warm_start import client
+from rollmesh.mesh.runtime.warm_start import client, forked
 from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.mesh.runtime.warm_start.decision import can_fork
 from rollmesh.mesh.runtime.warm_start.forked import Forked
@@ -26,6 +30,8 @@ from tests.repository import REPOSITORY
 
 DEADLINE_S = 240.0
 PROBE = [sys.executable, "-m", "tests.mesh.runtime.warm_probe"]
+# Said at the end, and written.
+ENDS = ["a thread ends", "at the end", "kept"]
 # In which a client has a server, and starts the probe; it says both process ids, and waits.
 CLIENT = """
 import os, subprocess, sys, time
@@ -43,7 +49,6 @@ LOADING = """
 import sys
 from pathlib import Path
 from rollmesh.mesh.runtime.warm_start import client
-client._is_plain = lambda: True
 file, folder = Path(sys.argv[1]), Path(sys.argv[2])
 (folder / "shared.py").write_text(f"with open({str(file)!r}, 'a') as file:\\n    file.write('loads ')")
 sys.path.insert(0, str(folder))
@@ -87,8 +92,10 @@ def waiting(server: WarmServer) -> Forked:
 
 
 def told(folder: Path, arguments: list[str], *, forked: bool) -> tuple[int, list[str], str]:
-    """Exit status, output and errors of the probe."""
-    command, env = [*PROBE, *arguments], environment(OMP_NUM_THREADS="3", MKL_NUM_THREADS="3")
+    """Exit status, output, with the contents of the file that it leaves open, and errors of the probe."""
+    left_open = folder / "left open"
+    command = [*PROBE, *arguments, str(left_open)]
+    env = environment(OMP_NUM_THREADS="3", MKL_NUM_THREADS="3")
     with (folder / "out").open("w+") as out, (folder / "err").open("w+") as err:
         files: Mapping[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
         process = (
@@ -100,7 +107,7 @@ def told(folder: Path, arguments: list[str], *, forked: bool) -> tuple[int, list
         status = process.wait(DEADLINE_S)
         out.seek(0)
         err.seek(0)
-        return status, out.read().splitlines(), err.read()
+        return status, [*out.read().splitlines(), left_open.read_text()], err.read()
 
 
 @pytest.fixture
@@ -122,7 +129,7 @@ def unusual() -> Iterator[None]:
 def test_a_forked_process_is_as_an_executed_one(tmp_path: Path) -> None:
     executed, first, second = (told(tmp_path, ["exit", "3"], forked=forked) for forked in (False, True, True))
     assert executed[0] == first[0] == 3
-    assert executed[1][1:] == first[1][1:] == ["a thread ends", "at the end"]
+    assert executed[1][1:] == first[1][1:] == ENDS
     assert executed[2] == first[2] == ""
     said = [json.loads(one[1][0]) for one in (executed, first, second)]
     for name, value in said[0]["same"].items():
@@ -135,13 +142,26 @@ def test_a_forked_process_is_as_an_executed_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("how", "status", "error"),
-    [("text", 1, "a text"), ("raise", 1, "RuntimeError: raised"), ("interrupt", -2, "KeyboardInterrupt")],
+    [
+        (["text"], 1, ["a text"]),
+        (["raise"], 1, ["RuntimeError: raised"]),
+        (["interrupt"], -2, ["KeyboardInterrupt"]),
+        (["status", "-2"], 254, []),
+    ],
 )
-def test_it_ends_as_an_executed_one(how: str, status: int, error: str, tmp_path: Path) -> None:
-    executed, forked = (told(tmp_path, [how], forked=forked) for forked in (False, True))
+def test_it_ends_as_an_executed_one(how: list[str], status: int, error: list[str], tmp_path: Path) -> None:
+    executed, forked = (told(tmp_path, how, forked=forked) for forked in (False, True))
     assert executed[0] == forked[0] == status
-    assert executed[1][1:] == forked[1][1:] == ["a thread ends", "at the end"]
-    assert executed[2].splitlines()[-1] == forked[2].splitlines()[-1] == error
+    assert executed[1][1:] == forked[1][1:] == ENDS
+    assert executed[2].splitlines()[-1:] == forked[2].splitlines()[-1:] == error
+
+
+def test_a_module_that_the_server_has_loaded_is_run_without_a_warning() -> None:
+    """It fails, as it has no launcher."""
+    done = warm.run(["learner"], module="rollmesh.launcher.preflight.trial")
+    assert done.returncode == 1
+    assert "Socket operation on non-socket" in done.stderr
+    assert "sys.modules" not in done.stderr
 
 
 def test_a_server_that_has_loaded_everything_has_one_thread() -> None:
@@ -228,6 +248,75 @@ def test_kill9_of_the_client_ends_its_server_and_all_that_was_forked() -> None:
     client.stdout.close()
 
 
+@pytest.fixture
+def ignoring_ends() -> Iterator[None]:
+    """Makes this process ignore the ends of its children, and its children with it."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("ignoring_ends")
+def test_an_end_is_seen_when_its_status_is_not_and_among_a_thousand_files(server: WarmServer) -> None:
+    """`Popen` too reports 0 then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    try:
+        assert [start(server, "status", "5", os.devnull).wait(DEADLINE_S) for _ in range(2)] == [0, 0]
+    finally:
+        for file in held:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("lacking", ["no pidfd", "not allowed", "no status"])
+def test_nothing_is_forked_where_the_kernel_lacks_something(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Linux 5.3, under a filter of system calls, and in gVisor."""
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOSYS if lacking == "no pidfd" else errno.EPERM, "refused")
+
+    if lacking == "no status":
+        monkeypatch.setattr(forked, "own_status", lambda: {"Name": "python", "State": "R"})
+    else:
+        monkeypatch.setattr(os, "pidfd_open", refused)
+    forked.can_fork_here.cache_clear()
+    monkeypatch.setattr(client, "has_one_thread", lambda: True)
+    try:
+        assert WarmServer.execute(()) is None
+        assert WarmServer.fork(()) is None
+    finally:
+        forked.can_fork_here.cache_clear()
+
+
+def test_closing_the_server_ends_the_wait_for_it(server: WarmServer) -> None:
+    os.kill(server.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        order = pool.submit(server.start, [*PROBE, "wait"], env=environment(), stdin=0, stdout=1, stderr=2)
+        server.close()
+        assert order.result(DEADLINE_S) is None
+
+
+def test_an_orphan_that_was_adopted_is_reaped_and_a_child_of_the_users_own_is_not() -> None:
+    parent = subprocess.Popen(["sh", "-c", "sleep 3600 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    orphan = psutil.Process(int(parent.stdout.readline()))
+    earlier = subprocess.Popen(["sh", "-c", "exit 6"])
+    with client._adopting():
+        parent.kill()
+        parent.wait()
+        own = subprocess.Popen(["sh", "-c", "exit 7"])
+        for child in (earlier, own):
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert orphan.ppid() == os.getpid()
+    orphan.kill()
+    while psutil.pid_exists(orphan.pid):
+        time.sleep(0.01)
+    assert (earlier.wait(), own.wait()) == (6, 7)
+    parent.stdout.close()
+
+
 def test_this_process_adopts_for_a_moment_only(server: WarmServer) -> None:
     """An orphan of a user's own goes where it would have gone."""
     waiting(server).kill()
@@ -237,7 +326,7 @@ def test_this_process_adopts_for_a_moment_only(server: WarmServer) -> None:
 
 
 def test_one_that_ended_is_waited_for_once_and_by_several(server: WarmServer) -> None:
-    forked = start(server, "exit", "5")
+    forked = start(server, "status", "5", os.devnull)
     assert forked.wait(DEADLINE_S) == forked.wait() == forked.poll() == forked.returncode == 5
     other = waiting(server)
     with pytest.raises(subprocess.TimeoutExpired):

@@ -1,6 +1,7 @@
 """`python -m tests.mesh.runtime.warm_probe`: reports all that a process can tell of itself, in JSON on stdout.
 
-Arguments choose how it ends: `exit N`, `raise`, `text`, `interrupt`, `wait`.
+Arguments choose how it ends: `exit N`, `status N`, `raise`, `text`, `interrupt`, each with a file that it writes to and
+never closes; `wait`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ import signal
 import sys
 import threading
 import time
+import types
 import uuid
 from pathlib import Path
 from typing import Any
+
+from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 
 PR_GET_PDEATHSIG, PR_GET_DUMPABLE, PR_GET_CHILD_SUBREAPER = 2, 3, 37
 
@@ -110,17 +114,27 @@ def own() -> dict[str, Any]:
     }
 
 
+def _write_unflushed(path: str) -> None:
+    """Writes to a file that a module keeps open to the end."""
+    module = types.ModuleType("keeps_a_file")
+    module.file = open(path, "w")  # type: ignore[attr-defined]  # noqa: SIM115
+    module.file.write("kept")
+    sys.modules[module.__name__] = module
+
+
 def main() -> None:
     how, *rest = sys.argv[1:]
     if how == "wait":
         print(os.getpid(), flush=True)
         time.sleep(3600)
+    _write_unflushed(rest.pop())
     print(json.dumps({"same": same(), "own": own()} if how == "exit" else how))
     atexit.register(print, "at the end")
     threading.Thread(target=lambda: (time.sleep(0.1), print("a thread ends"))).start()
-    if how == "exit":
+    if how in ("exit", "status"):
         sys.exit(int(rest[0]))
     if how == "text":
+        freeze_heap()  # as services do
         sys.exit("a text")
     if how == "raise":
         raise RuntimeError("raised")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rollmesh.launcher.placement.devices import DevicePlan, assign_devices
+from rollmesh.launcher.placement.preparation import Preparation
 from rollmesh.launcher.placement.visible import VisibleDevices
-from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.services import ServiceCatalogue, drain_order, thread_plan
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.rpc.held_ports import ENVIRONMENT, HeldPorts

@@ -23,7 +23,7 @@ from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights import BucketSet
 from rollmesh.mesh.weights import broadcast as group_module
 from rollmesh.protos import weights_pb2
-from tests.generators.forked import Forked, fork
+from tests.generators.forked import ForkedProgram, fork
 from tests.generators.weights.transports.cases import CASES, NCCL
 from tests.generators.weights.transports.world import Case, Learner, LocalLearner, local_learner
 
@@ -246,7 +246,9 @@ async def _stopped(pid: int) -> None:
 
 
 @asynccontextmanager
-async def stopping_receiver(case: Case) -> AsyncIterator[tuple[Forked, Callable[[LocalLearner], Awaitable[None]]]]:
+async def stopping_receiver(
+    case: Case,
+) -> AsyncIterator[tuple[ForkedProgram, Callable[[LocalLearner], Awaitable[None]]]]:
     """A receiver in a process of its own, which stops itself while its first bucket is under way."""
     process = await asyncio.to_thread(fork, "tests.generators.weights.transports.test_broadcast", case.name)
 

@@ -24,7 +24,7 @@ from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import BucketSet
 from rollmesh.protos import weights_pb2, weights_pb2_grpc
-from tests.generators.forked import Forked, fork
+from tests.generators.forked import ForkedProgram, fork
 
 SECURITY = SecuritySection()
 RUN = "run"
@@ -134,7 +134,7 @@ class RemoteLearner(Learner):
         port: on which it serves.
     """
 
-    def __init__(self, case: Case, address: str, folder: Path, process: Forked, manifest: bytes) -> None:
+    def __init__(self, case: Case, address: str, folder: Path, process: ForkedProgram, manifest: bytes) -> None:
         super().__init__(case, address, folder)
         self._process = process
         self.manifest = weights_pb2.Manifest.FromString(manifest)

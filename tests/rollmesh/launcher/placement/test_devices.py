@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rollmesh.generators.engine_loading import sharing
 from rollmesh.launcher.placement.devices import DevicePlan, assign_devices
+from rollmesh.launcher.placement.preparation import Preparation
 from rollmesh.launcher.placement.visible import VisibleDevices, visible_devices
-from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.services import ServiceCatalogue
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.config.derived.generator_places import devices_per_generator, generator_places
