@@ -279,6 +279,8 @@ async def test_seeding_twice_is_harmless_and_withdrawn_tasks_are_counted(mesh: M
 
 async def test_an_evaluation_round_goes_only_to_the_generator_that_serves_its_version(mesh: Mesh) -> None:
     front = await mesh.front()
+    statistics = front.metrics.front.store.statistics
+    assert (await statistics.read("train", kinds=(), now_s=0.0)).committed == 0, "no learner was here yet"
     learner, ahead, pinned = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
     tasks = [make_task(o, n=1, pinned=V0) for o in (1, 2, 3)]
     await learner.client.seed("eval", 1, tasks, end_of_data=True)

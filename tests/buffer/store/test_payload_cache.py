@@ -73,3 +73,6 @@ def test_the_oldest_go_first_and_every_byte_is_counted_once() -> None:
     assert kept.bytes == 6
     kept.put([("c", b"123456")])
     assert (kept.pop("a"), kept.pop("b"), kept.pop("c"), kept.bytes) == (None, b"12", b"123456", 0)
+    kept.put([("d", b"1")])
+    kept.clear()
+    assert (kept.pop("d"), kept.bytes) == (None, 0)

@@ -114,6 +114,15 @@ class Closes:
         CLOSED.append("Closes")
 
 
+class ClosesDoors(Closes):
+    """TRL's form, with a tool that has the name of an end."""
+
+    def close(self) -> str:
+        """Closes a door."""
+        CLOSED.append("ClosesDoors")
+        return "closed"
+
+
 class Waits(Held):
     """Waits in each of its methods before it is let go."""
 

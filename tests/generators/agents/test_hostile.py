@@ -95,6 +95,13 @@ async def test_the_end_of_an_environment_in_trls_form_is_no_tool() -> None:
     assert hostile_code.CLOSED == ["Closes"]
 
 
+async def test_a_tool_named_close_is_the_models_to_call() -> None:
+    hostile_code.CLOSED.clear()
+    result = await Stage(environment=f"{CODE}:ClosesDoors").play(calling("close"), "bye<eot>")
+    assert observed(result) == ["closed"]
+    assert hostile_code.CLOSED == ["ClosesDoors"], "once, by the model"
+
+
 @pytest.mark.parametrize("where", ["reset", "step", "engine"])
 async def test_an_episode_can_be_aborted_wherever_it_is(where: str) -> None:
     hostile_code.CLOSED.clear()

@@ -102,6 +102,19 @@ def test_it_recovers_when_the_overload_has_ended(slots: int, overloaded_s: int) 
     assert machine.limit == slots
 
 
+def test_an_overload_that_is_long_over_is_forgotten() -> None:
+    machine, at, preemptions = ConcurrencyController(64, 1), 0, 0
+    limits: list[list[int]] = []
+    for _ in range(2):
+        limits.append([])
+        for capacity, seconds in ((62, 300), (64, 1000)):
+            for _ in range(seconds):
+                at += 1
+                look, preemptions = obedient(machine, capacity, float(at), preemptions)
+                limits[-1].append(machine.observe(look))
+    assert limits[0] == limits[1]
+
+
 def test_what_is_taken_for_an_overload() -> None:
     def seen(*looks: LoadSample) -> tuple[int, str]:
         machine = ConcurrencyController(64, 4)

@@ -56,6 +56,9 @@ def test_a_family_is_stopped_where_any_of_it_is() -> None:
 
 def test_a_thread_by_itself() -> None:
     """The one that waits is asleep, however much the others compute."""
+    own = read_thread(threading.get_native_id())
+    assert own is not None
+    assert list(own.cpu_s.values()) == pytest.approx([time.thread_time()], abs=1.0)
     proceed = threading.Event()
     thread = threading.Thread(target=proceed.wait)
     thread.start()

@@ -15,6 +15,7 @@ import pytest
 from examples.demo.problems import programs
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.reward_service.code import scripts
+from rollmesh.reward_service.code.inside import pytest as inside_pytest
 from rollmesh.reward_service.code.scorer import Code
 from rollmesh.reward_service.code.workplace import Workplace, run_one
 from rollmesh.reward_service.configured import with_configured
@@ -183,6 +184,16 @@ async def test_assertions_and_test_files(score: Score) -> None:
         await reward(score, STACK, test=unit.replace("unittest.main()", "if __name__ == '__main__': unittest.main()"))
         == 1.0
     )
+
+
+@pytest.mark.parametrize("bounds", [{}, {"rel": 0.1}, {"abs": 0.1}, {"rel": 0.01, "abs": 0.1}, {"nan_ok": True}])
+async def test_numbers_are_as_close_as_they_are_to_pytest(bounds: dict[str, Any]) -> None:
+    numbers = (0.0, 5e-13, 2e-12, 0.05, 0.5, 1.0, 1.0 + 5e-7, 1.0 + 5e-6, 1.05, 1.5, 100, 101, 120, math.inf, math.nan)
+    for found, expected in itertools.product(numbers, repeat=2):
+        assert (found == inside_pytest.approx(expected, **bounds)) is (found == pytest.approx(expected, **bounds)), (
+            found,
+            expected,
+        )
 
 
 async def test_what_assertions_ask_first_is_asked_once_for_all_programs(

@@ -75,13 +75,14 @@ async def test_callers_share_batches_and_get_their_own_values(start: Start) -> N
 @pytest.mark.asyncio
 async def test_what_the_engine_refuses_fails_alone(start: Start) -> None:
     model = await start()
-    answers = await ask(model, "bb", "rr", "bbb", "b" * 101, "x" * 10_000)
+    answers = await ask(model, "bb", "rr", "bbb", "b" * 101, "x" * 10_000, "")
     assert [answer if isinstance(answer, list) else answer.code for answer in answers] == [
         answers[0],
         "model_refused",
         answers[2],
         "too_long",
         "too_long",
+        "bad_input",
     ]
     assert isinstance(answers[0], list)
     assert isinstance(answers[2], list)

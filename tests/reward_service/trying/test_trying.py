@@ -168,10 +168,14 @@ async def test_a_scorer_is_chosen(scripted: Callable[..., Any], tmp_path: Path) 
 
 def test_a_summary_of_all_outcomes() -> None:
     found = [Tried("a", str(n), "scored", 0.5, n / 10, recorded=n / 10 + (n == 9)) for n in range(10)]
-    found += [Tried("b", "0", "error", 2.0, code="timeout", recorded=1.0), Tried("c", "0", "unscorable", 0.1)]
+    found += [
+        Tried("b", "0", "error", 2.0, code="timeout", recorded=1.0),
+        Tried("c", "0", "unscorable", 0.1, cost=0.25),
+    ]
     summary = summarize(found, 4.0)
     assert summary.outcomes == {"scored": 10, "error timeout": 1, "unscorable": 1}
     assert (summary.mean, summary.per_s, summary.recorded) == (pytest.approx(0.45), 3.0, 11)
+    assert summary.cost == 0.25
     # An error has no reward: it differs most.
     assert [(one.name, one.member) for one in summary.differing] == [("b", "0"), ("a", "9")]
     assert [one.name for one in summary.slowest] == ["b", "a", "c"]

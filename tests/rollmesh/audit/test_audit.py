@@ -14,6 +14,7 @@ from rollmesh.audit.audit import audit, audit_run
 from rollmesh.audit.components import compare_with
 from rollmesh.audit.evidence import RunEvidence, kept_samples
 from rollmesh.audit.near_copies import near_copies
+from rollmesh.audit.phrases import Words
 from rollmesh.audit.rewards import look_at_judge
 from rollmesh.audit.statistics import Enrichment, largest_jump, rank_correlation
 from rollmesh.doctor.findings import Finding, Severity
@@ -228,6 +229,12 @@ def test_an_honest_folder_is_told_with_what_was_looked_at(tmp_path: Path) -> Non
 
 
 # ---------------------------------------------------------------------------------------------- statistics
+
+
+def test_phrases_of_marks_and_of_words_of_the_question_say_nothing() -> None:
+    text = Words.of("add two: sure!", known="add two")
+    found = {phrase for length in (1, 2) for phrase in text.phrases(length)}
+    assert text.own(found) == {("sure",), (":", "sure"), ("sure", "!")}
 
 
 def test_near_copies_are_grouped_and_others_are_not() -> None:

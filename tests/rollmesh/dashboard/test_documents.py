@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rollmesh.dashboard import page_data
 from rollmesh.dashboard.documents import samples
 from rollmesh.dashboard.documents.attention import attention_document
 from rollmesh.dashboard.documents.charts import chart_document, metric_document
@@ -199,7 +200,7 @@ def test_a_panel_that_has_not_changed_keeps_its_tag(tmp_path: Path, monkeypatch:
     reader.refresh()
     data.update([reader.view])
     assert json.loads(data.index.text)["runs"][0]["panels"] == before, "what grows with a run is made now and then"
-    now += 10
+    now += page_data._SLOW_S
     data.update([reader.view])
     after = json.loads(data.index.text)["runs"][0]["panels"]
     assert {name for name in after if after[name] != before[name]} == {"samples"}

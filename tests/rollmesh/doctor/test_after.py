@@ -26,6 +26,15 @@ def test_a_recorded_fault_is_found_with_its_remedy(fault: str, tmp_path: Path) -
     assert worse <= {documented()[fault].check}, "one fault, and nothing else"
 
 
+@pytest.mark.parametrize(("mean", "kind"), [(0.8, "too easy"), (0.2, "too hard")])
+def test_rewards_without_variance_say_which_way_the_data_miss(mean: float, kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    metrics = {"frac_reward_zero_std": 0.8, "critic/score/mean": mean}
+    RecordedRun(metrics=lambda _step: metrics).write(folder, config_in(folder))
+    (finding,) = (found for found in diagnose_run(folder).findings if found.check == "losses")
+    assert f"(mean reward {mean}: most prompts are {kind})" in finding.what
+
+
 def test_late_rewards_are_named_where_they_are_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     reward = {"late": {"store": str(tmp_path / "late.db")}}

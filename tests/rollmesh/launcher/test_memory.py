@@ -9,12 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmesh.launcher.memory import MemoryWatch, WatchRules, families
 from rollmesh.launcher.memory_log import MemoryLog
-from rollmesh.launcher.placement.nvidia_smi import read_processes
+from rollmesh.launcher.placement.nvidia_smi import device_names, read_processes
 from rollmesh.learner.placement.turn_log import TurnLog
 from rollmesh.report.memory import MemorySample, MemoryUse, read_memory
 
@@ -90,6 +91,15 @@ def test_lines_are_what_other_tools_read(tmp_path: Path) -> None:
     (line,) = (tmp_path / "memory.jsonl").read_text().splitlines()
     expected = {"unix_s": 5.0, "service": "learner", "anon_bytes": 1, "shared_bytes": 2, "device_bytes": 3}
     assert json.loads(line) == expected
+
+
+def test_a_driver_that_fails_names_no_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for status, named in ((0, ["GPU 0: H200"]), (9, [])):
+        driver.write_text(f"#!/bin/sh\necho GPU 0: H200\nexit {status}\n")
+        driver.chmod(0o755)
+        assert device_names() == named
 
 
 def test_the_drivers_table_is_summed_over_devices() -> None:

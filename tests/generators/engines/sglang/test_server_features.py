@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 from aiohttp.test_utils import TestServer
+from safetensors.torch import load_file
 
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.sglang.http_client import HttpClient, RefusedError
 from rollmesh.generators.engines.sglang.server_features import ServerFeatures, detect_features
+from rollmesh.generators.engines.sglang.transfers import disk
+from rollmesh.generators.engines.sglang.transfers.disk import DiskTransfer
 from rollmesh.generators.engines.sglang.transfers.tensor import StagedBuckets, TensorTransfer
 from rollmesh.generators.engines.types import EngineSettings, KvPolicy
 from rollmesh.mesh.config.rollout import SglangSection
@@ -113,6 +118,20 @@ def test_replicas_take_weights_from_disk() -> None:
     server = StandIn()
     server.info["dp_size"] = 2
     assert _ask(server, "disk").ranks == 1
+
+
+def test_weights_in_several_files_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "FILE_BYTES", 8)
+    weights = {name: torch.full((count,), float(count)) for name, count in (("a", 1), ("b", 1), ("c", 2), ("d", 1))}
+    staged = DiskTransfer(lambda tensor: tensor.dtype, tmp_path).stage(weights.items())
+    assert isinstance(staged, disk.StagedFolder)
+    files = [load_file(file) for file in sorted(staged.folder.iterdir())]
+    assert [list(file) for file in files] == [["a", "b"], ["c"], ["d"]]
+    for file in files:
+        for name, tensor in file.items():
+            assert torch.equal(tensor, weights[name])
+    staged.discard()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

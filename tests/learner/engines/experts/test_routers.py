@@ -12,7 +12,8 @@ from transformers import AutoConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from rollmesh.learner.engines.experts.balance import balance_loss, bias_step, load_metrics, loads_of
-from rollmesh.mesh.config.parallel import ParallelSection
+from rollmesh.learner.engines.experts.layer_router import LayerRouter
+from rollmesh.mesh.config.parallel import ParallelSection, RouterSection
 from rollmesh.testing.engine_cases import SMALL, assert_same, make_sequences, save_random
 from rollmesh.testing.fixtures import GetWorld
 from rollmesh.testing.worlds import EngineLayout
@@ -41,6 +42,18 @@ def test_experts_that_are_used_alike_have_a_loss_of_one() -> None:
     assert even == {"expert_load_max": pytest.approx(1.0), "expert_load_entropy": pytest.approx(1.0)}
     one = load_metrics(torch.tensor([[8.0, 0, 0, 0], [2, 2, 2, 2]]))
     assert one == {"expert_load_max": pytest.approx(4.0), "expert_load_entropy": pytest.approx(0.5)}
+
+
+def test_a_router_is_trained_to_balance_by_the_loads_of_the_last_step() -> None:
+    router = LayerRouter(EXPERTS, RouterSection(load_balance_coeff=0.5))
+    router.responses, router.weight = torch.tensor([1.0, 2.0, 0.0]), 3.0
+    router.shares = torch.arange(EXPERTS) / 6
+    logits = torch.randn(3, EXPERTS, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    watched = router.watch(logits, logits * 1.0, lambda counts: counts, None)
+    (found,) = torch.autograd.grad(watched.sum(), logits)
+    loss = 3.0 * 0.5 * balance_loss(router.responses @ logits.softmax(-1), router.shares)
+    (expected,) = torch.autograd.grad(logits.sum() + loss, logits)
+    torch.testing.assert_close(found, expected)
 
 
 def test_the_bias_of_experts_with_less_than_the_mean_load_rises() -> None:

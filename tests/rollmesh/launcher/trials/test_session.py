@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rollmesh.launcher.placement.devices import DevicePlan
+from rollmesh.launcher.trials import session
 from rollmesh.launcher.trials.opening import opening
 from rollmesh.launcher.trials.record import read_record
 from rollmesh.launcher.trials.session import RunPlacement
 from rollmesh.mesh.config import load_config
+from rollmesh.protos import buffer_pb2
 
 
 @pytest.mark.parametrize(
@@ -56,3 +60,18 @@ def test_a_run_that_is_too_short_for_trials_says_so(
     kept = read_record(asked.run.folder)
     assert kept is not None
     assert (kept.text, kept.mode, kept.decided) == (text, "collocated", False)
+
+
+async def test_an_evaluation_is_asked_for_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks_at, asked = iter((5.0, 5.5, 6.0, 6.5)), list[str]()
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: next(looks_at)))
+
+    async def describe(table: str) -> buffer_pb2.DescribeResponse:
+        asked.append(table)
+        return buffer_pb2.DescribeResponse(counts=buffer_pb2.LedgerCounts(generating=len(asked) % 2))
+
+    client: Any = SimpleNamespace(describe=describe)
+    looks = session._Looks(client)
+    found = [(await looks.state(session.Snapshot(), {}, [])).evaluates for _ in range(4)]
+    assert found == [True, True, False, False]
+    assert asked == ["eval", "eval"]

@@ -232,6 +232,22 @@ async def test_a_service_that_gives_up_ends_its_trial(tried: Tried) -> None:
     assert record.name == "collocated"
 
 
+async def test_a_chosen_placement_that_cannot_run_again_gives_way_to_the_next(tried: Tried) -> None:
+    batch_s = {"collocated": 1.0, "split": 0.8, "hybrid": 0.5}
+
+    def prepare(mesh: Mesh) -> None:
+        def after(name: str) -> None:
+            if name == "split":
+                batch_s.pop("hybrid", None)
+
+        mesh.after = after
+
+    mesh, record = await tried(batch_s, prepare=prepare)
+    assert mesh.places == ["hybrid", "split", "hybrid", "split"]
+    assert record.name == "split"
+    assert {one.placement: one.failure for one in record.measured}["hybrid"] == "hybrid cannot run"
+
+
 async def test_a_run_that_ends_amid_a_trial_has_no_decision(tried: Tried) -> None:
     _, record = await tried({"collocated": 1.0, "split": 0.5}, ends_amid="split")
     assert record.text.startswith("no decision: the run ended amid the trial of split; seconds per batch: collocated 1")
