@@ -58,12 +58,18 @@ class WarmServer:
         """
         if None in (sys.stdin, sys.stdout, sys.stderr) or not (can_fork_here() and has_one_thread()):
             return None
-        ours, theirs = socket.socketpair()
         environment = {**os.environ, **thread_environment(1)}
-        parent, pid = os.getpid(), os.fork()
-        if not pid:
-            ours.close()
-            server.run(parent, theirs, modules, environment)
+        parent = os.getpid()
+        with contextlib.ExitStack() as opened:
+            try:
+                ours, theirs = map(opened.enter_context, socket.socketpair())
+                pid = os.fork()
+            except OSError:  # no more files or processes
+                return None
+            if not pid:
+                ours.close()
+                server.run(parent, theirs, modules, environment)
+            opened.pop_all()
         theirs.close()
         return cls(Forked(pid), ours, environment)
 

@@ -32,16 +32,22 @@ _ADOPTED_S = 30.0
 
 def run(parent: int, orders: socket.socket, modules: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Serves in a process that was forked for this; in those that it forks, the program runs."""
-    end_with(parent)
-    os.setsid()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(nothing, standard)
-    kept = orders.fileno()
-    os.closerange(3, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
-    os.environ.update(environment)
-    _become(*_serve(orders, modules))
+    try:
+        end_with(parent)
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):
+            os.dup2(nothing, standard)
+        kept = orders.fileno()
+        os.closerange(3, kept)
+        os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+        # From now on it knows where the kernel has put the name: next to the environment with which this began.
+        setproctitle.getproctitle()
+        os.environ.update(environment)
+        _become(*_serve(orders, modules))
+    except BaseException as error:  # noqa: BLE001  # below is the program of the process that forked this one
+        sys.excepthook(type(error), error, error.__traceback__)
+        os._exit(1)
 
 
 def _serve(orders: socket.socket, modules: Sequence[str]) -> tuple[dict[str, Any], list[int], socket.socket]:

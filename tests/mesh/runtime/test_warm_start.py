@@ -44,21 +44,23 @@ forked = warm.start(sys.argv[1:], env=environment, stdin=subprocess.DEVNULL, std
 print(warm.pid, flush=True)
 time.sleep(3600)
 """
-# A forked server and its client, each of which writes when it is there.
+# A forked server and its client, each of which writes when it is there; then a forked command, and what `ps` shows.
 LOADING = """
-import sys
+import os, subprocess, sys
 from pathlib import Path
 from rollmesh.mesh.runtime.warm_start import client
 file, folder = Path(sys.argv[1]), Path(sys.argv[2])
 (folder / "shared.py").write_text(f"with open({str(file)!r}, 'a') as file:\\n    file.write('loads ')")
-sys.path.insert(0, str(folder))
+(folder / "service.py").write_text("print(open('/proc/self/cmdline').read())")
+sys.path.append(str(folder))
 warm = client.WarmServer.fork(["shared"])
 while Path(f"/proc/{warm.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "S":
     pass
 with file.open("a") as said:
     said.write("told ")
-warm.load()
-warm._orders.recv(1)
+print(Path(f"/proc/{warm.pid}/cmdline").read_text(), flush=True)
+command = [sys.executable, "-m", "service", "--option"]
+warm.start(command, env={**os.environ}, stdin=subprocess.DEVNULL, stdout=1, stderr=2).wait()
 """
 
 
@@ -199,12 +201,28 @@ def test_another_interpreter_or_program_is_executed(command: list[str]) -> None:
     assert not can_fork(command, {}, {})
 
 
-def test_a_forked_server_loads_when_it_is_told_to(tmp_path: Path) -> None:
+def test_a_forked_server_loads_when_it_is_told_to_and_has_its_name(tmp_path: Path) -> None:
     """A command that ends in an error of its configuration has not paid for it."""
     file = tmp_path / "said"
     command = [sys.executable, "-c", LOADING, str(file), str(tmp_path)]
-    subprocess.run(command, check=True, cwd=REPOSITORY, env=environment())
+    done = subprocess.run(command, check=True, cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
     assert file.read_text() == "told loads "
+    names = [name.strip("\0") for name in done.stdout.splitlines()]
+    assert names == ["rollmesh: warm starts", f"{sys.executable} -m service --option"]
+
+
+@pytest.mark.parametrize("refused", ["os.fork", "socket.socketpair"])
+def test_all_is_executed_where_no_server_can_be_forked(refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container at its limit of processes or of files."""
+
+    def exhausted(*_: object) -> None:
+        raise OSError(errno.EAGAIN, "refused")
+
+    monkeypatch.setattr(client, "has_one_thread", lambda: True)
+    monkeypatch.setattr(refused, exhausted)
+    files = os.listdir("/proc/self/fd")
+    assert WarmServer.fork(()) is None
+    assert os.listdir("/proc/self/fd") == files
 
 
 def test_kill9_of_a_forked_process_is_seen_and_of_the_server_touches_none(server: WarmServer) -> None:
