@@ -7,11 +7,13 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -238,15 +240,47 @@ def test_kill9_of_a_forked_process_is_seen_and_of_the_server_touches_none(server
     second.kill()
 
 
-def test_a_frozen_server_is_given_up(server: WarmServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = waiting(server)
+@pytest.mark.parametrize("loads", [True, False])
+def test_a_frozen_server_is_given_up(server: WarmServer, monkeypatch: pytest.MonkeyPatch, loads: bool) -> None:
+    first = None if loads else waiting(server)
     os.kill(server.pid, signal.SIGSTOP)
-    monkeypatch.setattr(client, "_ORDER_S", 0.2)
+    monkeypatch.setattr(client, "_LOOK_EVERY_S", 0.02)
     assert server.start([*PROBE, "wait"], env=environment(), stdin=0, stdout=1, stderr=2) is None
     assert survivors([server.pid]) == set()
-    assert first.poll() is None
-    first.kill()
-    assert first.wait(DEADLINE_S) == -signal.SIGKILL
+    if first is not None:
+        assert first.poll() is None
+        first.kill()
+        assert first.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("end", "within_s", "reports"),
+    [("ready", DEADLINE_S, [True]), ("stopped", DEADLINE_S, [True, False]), ("too slow", 0.0, [False])],
+)
+def test_a_long_wait_is_reported_once_and_ends(
+    server: WarmServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    end: str,
+    within_s: float,
+    reports: list[bool],
+) -> None:
+    looks = 0
+    ours, theirs = socket.socketpair()
+
+    def looked(_pid: int) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 3 and end == "ready":
+            theirs.sendall(b"r")
+        return looks == 3 and end == "stopped"
+
+    monkeypatch.setattr(client, "is_stopped", looked)
+    monkeypatch.setattr(client, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(client, "_SLOW_S", 0.0)
+    with ours, theirs, nullcontext() if end == "ready" else pytest.raises(TimeoutError):
+        server._await_word(ours, within_s)
+    assert ["still waiting" in record.getMessage() for record in caplog.records] == reports
 
 
 def test_kill9_of_the_client_ends_its_server_and_all_that_was_forked() -> None:
@@ -308,8 +342,9 @@ def test_nothing_is_forked_where_the_kernel_lacks_something(lacking: str, monkey
         forked.can_fork_here.cache_clear()
 
 
-def test_closing_the_server_ends_the_wait_for_it(server: WarmServer) -> None:
+def test_closing_the_server_ends_the_wait_for_it(server: WarmServer, monkeypatch: pytest.MonkeyPatch) -> None:
     os.kill(server.pid, signal.SIGSTOP)
+    monkeypatch.setattr(client, "_LOOK_EVERY_S", DEADLINE_S)
     with ThreadPoolExecutor(1) as pool:
         order = pool.submit(server.start, [*PROBE, "wait"], env=environment(), stdin=0, stdout=1, stderr=2)
         server.close()
