@@ -93,7 +93,7 @@ class WarmServer:
         given = {**(os.environ if environment is None else environment), **thread_environment(1)}
         with theirs:
             process = subprocess.Popen(
-                die_with_parent([sys.executable, "-m", server.__name__, *modules]),
+                die_with_parent([sys.executable, "-P", "-m", server.__name__, *modules]),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -148,7 +148,7 @@ class WarmServer:
         It waits until the modules are loaded. The server is killed at its first timeout or error.
 
         Args:
-            command: `PYTHON -m MODULE ARGUMENT...`.
+            command: `PYTHON -P -m MODULE ARGUMENT...`; another one is executed.
             env: all of the environment.
             stdin, stdout, stderr: open files, or `subprocess.DEVNULL`.
             cwd: folder; None: this process's.

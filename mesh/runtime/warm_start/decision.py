@@ -25,7 +25,7 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str], loaded: Map
         environment: of the command.
         loaded: that of the process.
     """
-    if tuple(command[:2]) != (sys.executable, "-m"):
+    if tuple(command[:3]) != (sys.executable, "-P", "-m"):
         return False
     differing = {name for name, _ in environment.items() ^ loaded.items()}
     return all(name in _READ_LATE or name.startswith(_READ_LATE_PREFIXES) for name in differing)

@@ -44,6 +44,9 @@ def run(parent: int, orders: socket.socket, modules: Sequence[str], environment:
         # From now on it knows where the kernel has put the name: next to the environment with which this began.
         setproctitle.getproctitle()
         os.environ.update(environment)
+        if not sys.flags.safe_path:
+            # The folder of a script, or the working folder: with `-P` a service has neither.
+            del sys.path[0]
         _become(*_serve(orders, modules))
     except BaseException as error:  # noqa: BLE001  # below is the program of the process that forked this one
         sys.excepthook(type(error), error, error.__traceback__)
@@ -139,13 +142,11 @@ def _reset_signals(ignored: Sequence[int], blocked: Sequence[int]) -> None:
 
 
 def _run_program(command: list[str]) -> NoReturn:
-    """Runs `PYTHON -m MODULE ARGUMENT...` to its end."""
+    """Runs `PYTHON -P -m MODULE ARGUMENT...` to its end."""
     setproctitle.setproctitle(" ".join(command))
     setproctitle.setthreadtitle(Path(command[0]).name)
-    _, _, module, *arguments = command
+    _, _, _, module, *arguments = command
     sys.orig_argv, sys.argv = command, ["-m", *arguments]
-    if not sys.flags.safe_path:
-        sys.path[0] = os.getcwd()
     importlib.invalidate_caches()
     # The server may have loaded it, and runs it once more.
     if not hasattr(sys.modules.get(module), "__path__"):

@@ -31,7 +31,7 @@ from tests import warm
 from tests.repository import REPOSITORY
 
 DEADLINE_S = 240.0
-PROBE = [sys.executable, "-m", "tests.mesh.runtime.warm_probe"]
+PROBE = [*warm.PYTHON, "tests.mesh.runtime.warm_probe"]
 # Said at the end, and written.
 ENDS = ["a thread ends", "at the end", "kept"]
 # In which a client has a server, and starts the probe; it says both process ids, and waits.
@@ -52,8 +52,11 @@ import os, subprocess, sys
 from pathlib import Path
 from rollmesh.mesh.runtime.warm_start import client
 file, folder = Path(sys.argv[1]), Path(sys.argv[2])
-(folder / "shared.py").write_text(f"with open({str(file)!r}, 'a') as file:\\n    file.write('loads ')")
-(folder / "service.py").write_text("print(open('/proc/self/cmdline').read())")
+lacks = "not {str(), os.getcwd()} & {*sys.path}"
+(folder / "shared.py").write_text(
+    f"import os, sys\\nwith open({str(file)!r}, 'a') as file:\\n    file.write(f'loads {{{lacks}}} ')"
+)
+(folder / "service.py").write_text(f"import os, sys\\nprint(open('/proc/self/cmdline').read())\\nprint({lacks})")
 sys.path.append(str(folder))
 warm = client.WarmServer.fork(["shared"])
 while Path(f"/proc/{warm.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "S":
@@ -61,7 +64,7 @@ while Path(f"/proc/{warm.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] !=
 with file.open("a") as said:
     said.write("told ")
 print(Path(f"/proc/{warm.pid}/cmdline").read_text(), flush=True)
-command = [sys.executable, "-m", "service", "--option"]
+command = [sys.executable, "-P", "-m", "service", "--option"]
 warm.start(command, env={**os.environ}, stdin=subprocess.DEVNULL, stdout=1, stderr=2).wait()
 """
 
@@ -195,22 +198,25 @@ def test_environments_that_differ_in_what_is_read_at_load_are_executed(
 ) -> None:
     loaded = {"LANG": "C.UTF-8", "HOME": "/root", "PATH": "/usr/bin", **thread_environment(1)}
     wanted = {name: value for name, value in {**loaded, **changed}.items() if value is not None}
-    assert can_fork([sys.executable, "-m", "rollmesh.cli"], wanted, loaded) is forks
+    assert can_fork(warm.CLI, wanted, loaded) is forks
 
 
-@pytest.mark.parametrize("command", [["/other/python", "-m", "rollmesh.cli"], [sys.executable, "-c", ""], ["sleep"]])
+@pytest.mark.parametrize(
+    "command",
+    [["/other/python", *warm.CLI[1:]], [sys.executable, "-m", "rollmesh.cli"], [sys.executable, "-c", ""], ["sleep"]],
+)
 def test_another_interpreter_or_program_is_executed(command: list[str]) -> None:
     assert not can_fork(command, {}, {})
 
 
-def test_a_forked_server_loads_when_it_is_told_to_and_has_its_name(tmp_path: Path) -> None:
-    """A command that ends in an error of its configuration has not paid for it."""
+def test_a_forked_server_loads_when_it_is_told_to_by_its_own_path_and_name(tmp_path: Path) -> None:
+    """A command that ends in an error of its configuration has not paid for it. The working folder is not searched."""
     file = tmp_path / "said"
     command = [sys.executable, "-c", LOADING, str(file), str(tmp_path)]
-    done = subprocess.run(command, check=True, cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
-    assert file.read_text() == "told loads "
-    names = [name.strip("\0") for name in done.stdout.splitlines()]
-    assert names == ["rollmesh: warm starts", f"{sys.executable} -m service --option"]
+    done = subprocess.run(command, check=True, cwd=tmp_path.parent, env=environment(), capture_output=True, text=True)
+    assert file.read_text() == "told loads True "
+    said = [line.strip("\0") for line in done.stdout.splitlines()]
+    assert said == ["rollmesh: warm starts", f"{sys.executable} -P -m service --option", "True"]
 
 
 @pytest.mark.parametrize("refused", ["os.fork", "socket.socketpair"])
