@@ -7,8 +7,6 @@ import ctypes
 import json
 import logging
 import os
-import resource
-import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +24,8 @@ from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.threads import thread_environment
 from rollmesh.mesh.runtime.warm_start import server
 from rollmesh.mesh.runtime.warm_start.decision import can_fork
-from rollmesh.mesh.runtime.warm_start.forked import Forked, can_fork_here, ends_within, has_one_thread, own_status
+from rollmesh.mesh.runtime.warm_start.forked import Forked, can_fork_here, ends_within, has_one_thread
+from rollmesh.mesh.runtime.warm_start.surroundings import has_drifted, surroundings
 
 log = logging.getLogger(__name__)
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
@@ -153,13 +152,13 @@ class WarmServer:
             stdin, stdout, stderr: open files, or `subprocess.DEVNULL`.
             cwd: folder; None: this process's.
         """
-        if not can_fork(command, env, self._environment):
+        if not can_fork(command, env, self._environment) or has_drifted(self.pid):
             return None
         with self._lock:
             if self._closed:
                 return None
             try:
-                order = {"command": list(command), "environment": dict(env), **_surroundings(cwd)}
+                order = {"command": list(command), "environment": dict(env), **surroundings(cwd)}
                 with open(os.devnull, "r+b", buffering=0) as nothing:
                     chosen = (nothing if file == subprocess.DEVNULL else file for file in (stdin, stdout, stderr))
                     return self._order(order, [file if isinstance(file, int) else file.fileno() for file in chosen])
@@ -208,24 +207,6 @@ class WarmServer:
             if waited_s > _SLOW_S and not reported:
                 reported = True
                 log.warning("still waiting for process %d, which loads what services share", self.pid)
-
-
-def _surroundings(cwd: Path | str | None) -> dict[str, Any]:
-    """All that a child inherits of this process besides its environment and its files."""
-    status = own_status()
-    ignored = int(status["SigIgn"], 16)
-    return {
-        "parent": os.getpid(),
-        "folder": str(cwd) if cwd is not None else os.getcwd(),
-        "umask": int(status["Umask"], 8),
-        "ignored": [number for number in signal.valid_signals() if ignored >> (number - 1) & 1],
-        "blocked": [*signal.pthread_sigmask(signal.SIG_BLOCK, ())],
-        "limits": {kind: resource.getrlimit(kind) for kind in _limits()},
-    }
-
-
-def _limits() -> set[int]:
-    return {value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}
 
 
 @contextlib.contextmanager

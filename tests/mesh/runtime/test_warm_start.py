@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,6 +27,7 @@ from rollmesh.mesh.runtime.warm_start import client, forked
 from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.mesh.runtime.warm_start.decision import can_fork
 from rollmesh.mesh.runtime.warm_start.forked import Forked
+from rollmesh.mesh.runtime.warm_start.surroundings import has_drifted
 from tests import warm
 from tests.repository import REPOSITORY
 
@@ -207,6 +208,29 @@ def test_environments_that_differ_in_what_is_read_at_load_are_executed(
 )
 def test_another_interpreter_or_program_is_executed(command: list[str]) -> None:
     assert not can_fork(command, {}, {})
+
+
+def test_a_launcher_that_was_moved_since_executes(server: WarmServer) -> None:
+    """Its services are to run where it was moved, and a server stays where it is."""
+    [core, *more] = os.sched_getaffinity(0)
+    changes: list[Callable[[int], object]] = [
+        lambda pid: os.setpriority(os.PRIO_PROCESS, pid, 3),
+        lambda pid: Path(f"/proc/{pid}/oom_score_adj").write_text("900"),
+        lambda pid: Path(f"/proc/{pid}/coredump_filter").write_text("0x1"),
+        *([lambda pid: os.sched_setaffinity(pid, {core})] if more else []),
+    ]
+    for change in changes:
+        with subprocess.Popen(["sleep", "3600"]) as process:
+            try:
+                assert not has_drifted(process.pid)
+                change(process.pid)
+                assert has_drifted(process.pid)
+            finally:
+                process.kill()
+    assert not has_drifted(process.pid), "what is not told is no difference"
+    waiting(server).kill()
+    changes[0](server.pid)
+    assert server.start([*PROBE, "wait"], env=environment(), stdin=0, stdout=1, stderr=2) is None
 
 
 def test_a_forked_server_loads_when_it_is_told_to_by_its_own_path_and_name(tmp_path: Path) -> None:
