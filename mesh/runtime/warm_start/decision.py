@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-# These count after libraries are loaded, or do no harm: NumPy's BLAS and OpenMP read their number of threads as they
+# These count after libraries are loaded, or do no harm. NumPy's BLAS and OpenMP read their number of threads as they
 # are loaded, and keep the server's single one. Services set that of torch alone (`torch.set_num_threads`). A difference
 # in any other variable needs a new interpreter.
 _READ_LATE = frozenset(

@@ -1,4 +1,4 @@
-"""What a child inherits of the process that starts it, besides its environment and its files."""
+"""The attributes that a child inherits from its parent, besides environment and files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FILES = ("oom_score_adj", "coredump_filter", "cgroup")
 
 
 def surroundings(cwd: Path | str | None) -> dict[str, Any]:
-    """What a process can take over from an order of this one."""
+    """The attributes of this process that an order hands over."""
     status = own_status()
     ignored = int(status["SigIgn"], 16)
     return {
@@ -35,7 +35,7 @@ def _limits() -> set[int]:
 def has_drifted(pid: int) -> bool:
     """Whether this process has other cores, priority or cgroups than one that it has started: it was moved since.
 
-    What a system does not tell is no difference.
+    Anything that the system does not report counts as equal.
     """
     differing = False
     with contextlib.suppress(OSError):
