@@ -1,6 +1,7 @@
 """User code by import path: `package.module:function` or `path/to/file.py:function`.
 
-Modules are also looked for in the working directory, files may import their neighbours; a file is run once per process.
+Modules are also looked for in the working directory, after all others. Files may import those and their neighbours; a
+file is run once per process.
 A reward function may be named in other ways too. They are told apart here, so that a worker loads no configuration.
 """
 
@@ -94,10 +95,12 @@ def _nearest(name: str, known: list[str]) -> str:
 
 
 def _from_module(name: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    _search(Path.cwd())
     return importlib.import_module(name)
+
+
+def _search(*folders: Path) -> None:
+    sys.path.extend(str(folder) for folder in dict.fromkeys(folders) if str(folder) not in sys.path)
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -105,8 +108,7 @@ def _from_file(path: Path) -> ModuleType:
     name = f"rollmesh_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
+    _search(path.parent, Path.cwd())
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")

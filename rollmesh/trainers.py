@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 from rollmesh.data.objects import RowObjects, with_rows
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.folder import locked, set_aside
+from rollmesh.launcher.interpreters import command_of
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_as, save_config
@@ -205,7 +205,7 @@ def _train(
         path = Path(scratch, CONFIG)
         save_config(config, path)
         arguments = [command, str(path), *(["--fresh"] if fresh else [])]
-        status = _status_of([sys.executable, "-m", "rollmesh.cli", *arguments])
+        status = _status_of([*command_of(None), *arguments])
     if status == INTERRUPTED:
         raise ServiceExitError(
             command, status, "was asked to end before its last step", (), hint="call it again: it continues"

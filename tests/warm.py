@@ -26,7 +26,8 @@ from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.mesh.runtime.warm_start.forked import Forked
 from tests.repository import REPOSITORY
 
-CLI = (sys.executable, "-m", "rollmesh.cli")
+PYTHON = (sys.executable, "-P", "-m")
+CLI = (*PYTHON, "rollmesh.cli")
 # The server ends with the thread that has started it: this one stays.
 _STARTER = ThreadPoolExecutor(1, thread_name_prefix="starts the warm server")
 # The threads of computing are each command's own.
@@ -149,7 +150,7 @@ def popen(
     """
     files = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
     whole = for_commands(os.environ if env is None else env)
-    return RunningCommand([sys.executable, "-m", module, *arguments], whole, cwd, files, text=text)
+    return RunningCommand([*PYTHON, module, *arguments], whole, cwd, files, text=text)
 
 
 def run(arguments: Sequence[str], *, timeout: float | None = None, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,8 @@
 """User code by import path: `package.module:attribute` or `path/to/file.py:attribute`.
 
 The rules are those of `mesh.user_code`, which algorithms may not import. Modules are also looked for in the working
-directory, and files may import their neighbours. A file is run once per process, also where both have loaded it.
+directory, after all others. Files may import those and their neighbours. A file is run once per process, also where
+both have loaded it.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _load_file(file: Path, path: str) -> ModuleType:
     name = f"rollmesh_user_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
-    _search(file.parent)
+    _search(file.parent, Path.cwd())
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise SettingsError(path, f"cannot be imported as Python: {file}")
@@ -68,6 +69,5 @@ def _load_file(file: Path, path: str) -> ModuleType:
     return module
 
 
-def _search(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+def _search(*folders: Path) -> None:
+    sys.path.extend(str(folder) for folder in dict.fromkeys(folders) if str(folder) not in sys.path)

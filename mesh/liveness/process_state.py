@@ -24,6 +24,12 @@ def read_processes(*pids: int) -> ProcessState | None:
     return _read_tasks(task for pid in pids for task in _tasks(pid))
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, as by Ctrl-Z."""
+    seen = read_processes(pid)
+    return seen is not None and seen.state is ThreadState.STOPPED
+
+
 def read_child_process(pid: int) -> ProcessState | None:
     """The state of one process without any other report of its end: GONE once it has ended, also as a zombie."""
     seen = read_processes(pid)

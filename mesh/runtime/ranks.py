@@ -32,9 +32,8 @@ import setproctitle
 
 from rollmesh.mesh.addresses import split_address
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.liveness.freeze_detector import ThreadState
 from rollmesh.mesh.liveness.process_ends import signal_name
-from rollmesh.mesh.liveness.process_state import read_processes
+from rollmesh.mesh.liveness.process_state import is_stopped
 from rollmesh.mesh.runtime.child_processes import Child
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent, end_with
 from rollmesh.mesh.runtime.end_signals import end_signals
@@ -326,18 +325,13 @@ async def _wait_for_ends(processes: Sequence[Child], first: int, board: Path) ->
             if status:
                 log.warning("%s has ended %s", _describe(rank, board), _manner(status))
         others = [processes[waits[wait] - first].pid for wait in left]
-        in_vain = until is not None and not done and (loop.time() >= until or all(map(_is_stopped, others)))
+        in_vain = until is not None and not done and (loop.time() >= until or all(map(is_stopped, others)))
         if left and (in_vain or any(_killed(status) for _, status in ended)):
             log.warning("killing ranks %s", sorted(waits[wait] for wait in left))
             break
         if until is None and any(rank == 0 or status for rank, status in ended):
             until = loop.time() + _TOGETHER_S
     return ends
-
-
-def _is_stopped(pid: int) -> bool:
-    seen = read_processes(pid)
-    return seen is not None and seen.state is ThreadState.STOPPED
 
 
 def _describe(rank: int, board: Path) -> str:

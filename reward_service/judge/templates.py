@@ -12,6 +12,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +33,6 @@ _RESPONSES: Mapping[Mode, frozenset[str]] = {
     "pairs": frozenset({"first", "second"}),
 }
 _EXTRA = "extra."
-_SECRET = secrets.token_bytes(32)
 
 
 class Template:
@@ -129,7 +129,13 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+@cache
+def _secret() -> bytes:
+    """Made at its first use: processes that were forked with this module loaded have one each."""
+    return secrets.token_bytes(32)
+
+
 def _boundary(values: Mapping[str, Any]) -> str:
     """A word that no text can hold on purpose, the same for the same texts."""
     content = json.dumps(values, sort_keys=True, default=str).encode()
-    return hmac.new(_SECRET, content, hashlib.sha256).hexdigest()[:12]
+    return hmac.new(_secret(), content, hashlib.sha256).hexdigest()[:12]

@@ -141,6 +141,8 @@ def main() -> None:
 def _without_options(command: Sequence[str]) -> bool:
     """Whether `rollmesh` was started without options of the interpreter, which services would inherit by a fork."""
     program, *rest = command[1:] or [""]
+    if program == "-P":  # services have it too
+        program, *rest = rest or [""]
     return Path(program).name == "rollmesh" or (program == "-m" and rest[:1] in (["rollmesh"], ["rollmesh.cli"]))
 
 

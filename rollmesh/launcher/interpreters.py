@@ -50,9 +50,12 @@ class Interpreter:
     engine: str = ""
 
 
-def command_of(python: Path | None) -> tuple[str, ...]:
-    """The beginning of a service's command line."""
-    return (str(python or sys.executable), "-m", "rollmesh.cli")
+def command_of(python: Path | None, module: str = "rollmesh.cli") -> tuple[str, ...]:
+    """The beginning of a command line that runs a module.
+
+    Its imports are not looked for in the working folder (`-P`), where a user's `regex.py` may lie.
+    """
+    return (str(python or sys.executable), "-P", "-m", module)
 
 
 def environment_of(python: Path | None) -> Mapping[str, str]:
@@ -85,7 +88,11 @@ def _check(interpreter: Interpreter, path: Path) -> None:
     arguments = ("yes" if interpreter.service else "", interpreter.engine)
     try:
         done = subprocess.run(
-            [str(path), "-c", _PROBE, *arguments], capture_output=True, text=True, timeout=_DEADLINE_S, check=False
+            [str(path), "-P", "-c", _PROBE, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_DEADLINE_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{field}: {path} does not run: {error}", hint=_PYTHON) from error

@@ -62,6 +62,8 @@ class _Service:
     task: asyncio.Task[None] | None = None
     address: str | None = None
     starts: int = 0
+    # It has no process yet.
+    starting: bool = False
     # Another one takes its place: it is not restarted.
     leaving: bool = False
     # A replacement that is not kept yet.
@@ -120,19 +122,18 @@ class Supervisor:
             for service in self._services.values():
                 if service.process is not None:
                     service.process.kill()
-                if service.task is not None and (service.process is None or not service.process.running):
-                    self._abandon_start(service.task)
             return
         self.interrupted = True
         self._observer.event(f"draining: generators, learner, reward service, buffer ({_HURRY})")
         self._over.set()
 
-    def _abandon_start(self, start: asyncio.Task[None]) -> None:
-        """Ends a start that waits for the server, which may load for minutes yet; it executes nothing instead."""
-        if not start.done():
-            start.cancel()
-            if self._warm is not None:
-                self._warm.close()
+    def _abandon_starts(self) -> None:
+        """Ends starts that wait for the server, which may load for minutes yet; they execute nothing instead."""
+        for service in self._services.values():
+            if service.starting and service.task is not None:
+                service.task.cancel()
+                if self._warm is not None:
+                    self._warm.close()
 
     def pids(self) -> dict[str, int]:
         """Process id of each running service by name."""
@@ -275,10 +276,13 @@ class Supervisor:
         spec = service.spec
         restart = service.starts > 0
         service.starts += 1
+        service.starting = True
         try:
             process = await ServiceProcess.start(spec, self._folder, restart=restart, warm=self._warm)
         except OSError as error:
             return RollmeshError(f"{spec.name} cannot be started: {error}", hint="is there memory and disk space left?")
+        finally:
+            service.starting = False
         service.process = process
         if self._over.is_set() or service.leaving:
             return None
@@ -338,6 +342,7 @@ class Supervisor:
 
     async def _drain(self, drain_order: Callable[[str], int]) -> None:
         self._over.set()
+        self._abandon_starts()
         async with self._changing:
             await self._end_all(list(self._services.values()), drain_order, self._before_last)
 

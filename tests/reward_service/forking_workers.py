@@ -48,7 +48,7 @@ def start_model(fd: int) -> Forked | subprocess.Popen[bytes]:
 
 def _command(module: str, descriptors: int) -> list[str]:
     program = "tests.reward_service.forked_program"
-    return [sys.executable, "-m", program, module, str(descriptors), json.dumps(sys.path)]
+    return [*warm.PYTHON, program, module, str(descriptors), json.dumps(sys.path)]
 
 
 @cache

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 from rollmesh.launcher.service_process import ServiceSpec, ready_file
 from rollmesh.mesh.runtime.threads import thread_environment
+from tests.repository import REPOSITORY
 
 FAKE = Path(__file__).with_name("fake_service.py")
 LOADED = ("grpc", "grpc_health.v1.health", "rollmesh.mesh.runtime.die_with_parent", "rollmesh.protos.learner_pb2_grpc")
@@ -19,9 +21,8 @@ def fake_spec(
     """A service of `fake_service.py`."""
 
     def command(_restart: bool) -> list[str]:
-        module = [sys.executable, "-m", f"tests.rollmesh.{FAKE.stem}"]
+        module = [sys.executable, "-P", "-m", f"tests.rollmesh.{FAKE.stem}"]
         return [*module, str(ready_file(folder, name)), "--name", name, *arguments]
 
-    return ServiceSpec(
-        name, command, thread_environment(1), start_deadline_s=240.0, drain_s=drain_s, completes_run=completes_run
-    )
+    environment = {**thread_environment(1), "PYTHONPATH": os.environ.get("PYTHONPATH", str(REPOSITORY))}
+    return ServiceSpec(name, command, environment, start_deadline_s=240.0, drain_s=drain_s, completes_run=completes_run)

@@ -150,6 +150,8 @@ def test_a_wrong_configuration_costs_no_loading(
         ("/env/bin/python /env/bin/rollmesh run", True),
         ("python -m rollmesh run", True),
         ("python -m rollmesh.cli run", True),
+        ("python -P -m rollmesh.cli run", True),
+        ("python -P", False),
         ("python -X dev -m rollmesh run", False),
         ("python -m pytest", False),
         ("python -m", False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rollmesh.cli.explanations.explain import explain
-from rollmesh.launcher.interpreters import check_interpreters
+from rollmesh.launcher.interpreters import check_interpreters, command_of
 from rollmesh.launcher.placement.devices import DevicePlan
 from rollmesh.launcher.placement.preparation import Preparation
 from rollmesh.launcher.services import ServiceCatalogue, interpreters_of
@@ -43,8 +44,8 @@ def python_that(folder: Path, *lines: str) -> Path:
     (folder / "first.py").write_text("\n".join(textwrap.dedent(line) for line in lines))
     script = folder / "python"
     script.write_text(
-        f'#!/bin/sh\nshift\nprogram="$(cat {folder}/first.py; echo; echo "$1")"\nshift\n'
-        f'exec {sys.executable} -c "$program" "$@"\n'
+        f'#!/bin/sh\nshift 2\nprogram="$(cat {folder}/first.py; echo; echo "$1")"\nshift\n'
+        f'exec {sys.executable} -P -c "$program" "$@"\n'
     )
     script.chmod(0o755)
     return script
@@ -166,3 +167,9 @@ def test_explain_says_who_runs_what() -> None:
     lines = list(explain(config(rollout__engine="vllm", rollout__python="envs/v/bin/python")))
     assert "generators: engine vllm, tensor parallel 1, data parallel 1" in lines
     assert "rollout.python: envs/v/bin/python" in lines
+
+
+def test_a_service_imports_nothing_of_the_working_folder(tmp_path: Path) -> None:
+    """A file that is named like a module breaks none."""
+    (tmp_path / "typer.py").write_text("raise RuntimeError")
+    subprocess.run([*command_of(None), "--version"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)

@@ -13,7 +13,7 @@ from rollmesh.launcher import local
 from rollmesh.launcher.console.view import SilentView
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.launcher.placement.devices import DevicePlan
-from rollmesh.launcher.preparation import Preparation
+from rollmesh.launcher.placement.preparation import Preparation
 from rollmesh.launcher.run_secrets import make_secrets
 from rollmesh.mesh.config import load_config
 from rollmesh.report.metrics import Record

@@ -172,7 +172,7 @@ def test_the_commands_of_a_run_read_a_training(
 ) -> None:
     """One training in a process of its own, from rows in memory, and what each command says of its folder."""
     # That it is executed and interrupted is seen above.
-    monkeypatch.setattr(trainers, "_status_of", lambda command: warm.popen(command[3:]).wait())
+    monkeypatch.setattr(trainers, "_status_of", lambda command: warm.popen(command[len(warm.CLI) :]).wait())
     rows = [json.loads(line) for line in write_rows(tmp_path)["sft"].read_text().splitlines()]
     (tmp_path / "heard.py").write_text(HEARD)
     given = {

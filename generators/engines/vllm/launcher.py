@@ -22,8 +22,8 @@ from rollmesh.generators.engines.vllm import fork_server, logs
 from rollmesh.generators.engines.vllm.load_metrics import LoadMetricsCollector
 from rollmesh.generators.engines.vllm.process_tree import ProcessTree
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.liveness.freeze_detector import ProcessState, ThreadState
-from rollmesh.mesh.liveness.process_state import read_process_trees, read_processes
+from rollmesh.mesh.liveness.freeze_detector import ProcessState
+from rollmesh.mesh.liveness.process_state import is_stopped, read_process_trees
 
 log = logging.getLogger(__name__)
 _PROGRESS_S = 10.0
@@ -117,7 +117,7 @@ class EngineProcess:
         tree = self._tree
         if not building.done():
             # The start fails when its engine core is gone, or the fork server that it waits for.
-            tree = ProcessTree([*self._cores(), *filter(_is_stopped, fork_server.pids())])
+            tree = ProcessTree([*self._cores(), *filter(is_stopped, fork_server.pids())])
             tree.kill()
             await asyncio.wait({building}, timeout=_END_S)
         if building.done() and not building.cancelled() and building.exception() is None:
@@ -165,8 +165,3 @@ class EngineProcess:
             for process in multiprocessing.active_children()
             if process.pid is not None and process.pid not in self._others and process.name.startswith(_NAMES)
         ]
-
-
-def _is_stopped(pid: int) -> bool:
-    state = read_processes(pid)
-    return state is not None and state.state is ThreadState.STOPPED

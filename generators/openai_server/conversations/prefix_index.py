@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from array import array
+from functools import cache
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -17,7 +18,6 @@ import numpy.typing as npt
 
 T = TypeVar("T")
 Totals = npt.NDArray[np.uint64]
-_SECRET = np.uint64(secrets.randbits(64))
 _STRIDE = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -36,8 +36,14 @@ def totals(symbols: npt.ArrayLike, start: int = 0, total: int = 0) -> Totals:
     places = np.arange(start, start + len(numbers), dtype=np.uint64)
     terms = np.empty(len(numbers) + 1, np.uint64)
     terms[0] = total
-    terms[1:] = _mixed(_mixed(numbers ^ _SECRET) + places * _STRIDE)
+    terms[1:] = _mixed(_mixed(numbers ^ _secret()) + places * _STRIDE)
     return np.cumsum(terms, dtype=np.uint64)
+
+
+@cache
+def _secret() -> np.uint64:
+    """Made at its first use: processes that were forked with this module loaded have one each."""
+    return np.uint64(secrets.randbits(64))
 
 
 def _mixed(numbers: Totals) -> Totals:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import logging
 import os
-import resource
-import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -19,15 +19,20 @@ from typing import IO, Any
 import psutil
 
 from rollmesh.mesh.liveness.process_ends import descendants
+from rollmesh.mesh.liveness.process_state import is_stopped
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.threads import thread_environment
 from rollmesh.mesh.runtime.warm_start import server
 from rollmesh.mesh.runtime.warm_start.decision import can_fork
-from rollmesh.mesh.runtime.warm_start.forked import Forked, can_fork_here, has_one_thread, own_status
+from rollmesh.mesh.runtime.warm_start.forked import Forked, can_fork_here, ends_within, has_one_thread
+from rollmesh.mesh.runtime.warm_start.surroundings import has_drifted, surroundings
 
+log = logging.getLogger(__name__)
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 # Imports from a slow disk take their time; an order is a matter of milliseconds.
 _LOADED_S, _ORDER_S = 180.0, 30.0
+# A wait is reported once it has lasted so long; meanwhile the server's state is looked at in such intervals.
+_SLOW_S, _LOOK_EVERY_S = 20.0, 1.0
 # Several servers are possible, and their client adopts for one at a time.
 _adoption = threading.Lock()
 
@@ -58,12 +63,18 @@ class WarmServer:
         """
         if None in (sys.stdin, sys.stdout, sys.stderr) or not (can_fork_here() and has_one_thread()):
             return None
-        ours, theirs = socket.socketpair()
         environment = {**os.environ, **thread_environment(1)}
-        parent, pid = os.getpid(), os.fork()
-        if not pid:
-            ours.close()
-            server.run(parent, theirs, modules, environment)
+        parent = os.getpid()
+        with contextlib.ExitStack() as opened:
+            try:
+                ours, theirs = map(opened.enter_context, socket.socketpair())
+                pid = os.fork()
+            except OSError:  # no more files or processes
+                return None
+            if not pid:
+                ours.close()
+                server.run(parent, theirs, modules, environment)
+            opened.pop_all()
         theirs.close()
         return cls(Forked(pid), ours, environment)
 
@@ -81,7 +92,7 @@ class WarmServer:
         given = {**(os.environ if environment is None else environment), **thread_environment(1)}
         with theirs:
             process = subprocess.Popen(
-                die_with_parent([sys.executable, "-m", server.__name__, *modules]),
+                die_with_parent([sys.executable, "-P", "-m", server.__name__, *modules]),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -136,18 +147,18 @@ class WarmServer:
         It waits until the modules are loaded. The server is killed at its first timeout or error.
 
         Args:
-            command: `PYTHON -m MODULE ARGUMENT...`.
+            command: `PYTHON -P -m MODULE ARGUMENT...`; another one is executed.
             env: all of the environment.
             stdin, stdout, stderr: open files, or `subprocess.DEVNULL`.
             cwd: folder; None: this process's.
         """
-        if not can_fork(command, env, self._environment):
+        if not can_fork(command, env, self._environment) or has_drifted(self.pid):
             return None
         with self._lock:
             if self._closed:
                 return None
             try:
-                order = {"command": list(command), "environment": dict(env), **_surroundings(cwd)}
+                order = {"command": list(command), "environment": dict(env), **surroundings(cwd)}
                 with open(os.devnull, "r+b", buffering=0) as nothing:
                     chosen = (nothing if file == subprocess.DEVNULL else file for file in (stdin, stdout, stderr))
                     return self._order(order, [file if isinstance(file, int) else file.fileno() for file in chosen])
@@ -161,40 +172,41 @@ class WarmServer:
     def _order(self, order: Mapping[str, Any], files: Sequence[int]) -> Forked:
         """Raises OSError or ValueError if nothing was forked, nor ever will be."""
         self.load()
-        self._orders.settimeout(_LOADED_S)
-        if not self._loaded and self._orders.recv(1) != server.READY:
-            raise ConnectionError
-        self._loaded = True
         self._orders.settimeout(_ORDER_S)
+        if not self._loaded:
+            self._await_word(self._orders, _LOADED_S)
+            if self._orders.recv(1) != server.READY:
+                raise ConnectionError
+        self._loaded = True
         ours, theirs = socket.socketpair()
         with ours, _adopting():
             ours.settimeout(_ORDER_S)
             with theirs:
                 socket.send_fds(self._orders, [server.GO], [*files, theirs.fileno()])
             ours.sendall(json.dumps(order).encode() + b"\n")
+            self._await_word(ours, _ORDER_S)
             with ours.makefile("rb") as answer:
                 forked = Forked(int(answer.readline()))
             # It waits for this, and would end without it.
             ours.sendall(server.GO)
         return forked
 
+    def _await_word(self, connection: socket.socket, within_s: float) -> None:
+        """Waits until there is something to read; raises TimeoutError if that takes too long, or the server is stopped.
 
-def _surroundings(cwd: Path | str | None) -> dict[str, Any]:
-    """All that a child inherits of this process besides its environment and its files."""
-    status = own_status()
-    ignored = int(status["SigIgn"], 16)
-    return {
-        "parent": os.getpid(),
-        "folder": str(cwd) if cwd is not None else os.getcwd(),
-        "umask": int(status["Umask"], 8),
-        "ignored": [number for number in signal.valid_signals() if ignored >> (number - 1) & 1],
-        "blocked": [*signal.pthread_sigmask(signal.SIG_BLOCK, ())],
-        "limits": {kind: resource.getrlimit(kind) for kind in _limits()},
-    }
-
-
-def _limits() -> set[int]:
-    return {value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}
+        Args:
+            connection: to the server, or to what it forks.
+            within_s: seconds to wait at most.
+        """
+        begun, reported = time.monotonic(), False
+        while not ends_within(connection.fileno(), _LOOK_EVERY_S):
+            waited_s = time.monotonic() - begun
+            if is_stopped(self.pid) or waited_s > within_s:
+                log.warning("the process that forks services is stopped or too slow: from now on they are executed")
+                raise TimeoutError
+            if waited_s > _SLOW_S and not reported:
+                reported = True
+                log.warning("still waiting for process %d, which loads what services share", self.pid)
 
 
 @contextlib.contextmanager

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-# These count only after libraries are loaded. OpenMP does read its number of threads as it is loaded, but services
-# set it again (`torch.set_num_threads`). A difference in any other variable needs a new interpreter.
+# These count after libraries are loaded, or do no harm. NumPy's BLAS and OpenMP read their number of threads as they
+# are loaded, and keep the server's single one. Services set that of torch alone (`torch.set_num_threads`). A difference
+# in any other variable needs a new interpreter.
 _READ_LATE = frozenset(
     {
         *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM", "CUDA_VISIBLE_DEVICES", "PATH"),
@@ -25,7 +26,7 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str], loaded: Map
         environment: of the command.
         loaded: that of the process.
     """
-    if tuple(command[:2]) != (sys.executable, "-m"):
+    if tuple(command[:3]) != (sys.executable, "-P", "-m"):
         return False
     differing = {name for name, _ in environment.items() ^ loaded.items()}
     return all(name in _READ_LATE or name.startswith(_READ_LATE_PREFIXES) for name in differing)

@@ -71,7 +71,7 @@ def ends_within(process: int, seconds: float | None) -> bool:
     """Waits for the end of a process, given as a file of `os.pidfd_open`; says whether it has ended.
 
     Args:
-        process: the file.
+        process: the file; or any other, which counts as ended once there is something to read.
         seconds: to wait at most; None: no limit.
     """
     poll = select.poll()  # `select` takes no file from number 1024 on

@@ -32,16 +32,25 @@ _ADOPTED_S = 30.0
 
 def run(parent: int, orders: socket.socket, modules: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Serves in a process that was forked for this; in those that it forks, the program runs."""
-    end_with(parent)
-    os.setsid()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(nothing, standard)
-    kept = orders.fileno()
-    os.closerange(3, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
-    os.environ.update(environment)
-    _become(*_serve(orders, modules))
+    try:
+        end_with(parent)
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):
+            os.dup2(nothing, standard)
+        kept = orders.fileno()
+        os.closerange(3, kept)
+        os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+        # From now on it knows where the kernel has put the name: next to the environment with which this began.
+        setproctitle.getproctitle()
+        os.environ.update(environment)
+        if not sys.flags.safe_path:
+            # The folder of a script, or the working folder: with `-P` a service has neither.
+            del sys.path[0]
+        _become(*_serve(orders, modules))
+    except BaseException as error:  # noqa: BLE001  # below is the program of the process that forked this one
+        sys.excepthook(type(error), error, error.__traceback__)
+        os._exit(1)
 
 
 def _serve(orders: socket.socket, modules: Sequence[str]) -> tuple[dict[str, Any], list[int], socket.socket]:
@@ -133,13 +142,11 @@ def _reset_signals(ignored: Sequence[int], blocked: Sequence[int]) -> None:
 
 
 def _run_program(command: list[str]) -> NoReturn:
-    """Runs `PYTHON -m MODULE ARGUMENT...` to its end."""
+    """Runs `PYTHON -P -m MODULE ARGUMENT...` to its end."""
     setproctitle.setproctitle(" ".join(command))
     setproctitle.setthreadtitle(Path(command[0]).name)
-    _, _, module, *arguments = command
+    _, _, _, module, *arguments = command
     sys.orig_argv, sys.argv = command, ["-m", *arguments]
-    if not sys.flags.safe_path:
-        sys.path[0] = os.getcwd()
     importlib.invalidate_caches()
     # The server may have loaded it, and runs it once more.
     if not hasattr(sys.modules.get(module), "__path__"):

@@ -24,6 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from rollmesh.launcher.interpreters import command_of
 from rollmesh.launcher.logs import explain_exit, tail
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.recovery.run_identity import nothing_trained
@@ -65,8 +66,8 @@ class StartTrial:
         fresh: bool = False,
         warm: WarmServer | None = None,
     ) -> None:
-        module = ("-m", "rollmesh.launcher.preflight.trial", what, *([_FRESH] if fresh else []))
-        command, whole = [str(python or sys.executable), *module], {**os.environ, **environment}
+        command = [*command_of(python, "rollmesh.launcher.preflight.trial"), what, *([_FRESH] if fresh else [])]
+        whole = {**os.environ, **environment}
         self._tried = _TRIED[what]
         self._within_s = within_s
         self._socket, theirs = socket.socketpair()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 
+from rollmesh.launcher.interpreters import command_of
 from rollmesh.launcher.placement.nvidia_smi import device_sizes
 from rollmesh.mesh.config import save_config
 from rollmesh.mesh.config.models import Config
@@ -57,9 +57,7 @@ async def refused_by_plan(config: Config, devices: int, scratch: Path) -> str:
     await asyncio.to_thread(save_config, config, scratch)
     host = f"{psutil.virtual_memory().total >> 20}M"
     command = (
-        sys.executable,
-        "-m",
-        "rollmesh.cli",
+        *command_of(None),
         "plan",
         str(scratch),
         "--devices",

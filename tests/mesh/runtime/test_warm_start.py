@@ -7,11 +7,13 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,12 @@ from rollmesh.mesh.runtime.warm_start import client, forked
 from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.mesh.runtime.warm_start.decision import can_fork
 from rollmesh.mesh.runtime.warm_start.forked import Forked
+from rollmesh.mesh.runtime.warm_start.surroundings import has_drifted
 from tests import warm
 from tests.repository import REPOSITORY
 
 DEADLINE_S = 240.0
-PROBE = [sys.executable, "-m", "tests.mesh.runtime.warm_probe"]
+PROBE = [*warm.PYTHON, "tests.mesh.runtime.warm_probe"]
 # Said at the end, and written.
 ENDS = ["a thread ends", "at the end", "kept"]
 # In which a client has a server, and starts the probe; it says both process ids, and waits.
@@ -44,21 +47,26 @@ forked = warm.start(sys.argv[1:], env=environment, stdin=subprocess.DEVNULL, std
 print(warm.pid, flush=True)
 time.sleep(3600)
 """
-# A forked server and its client, each of which writes when it is there.
+# A forked server and its client, each of which writes when it is there; then a forked command, and what `ps` shows.
 LOADING = """
-import sys
+import os, subprocess, sys
 from pathlib import Path
 from rollmesh.mesh.runtime.warm_start import client
 file, folder = Path(sys.argv[1]), Path(sys.argv[2])
-(folder / "shared.py").write_text(f"with open({str(file)!r}, 'a') as file:\\n    file.write('loads ')")
-sys.path.insert(0, str(folder))
+lacks = "not {str(), os.getcwd()} & {*sys.path}"
+(folder / "shared.py").write_text(
+    f"import os, sys\\nwith open({str(file)!r}, 'a') as file:\\n    file.write(f'loads {{{lacks}}} ')"
+)
+(folder / "service.py").write_text(f"import os, sys\\nprint(open('/proc/self/cmdline').read())\\nprint({lacks})")
+sys.path.append(str(folder))
 warm = client.WarmServer.fork(["shared"])
 while Path(f"/proc/{warm.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "S":
     pass
 with file.open("a") as said:
     said.write("told ")
-warm.load()
-warm._orders.recv(1)
+print(Path(f"/proc/{warm.pid}/cmdline").read_text(), flush=True)
+command = [sys.executable, "-P", "-m", "service", "--option"]
+warm.start(command, env={**os.environ}, stdin=subprocess.DEVNULL, stdout=1, stderr=2).wait()
 """
 
 
@@ -191,20 +199,62 @@ def test_environments_that_differ_in_what_is_read_at_load_are_executed(
 ) -> None:
     loaded = {"LANG": "C.UTF-8", "HOME": "/root", "PATH": "/usr/bin", **thread_environment(1)}
     wanted = {name: value for name, value in {**loaded, **changed}.items() if value is not None}
-    assert can_fork([sys.executable, "-m", "rollmesh.cli"], wanted, loaded) is forks
+    assert can_fork(warm.CLI, wanted, loaded) is forks
 
 
-@pytest.mark.parametrize("command", [["/other/python", "-m", "rollmesh.cli"], [sys.executable, "-c", ""], ["sleep"]])
+@pytest.mark.parametrize(
+    "command",
+    [["/other/python", *warm.CLI[1:]], [sys.executable, "-m", "rollmesh.cli"], [sys.executable, "-c", ""], ["sleep"]],
+)
 def test_another_interpreter_or_program_is_executed(command: list[str]) -> None:
     assert not can_fork(command, {}, {})
 
 
-def test_a_forked_server_loads_when_it_is_told_to(tmp_path: Path) -> None:
-    """A command that ends in an error of its configuration has not paid for it."""
+def test_a_launcher_that_was_moved_since_executes(server: WarmServer) -> None:
+    """Its services are to run where it was moved, and a server stays where it is."""
+    [core, *more] = os.sched_getaffinity(0)
+    changes: list[Callable[[int], object]] = [
+        lambda pid: os.setpriority(os.PRIO_PROCESS, pid, 3),
+        lambda pid: Path(f"/proc/{pid}/oom_score_adj").write_text("900"),
+        lambda pid: Path(f"/proc/{pid}/coredump_filter").write_text("0x1"),
+        *([lambda pid: os.sched_setaffinity(pid, {core})] if more else []),
+    ]
+    for change in changes:
+        with subprocess.Popen(["sleep", "3600"]) as process:
+            try:
+                assert not has_drifted(process.pid)
+                change(process.pid)
+                assert has_drifted(process.pid)
+            finally:
+                process.kill()
+    assert not has_drifted(process.pid), "what is not told is no difference"
+    waiting(server).kill()
+    changes[0](server.pid)
+    assert server.start([*PROBE, "wait"], env=environment(), stdin=0, stdout=1, stderr=2) is None
+
+
+def test_a_forked_server_loads_when_it_is_told_to_by_its_own_path_and_name(tmp_path: Path) -> None:
+    """A command that ends in an error of its configuration has not paid for it. The working folder is not searched."""
     file = tmp_path / "said"
     command = [sys.executable, "-c", LOADING, str(file), str(tmp_path)]
-    subprocess.run(command, check=True, cwd=REPOSITORY, env=environment())
-    assert file.read_text() == "told loads "
+    done = subprocess.run(command, check=True, cwd=tmp_path.parent, env=environment(), capture_output=True, text=True)
+    assert file.read_text() == "told loads True "
+    said = [line.strip("\0") for line in done.stdout.splitlines()]
+    assert said == ["rollmesh: warm starts", f"{sys.executable} -P -m service --option", "True"]
+
+
+@pytest.mark.parametrize("refused", ["os.fork", "socket.socketpair"])
+def test_all_is_executed_where_no_server_can_be_forked(refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container at its limit of processes or of files."""
+
+    def exhausted(*_: object) -> None:
+        raise OSError(errno.EAGAIN, "refused")
+
+    monkeypatch.setattr(client, "has_one_thread", lambda: True)
+    monkeypatch.setattr(refused, exhausted)
+    files = os.listdir("/proc/self/fd")
+    assert WarmServer.fork(()) is None
+    assert os.listdir("/proc/self/fd") == files
 
 
 def test_kill9_of_a_forked_process_is_seen_and_of_the_server_touches_none(server: WarmServer) -> None:
@@ -220,15 +270,47 @@ def test_kill9_of_a_forked_process_is_seen_and_of_the_server_touches_none(server
     second.kill()
 
 
-def test_a_frozen_server_is_given_up(server: WarmServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = waiting(server)
+@pytest.mark.parametrize("loads", [True, False])
+def test_a_frozen_server_is_given_up(server: WarmServer, monkeypatch: pytest.MonkeyPatch, loads: bool) -> None:
+    first = None if loads else waiting(server)
     os.kill(server.pid, signal.SIGSTOP)
-    monkeypatch.setattr(client, "_ORDER_S", 0.2)
+    monkeypatch.setattr(client, "_LOOK_EVERY_S", 0.02)
     assert server.start([*PROBE, "wait"], env=environment(), stdin=0, stdout=1, stderr=2) is None
     assert survivors([server.pid]) == set()
-    assert first.poll() is None
-    first.kill()
-    assert first.wait(DEADLINE_S) == -signal.SIGKILL
+    if first is not None:
+        assert first.poll() is None
+        first.kill()
+        assert first.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("end", "within_s", "reports"),
+    [("ready", DEADLINE_S, [True]), ("stopped", DEADLINE_S, [True, False]), ("too slow", 0.0, [False])],
+)
+def test_a_long_wait_is_reported_once_and_ends(
+    server: WarmServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    end: str,
+    within_s: float,
+    reports: list[bool],
+) -> None:
+    looks = 0
+    ours, theirs = socket.socketpair()
+
+    def looked(_pid: int) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 3 and end == "ready":
+            theirs.sendall(b"r")
+        return looks == 3 and end == "stopped"
+
+    monkeypatch.setattr(client, "is_stopped", looked)
+    monkeypatch.setattr(client, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(client, "_SLOW_S", 0.0)
+    with ours, theirs, nullcontext() if end == "ready" else pytest.raises(TimeoutError):
+        server._await_word(ours, within_s)
+    assert ["still waiting" in record.getMessage() for record in caplog.records] == reports
 
 
 def test_kill9_of_the_client_ends_its_server_and_all_that_was_forked() -> None:
@@ -290,8 +372,9 @@ def test_nothing_is_forked_where_the_kernel_lacks_something(lacking: str, monkey
         forked.can_fork_here.cache_clear()
 
 
-def test_closing_the_server_ends_the_wait_for_it(server: WarmServer) -> None:
+def test_closing_the_server_ends_the_wait_for_it(server: WarmServer, monkeypatch: pytest.MonkeyPatch) -> None:
     os.kill(server.pid, signal.SIGSTOP)
+    monkeypatch.setattr(client, "_LOOK_EVERY_S", DEADLINE_S)
     with ThreadPoolExecutor(1) as pool:
         order = pool.submit(server.start, [*PROBE, "wait"], env=environment(), stdin=0, stdout=1, stderr=2)
         server.close()

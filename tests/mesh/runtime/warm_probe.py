@@ -105,11 +105,16 @@ def own() -> dict[str, Any]:
     """All that no two processes share."""
     import numpy as np
 
+    from rollmesh.generators.openai_server.conversations.prefix_index import totals
+    from rollmesh.reward_service.judge.templates import _boundary
+
     return {
         "pid": os.getpid(),
         "random": random.random(),
         "numpy": float(np.random.rand()),
         "uuid": str(uuid.uuid4()),
+        "prefix": int(totals([1])[-1]),
+        "boundary": _boundary({}),
         "key": bytes(multiprocessing.current_process().authkey).hex(),
     }
 
