@@ -36,7 +36,7 @@ _KINDS = {
     "reward service": r"rollmesh(\.cli)? reward serve\b",
     "reward worker": r"reward_service[./]workers",
     "sandbox": r"sandbox|zygote",
-    "warm server": r"warm",
+    "fork server": r"fork server",
     "other rollmesh commands": r"rollmesh(\.cli)? \w+",
     "ranks of tests": r"rank",
     "test worker": r"execnet|pytest",

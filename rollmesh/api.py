@@ -36,8 +36,8 @@ from rollmesh.mesh.access.secret import new_token
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
 from rollmesh.mesh.runtime.service import advertised_address
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.report.summary import Summary
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.scoring.configured import configured_engine
@@ -91,8 +91,8 @@ def train(
     with _serving(resolved, _functions(reward_fn)) as served:
         check_files(served)
         first = opening(served, fresh=fresh)
-        with WarmServer.execute(PRELOADED_MODULES) or nullcontext() as warm:
-            prepared = check_code(first, fresh=fresh, warm=warm)
+        with ForkServer.spawn(PRELOADED_MODULES) or nullcontext() as fork_server:
+            prepared = check_code(first, fresh=fresh, fork_server=fork_server)
             view: View = SilentView() if quiet else open_view(resolved)
             try:
                 run = LocalRun(
@@ -103,7 +103,7 @@ def train(
                     fresh=fresh,
                     allow_changes=allow_changes,
                     from_checkpoint=from_checkpoint,
-                    warm=warm,
+                    fork_server=fork_server,
                 )
                 return _run_in_thread(run, partial(called_back, resolved, own_callbacks))
             finally:
@@ -146,8 +146,8 @@ def evaluate(
         evaluation = Evaluation(EvaluationRequest(served, chosen, folder, fresh=fresh, rewards=rewards))
         view: View = SilentView() if quiet or sys.stdout is None else PlainView(1)
         try:
-            with WarmServer.execute(PRELOADED_MODULES) or nullcontext() as warm:
-                return evaluation.run(view, _run_in_thread, warm)
+            with ForkServer.spawn(PRELOADED_MODULES) or nullcontext() as fork_server:
+                return evaluation.run(view, _run_in_thread, fork_server)
         finally:
             view.close()
 

@@ -15,7 +15,7 @@ import pytest
 
 from rollmesh.launcher.preloaded import PRELOADED_MODULES
 from rollmesh.mesh.runtime.threads import thread_environment
-from tests import warm
+from tests import fork_server
 from tests.repository import REPOSITORY
 
 # Packages and modules that are heavy by themselves; others are so with this many modules.
@@ -103,7 +103,7 @@ def said() -> dict[str, Any]:
     asked = json.dumps([HEAVY, MANY, list(STEPS)])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, asked],
-        env={**warm.environment(), **thread_environment(1)},
+        env={**fork_server.environment(), **thread_environment(1)},
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         text=True,

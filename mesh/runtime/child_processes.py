@@ -6,7 +6,7 @@ there.
 
 Invariants:
 - nothing of this program runs in a child that is started here; it has its standard streams alone;
-- whatever hides the end of a child, also a forked one (`warm_start`), is an error of its wait and not a wait for ever.
+- whatever hides the end of a child, also a forked one (`fork_server`), is an error of its wait and not a wait for ever.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import IO
 
-from rollmesh.mesh.runtime.warm_start.forked import Forked
+from rollmesh.mesh.runtime.fork_server.forked import ForkedProcess
 
 
 class Child:
@@ -35,7 +35,7 @@ class Child:
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes] | Forked,
+        process: subprocess.Popen[bytes] | ForkedProcess,
         stdin: asyncio.StreamWriter | None = None,
         stdout: asyncio.StreamReader | None = None,
     ) -> None:

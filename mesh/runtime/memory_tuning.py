@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import gc
 
-from rollmesh.mesh.runtime.warm_start.files import note_files
+from rollmesh.mesh.runtime.fork_server.files import note_files
 
 # Parameters of mallopt(3), from malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8

@@ -37,12 +37,12 @@ from rollmesh.mesh.liveness.process_state import is_stopped
 from rollmesh.mesh.runtime.child_processes import Child
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent, end_with
 from rollmesh.mesh.runtime.end_signals import end_signals
+from rollmesh.mesh.runtime.fork_server.forked import ForkedProcess, can_fork_here, has_one_thread, reseed
 from rollmesh.mesh.runtime.hosts import interface_to, is_loopback
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.rank_board import BOARD, FileBoard
 from rollmesh.mesh.runtime.scratch_folder import scratch_folder
 from rollmesh.mesh.runtime.threads import thread_environment
-from rollmesh.mesh.runtime.warm_start.forked import Forked, can_fork_here, has_one_thread, reseed
 
 if TYPE_CHECKING:
     from rollmesh.mesh.config.learner import DistributedSection
@@ -253,7 +253,7 @@ def _load(modules: Sequence[str]) -> dict[str, str]:
     return own
 
 
-def _fork(environments: Sequence[Mapping[str, str]]) -> list[Forked]:
+def _fork(environments: Sequence[Mapping[str, str]]) -> list[ForkedProcess]:
     """Forks a rank for each environment; returns nothing in a rank."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -279,7 +279,7 @@ def _fork(environments: Sequence[Mapping[str, str]]) -> list[Forked]:
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         pids.append(pid)
-    return [Forked(pid) for pid in pids]
+    return [ForkedProcess(pid) for pid in pids]
 
 
 def _execute(environments: Sequence[Mapping[str, str]]) -> list[subprocess.Popen[bytes]]:
@@ -287,7 +287,7 @@ def _execute(environments: Sequence[Mapping[str, str]]) -> list[subprocess.Popen
     return [subprocess.Popen(command, env=environment, process_group=0) for environment in environments]
 
 
-async def _watch(processes: Sequence[Forked | subprocess.Popen[bytes]], first: int, board: Path) -> int:
+async def _watch(processes: Sequence[ForkedProcess | subprocess.Popen[bytes]], first: int, board: Path) -> int:
     """Waits for the ranks of this machine, the first of which has a number; returns the program's status."""
     ranks = [Child(process) for process in processes]
     loop = asyncio.get_running_loop()

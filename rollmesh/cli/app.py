@@ -40,9 +40,9 @@ from rollmesh.mesh.config.variables import check_variables
 from rollmesh.mesh.errors import PERMANENT, RollmeshError
 from rollmesh.mesh.private_files import keep_private
 from rollmesh.mesh.runtime.bounded_exit import bound_exit
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
 from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom
 from rollmesh.mesh.runtime.ranks import started_here
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
 
 app = typer.Typer(
     name="rollmesh",
@@ -116,11 +116,11 @@ def main() -> None:
         keep_private()
     # Before anything starts a thread. It loads what services share once the configuration is read.
     forks = _command(arguments) in _LAUNCHERS and _without_options(sys.orig_argv)
-    warm = WarmServer.fork(PRELOADED_MODULES) if forks else None
+    fork_server = ForkServer.fork_here(PRELOADED_MODULES) if forks else None
     try:
         check_variables(os.environ)
-        with warm or nullcontext():
-            app(args=[item for item in arguments if item != "--debug"], prog_name="rollmesh", obj=warm)
+        with fork_server or nullcontext():
+            app(args=[item for item in arguments if item != "--debug"], prog_name="rollmesh", obj=fork_server)
     except RollmeshError as error:
         if debug:
             raise

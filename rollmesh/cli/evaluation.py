@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollmesh.cli.options import OVERRIDES, LogProbs, warm_server
+from rollmesh.cli.options import OVERRIDES, LogProbs, fork_server_of
 
 if TYPE_CHECKING:
     from rollmesh.evaluation.local import LocalEvaluation
@@ -65,12 +65,12 @@ def _eval(
     from rollmesh.launcher.console.plain import PlainView
 
     config = read_for_evaluation(config_path, overrides, {}, model)
-    if (warm := warm_server(context)) is not None:
-        warm.load()
+    if (fork_server := fork_server_of(context)) is not None:
+        fork_server.load()
     evaluation = Evaluation(EvaluationRequest(config, model, out, fresh=fresh, with_log_probs=log_probs))
     view = PlainView(1)
     try:
-        summary = evaluation.run(view, _execute, warm)
+        summary = evaluation.run(view, _execute, fork_server)
     finally:
         view.close()
     for line in summary_lines(summary):
@@ -114,11 +114,11 @@ def _generate(
 
     request = GenerationRequest(config_path, overrides, model, out, chat=chat, fresh=fresh, with_log_probs=log_probs)
     # A copy: while the services run, the file of stderr is the launcher's log.
-    warm = warm_server(context)
+    fork_server = fork_server_of(context)
     with os.fdopen(os.dup(sys.stderr.fileno()), "w") as stderr:
         view = PlainView(1, stderr)
         try:
-            for line in generate(request, prompt or [], prompts, view, _execute, warm):
+            for line in generate(request, prompt or [], prompts, view, _execute, fork_server):
                 typer.echo(line)
         finally:
             view.close()

@@ -16,7 +16,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.variables import key_variable, option_variable, overrides_from
 from rollmesh.mesh.errors import ConfigError, DataError
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
 
 # For commands with unknown options that are `--section.key=value` overrides.
 OVERRIDES: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -154,9 +154,9 @@ TelemetryKeyFile = Annotated[
 ]
 
 
-def warm_server(context: typer.Context) -> WarmServer | None:
+def fork_server_of(context: typer.Context) -> ForkServer | None:
     """The server from which this command may fork services, if it has one."""
-    return context.obj if isinstance(context.obj, WarmServer) else None
+    return context.obj if isinstance(context.obj, ForkServer) else None
 
 
 def read_config(path: Path, context: typer.Context) -> Config:

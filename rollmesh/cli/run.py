@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rollmesh.cli.options import OVERRIDES, AllowChanges, ConfigPath, FromCheckpoint, read_config, warm_server
+from rollmesh.cli.options import OVERRIDES, AllowChanges, ConfigPath, FromCheckpoint, fork_server_of, read_config
 
 
 def register(app: typer.Typer) -> None:
@@ -32,15 +32,15 @@ def _run(
     (make vllm, make sglang), which --rollout.python and --rollout.sglang.python name: see docs/engines.md.
     """
     config = read_config(config_path, context)
-    if (warm := warm_server(context)) is not None:
-        warm.load()
+    if (fork_server := fork_server_of(context)) is not None:
+        fork_server.load()
     if dry:
         from rollmesh.launcher.preflight.dry_run import dry_run
 
-        for line in dry_run(config, fresh=fresh, allow_changes=allow_changes, warm=warm):
+        for line in dry_run(config, fresh=fresh, allow_changes=allow_changes, fork_server=fork_server):
             typer.echo(line)
         return
     from rollmesh.launcher.local import run_locally
 
     changes = {"fresh": fresh, "allow_changes": allow_changes}
-    raise typer.Exit(run_locally(config, **changes, from_checkpoint=from_checkpoint, warm=warm))
+    raise typer.Exit(run_locally(config, **changes, from_checkpoint=from_checkpoint, fork_server=fork_server))

@@ -23,7 +23,7 @@ from rollmesh.learner.standalone.response_file import RESPONSES, read_responses
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.files import write_atomically
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
 
 EVALUATION = "evaluation.json"
 """The summary, in the folder of an evaluation."""
@@ -80,14 +80,14 @@ class Evaluation:
             folders.set_aside(self.folder, time.strftime("%Y%m%d-%H%M%S"))
 
     def run(
-        self, view: View, execute: Callable[[LocalEvaluation], None], warm: WarmServer | None = None
+        self, view: View, execute: Callable[[LocalEvaluation], None], fork_server: ForkServer | None = None
     ) -> EvaluationSummary:
         """Asks the prompts that have no responses yet, and summarizes all.
 
         Args:
             view: shows events.
             execute: runs the services to their end.
-            warm: forks trials and services if that is possible; None: all are executed.
+            fork_server: forks trials and services if that is possible; None: all are executed.
 
         Raises:
             RollmeshError: what ended it early; the responses so far stay.
@@ -95,7 +95,7 @@ class Evaluation:
         identity = identity_of(self.config, self._choice, with_log_probs=self._with_log_probs, rewards=self._rewards)
         claim_folder(self.folder, identity)
         if len(self.records()) < len(self._asked):
-            prepared = check_rewards(self.config, warm)
+            prepared = check_rewards(self.config, fork_server)
             launch = LocalEvaluation(
                 self.config,
                 self._choice,
@@ -103,7 +103,7 @@ class Evaluation:
                 prepared,
                 asked=len(self._asked),
                 with_log_probs=self._with_log_probs,
-                warm=warm,
+                fork_server=fork_server,
             )
             execute(launch)
         return self._summarize()

@@ -16,7 +16,7 @@ from rollmesh.evaluation.prompts import Prompt, parse_prompts, read_prompts, wri
 from rollmesh.evaluation.settings import WITHOUT_REWARDS, read_for_evaluation
 from rollmesh.evaluation.summary import PromptRecord
 from rollmesh.launcher.console.view import View
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
 
 _STDIN = Path("-")
 _KEY = "prompt"
@@ -48,7 +48,7 @@ def generate(
     file: Path | None,
     view: View,
     execute: Callable[[LocalEvaluation], None],
-    warm: WarmServer | None = None,
+    fork_server: ForkServer | None = None,
 ) -> Iterator[str]:
     """The responses as JSON lines, in the order of the prompts: texts first, then those of the file.
 
@@ -58,7 +58,7 @@ def generate(
         file: further ones; `-` is stdin.
         view: shows events.
         execute: runs the services to their end.
-        warm: see `Evaluation.run`.
+        fork_server: see `Evaluation.run`.
 
     Raises:
         RollmeshError: prompts or model cannot be used, or what ended the generation early.
@@ -69,8 +69,8 @@ def generate(
         path = write_prompts([*texts, *_read(file)], scratch / "prompts", chat=request.chat)
         given = {**WITHOUT_REWARDS, "data.eval": str(path), "data.prompt_key": _KEY}
         config = read_for_evaluation(request.config_path, request.overrides, given, request.model)
-        if warm is not None:
-            warm.load()
+        if fork_server is not None:
+            fork_server.load()
         evaluation = Evaluation(
             EvaluationRequest(
                 config,
@@ -80,7 +80,7 @@ def generate(
                 with_log_probs=request.with_log_probs,
             )
         )
-        evaluation.run(view, execute, warm)
+        evaluation.run(view, execute, fork_server)
         yield from map(_line, evaluation.records())
 
 

@@ -27,8 +27,8 @@ from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.learner.standalone.response_file import RESPONSES
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.rpc.held_ports import HeldPorts
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
 from rollmesh.mesh.runtime.threads import ThreadPlan, available_cores, plan_threads
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.mesh.weights.shared_files import SHARED_MEMORY, sweep
 
 _LOOK_EVERY_S = 15.0
@@ -44,7 +44,7 @@ class LocalEvaluation:
         prepared: results of the checks.
         asked: prompts of the evaluation.
         with_log_probs: token ids and log-probs are stored too.
-        warm: forks services if that is possible; None: all are executed.
+        fork_server: forks services if that is possible; None: all are executed.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LocalEvaluation:
         *,
         asked: int,
         with_log_probs: bool,
-        warm: WarmServer | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         self._config = config = with_own_secrets(config)
         self._folder = config.run.folder
@@ -71,7 +71,7 @@ class LocalEvaluation:
             max_restarts=config.resources.max_restarts,
             frozen_after_s=config.resources.frozen_after_s,
             observer=Observer(event=self._events.record, tail=view.tail),
-            warm=warm,
+            fork_server=fork_server,
         )
 
     @property

@@ -43,7 +43,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, RollmeshError
 from rollmesh.mesh.rpc.held_ports import HeldPorts
 from rollmesh.mesh.runtime.end_signals import end_signals
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
 from rollmesh.mesh.tables import FAILED_EXAMINED, TABLES, TRAIN
 from rollmesh.mesh.weights.shared_files import SHARED_MEMORY, sweep
 from rollmesh.protos import buffer_pb2
@@ -60,12 +60,12 @@ def run_locally(
     fresh: bool = False,
     allow_changes: bool = False,
     from_checkpoint: str | None = None,
-    warm: WarmServer | None = None,
+    fork_server: ForkServer | None = None,
 ) -> int:
     """Runs the mesh with a view for the terminal; returns the command's exit status.
 
     Args:
-        fresh, allow_changes, from_checkpoint, warm: see `LocalRun`.
+        fresh, allow_changes, from_checkpoint, fork_server: see `LocalRun`.
 
     Raises:
         RollmeshError: what ended the run early.
@@ -78,12 +78,12 @@ def run_locally(
         run = LocalRun(
             first,
             view,
-            check_code(first, fresh=fresh, warm=warm),
+            check_code(first, fresh=fresh, fork_server=fork_server),
             asked=config,
             fresh=fresh,
             allow_changes=allow_changes,
             from_checkpoint=from_checkpoint,
-            warm=warm,
+            fork_server=fork_server,
         )
         asyncio.run(run.run(handle_signals=True))
     finally:
@@ -104,7 +104,7 @@ class LocalRun:
         fresh: start the run over; the folder that it has is kept under another name.
         allow_changes: continue it with another model or other data (`learner.recovery.run_identity`).
         from_checkpoint: checkpoint to continue from (`rollmesh.checkpoint_choice.checkpoint_path`); None: the last one.
-        warm: forks services if that is possible; None: all are executed.
+        fork_server: forks services if that is possible; None: all are executed.
 
     Attributes:
         hung_up: the first request to end was the loss of the terminal.
@@ -120,7 +120,7 @@ class LocalRun:
         fresh: bool = False,
         allow_changes: bool = False,
         from_checkpoint: str | None = None,
-        warm: WarmServer | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         self._config = config = with_own_secrets(config)
         self._prepared = prepared
@@ -143,7 +143,7 @@ class LocalRun:
             frozen_after_s=config.resources.frozen_after_s,
             observer=Observer(event=self._events.record, tail=view.tail),
             before_last=self._collect,
-            warm=warm,
+            fork_server=fork_server,
         )
         rules = WatchRules(self._folder, config.placement.learner_takes_turns, bool(prepared.devices.visible.names))
         self._memory = MemoryWatch(self._supervisor.pids, rules)

@@ -36,8 +36,8 @@ from rollmesh.mesh.liveness.process_state import read_child_process
 from rollmesh.mesh.liveness.watchdog import wait_until_frozen
 from rollmesh.mesh.runtime.child_processes import Child, start_process
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
-from rollmesh.mesh.runtime.warm_start.forked import Forked
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
+from rollmesh.mesh.runtime.fork_server.forked import ForkedProcess
 
 # A parent cannot wait for the ready file by an event; this is how often it is checked.
 _READY_POLL_S = 0.05
@@ -104,14 +104,14 @@ class ServiceProcess:
 
     @classmethod
     async def start(
-        cls, spec: ServiceSpec, folder: Path, *, restart: bool, warm: WarmServer | None = None
+        cls, spec: ServiceSpec, folder: Path, *, restart: bool, fork_server: ForkServer | None = None
     ) -> ServiceProcess:
         """Starts the service.
 
         Args:
             folder: the run folder; logs go to `logs/NAME.log`, the ready file to `services/NAME.json`.
             restart: whether the service ran before in this run.
-            warm: forks it if that is possible; None: it is executed.
+            fork_server: forks it if that is possible; None: it is executed.
         """
         log_path = log_file(folder, spec.name)
         for path in (log_path, ready_file(folder, spec.name)):
@@ -122,7 +122,10 @@ class ServiceProcess:
         with log_path.open("ab") as log:
             log_from = log.seek(0, os.SEEK_END)
             process = await _start(
-                command, {**without_settings(os.environ), **spec.environment}, log, warm if spec.may_fork else None
+                command,
+                {**without_settings(os.environ), **spec.environment},
+                log,
+                fork_server if spec.may_fork else None,
             )
         return cls(spec, process, folder, log_from=log_from)
 
@@ -314,9 +317,9 @@ class ServiceProcess:
 
 
 async def _start(
-    command: Sequence[str], environment: Mapping[str, str], log: BinaryIO, warm: WarmServer | None
+    command: Sequence[str], environment: Mapping[str, str], log: BinaryIO, fork_server: ForkServer | None
 ) -> Child:
-    if warm is not None and (forked := await _fork(warm, command, environment, log)) is not None:
+    if fork_server is not None and (forked := await _fork(fork_server, command, environment, log)) is not None:
         return Child(forked)
     return await start_process(
         die_with_parent(command),
@@ -329,10 +332,10 @@ async def _start(
 
 
 async def _fork(
-    warm: WarmServer, command: Sequence[str], environment: Mapping[str, str], log: BinaryIO
-) -> Forked | None:
+    fork_server: ForkServer, command: Sequence[str], environment: Mapping[str, str], log: BinaryIO
+) -> ForkedProcess | None:
     """Waits in a thread: the server may load yet."""
-    start = partial(warm.start, command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    start = partial(fork_server.start, command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     order = asyncio.ensure_future(asyncio.to_thread(start))
     try:
         return await asyncio.shield(order)

@@ -35,7 +35,7 @@ from rollmesh.mesh.errors import (
     RunBusyError,
     TakeoverRefusedError,
 )
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
 from rollmesh.report.restarts import Reason, record_restart
 
 # As `PERMANENT`, but only before the service was ever healthy: later they may be the echo of its predecessor's end.
@@ -80,7 +80,7 @@ class Supervisor:
         frozen_after_s: see `resources.frozen_after_s`; 0: silence is never a failure.
         observer: notified of starts, deaths and restarts.
         before_last: awaited once, when all but the services that end last have ended (to read final counts).
-        warm: forks services if that is possible; None: all are executed.
+        fork_server: forks services if that is possible; None: all are executed.
 
     Attributes:
         trial_error: the error of a replacement that gave up before it was kept.
@@ -95,9 +95,9 @@ class Supervisor:
         frozen_after_s: float,
         observer: Observer,
         before_last: Callable[[], Awaitable[None]] | None = None,
-        warm: WarmServer | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
-        self._warm = warm
+        self._fork_server = fork_server
         self._folder = folder
         self._security = security
         self._max_restarts = max_restarts
@@ -132,8 +132,8 @@ class Supervisor:
         for service in self._services.values():
             if service.starting and service.task is not None:
                 service.task.cancel()
-                if self._warm is not None:
-                    self._warm.close()
+                if self._fork_server is not None:
+                    self._fork_server.close()
 
     def pids(self) -> dict[str, int]:
         """Process id of each running service by name."""
@@ -278,7 +278,7 @@ class Supervisor:
         service.starts += 1
         service.starting = True
         try:
-            process = await ServiceProcess.start(spec, self._folder, restart=restart, warm=self._warm)
+            process = await ServiceProcess.start(spec, self._folder, restart=restart, fork_server=self._fork_server)
         except OSError as error:
             return RollmeshError(f"{spec.name} cannot be started: {error}", hint="is there memory and disk space left?")
         finally:

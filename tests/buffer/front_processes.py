@@ -13,7 +13,7 @@ import psutil
 import yaml
 
 from rollmesh.mesh.config import Config
-from tests import warm
+from tests import fork_server
 from tests.buffer.mesh_fixture import START_S, HasAddress
 
 
@@ -24,10 +24,10 @@ class FrontProcess:
         folder: for its configuration, its ready file and its log.
         config: as it is served.
         name: of these files.
-        forked: from the warm server; a fork's resident memory grows with each page that it shares and first touches.
+        forked: from the fork server; a fork's resident memory grows with each page that it shares and first touches.
     """
 
-    process: warm.RunningCommand | subprocess.Popen[bytes]
+    process: fork_server.RunningCommand | subprocess.Popen[bytes]
 
     def __init__(self, folder: Path, config: Config, name: str = "front", *, forked: bool = True) -> None:
         self._forked = forked
@@ -42,9 +42,9 @@ class FrontProcess:
         command = ["buffer", str(self._config), "--port", str(self._port), "--ready-file", str(self._ready)]
         with self._log.open("ab") as log:
             if self._forked:
-                self.process = warm.popen(command, stdout=log, stderr=log)
+                self.process = fork_server.popen(command, stdout=log, stderr=log)
             else:
-                self.process = subprocess.Popen([*warm.CLI, *command], stdout=log, stderr=log)
+                self.process = subprocess.Popen([*fork_server.CLI, *command], stdout=log, stderr=log)
         async with asyncio.timeout(START_S):
             while not self._ready.exists():
                 assert self.process.poll() is None, self._log.read_text()

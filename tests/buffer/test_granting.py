@@ -17,7 +17,7 @@ from rollmesh.buffer.server.admission_dealer import AdmissionDealer, GeneratorDe
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import buffer_pb2_grpc
-from tests import warm
+from tests import fork_server
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh
 
 V0 = PolicyVersion(1, 0)
@@ -101,7 +101,7 @@ async def test_what_a_dead_or_hanging_generator_had_goes_to_others(mesh: Mesh, h
     front = await mesh.front(buffer={"redis": mesh.redis_url}, **ROOMY)
     learner, other = await mesh.learner(front), await mesh.generator(front)
     victim = await asyncio.to_thread(
-        warm.popen, [front.address], module="tests.buffer.lone_generator", stdout=subprocess.PIPE, text=True
+        fork_server.popen, [front.address], module="tests.buffer.lone_generator", stdout=subprocess.PIPE, text=True
     )
     assert victim.stdout is not None
     try:

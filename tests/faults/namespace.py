@@ -17,7 +17,7 @@ _MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
 
 
 def arguments_in(namespace: str, clock_s: int, command: Sequence[str]) -> dict[str, Any]:
-    """Options of `tests.warm.popen`.
+    """Options of `tests.fork_server.popen`.
 
     Args:
         namespace: in which the command runs; empty: here.

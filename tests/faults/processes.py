@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
-from tests import warm
+from tests import fork_server
 from tests.faults.connections import holder_of, socket_inode
 from tests.faults.namespace import arguments_in
 
@@ -45,7 +45,7 @@ class Launch:
         command: argument list; of `rollmesh` where it is forked.
         environment: beyond this process's own.
         ready_file: written by the service once it answers; none: ready when it runs.
-        forked: from this process's warm server.
+        forked: from this process's fork server.
         namespace: of a forked process, the network namespace that it enters; empty: none.
         clock_s: seconds by which the clock of its Python code is ahead there.
     """
@@ -73,7 +73,7 @@ class Process:
 
     service: str
     index: int
-    popen: subprocess.Popen[bytes] | warm.RunningCommand
+    popen: subprocess.Popen[bytes] | fork_server.RunningCommand
     launch: Launch
     log: Path
     began: float = field(default_factory=time.monotonic)
@@ -276,10 +276,10 @@ class Supervisor:
                     service.failure = error
 
 
-def _forked(launch: Launch, log: Path) -> warm.RunningCommand:
+def _forked(launch: Launch, log: Path) -> fork_server.RunningCommand:
     place = arguments_in(launch.namespace, launch.clock_s, launch.command)
     with log.open("wb") as output:
-        return warm.popen(stdout=output, stderr=output, env={**os.environ, **launch.environment}, **place)
+        return fork_server.popen(stdout=output, stderr=output, env={**os.environ, **launch.environment}, **place)
 
 
 def _executed(launch: Launch, log: Path) -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""Processes of these tests, forked from the warm one, as far as `asyncio.subprocess` would have them."""
+"""Processes of these tests, forked, as far as `asyncio.subprocess` would have them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 import subprocess
 from pathlib import Path
 
-from tests import warm
+from tests import fork_server
 
 
 class ForkedProgram:
     """A process with pipes."""
 
-    def __init__(self, command: warm.RunningCommand) -> None:
+    def __init__(self, command: fork_server.RunningCommand) -> None:
         self._command = command
         self.pid, self.send_signal, self.kill = command.pid, command.send_signal, command.kill
 
@@ -51,7 +51,7 @@ def fork(module: str, *arguments: str, log: Path | None = None) -> ForkedProgram
         log: takes its output, instead of a pipe.
     """
     if log is None:
-        command = warm.popen(arguments, module=module, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        command = fork_server.popen(arguments, module=module, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         return ForkedProgram(command)
     with log.open("ab") as file:
-        return ForkedProgram(warm.popen(arguments, module=module, stdout=file, stderr=file))
+        return ForkedProgram(fork_server.popen(arguments, module=module, stdout=file, stderr=file))

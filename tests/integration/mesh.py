@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from rollmesh.learner.recovery.consumption_log import read_log, surviving_uses
-from tests import warm
+from tests import fork_server
 from tests.repository import REPOSITORY
 from tests.signals import handled
 
@@ -53,7 +53,7 @@ class MeshRun:
             *overrides,
         ]
         with handled(signal.SIGINT, signal.default_int_handler):
-            self.process = warm.popen(
+            self.process = fork_server.popen(
                 ["run", str(REPOSITORY / config), *arguments],
                 cwd=cwd,
                 module=module,

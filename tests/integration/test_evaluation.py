@@ -17,7 +17,7 @@ from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.standalone.response_file import RESPONSES, read_responses
 from rollmesh.mesh.config import load_config, save_config
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from tests import warm
+from tests import fork_server
 from tests.command import Command
 from tests.integration import holding
 from tests.repository import REPOSITORY
@@ -50,7 +50,7 @@ def run(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def kill_generator(out: Path, evaluation: warm.RunningCommand) -> None:
+def kill_generator(out: Path, evaluation: fork_server.RunningCommand) -> None:
     """Kills the generator of an evaluation as soon as it is there."""
     ready = out / "services" / "generator-0.json"
     while not ready.exists():
@@ -66,7 +66,7 @@ def test_a_checkpoint_is_evaluated_whatever_dies_and_compared_with_its_base(
     arguments = ["eval", config, "--model", str(run), "--out", str(out)]
     # Nothing is scored before the generator has died.
     environment = {**os.environ, **holding.environment(tmp_path, after=0)}
-    with warm.popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with fork_server.popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             kill_generator(out, process)
             holding.release(tmp_path)
@@ -106,7 +106,7 @@ def test_prompts_are_answered_on_stdout(run: Path, tmp_path: Path) -> None:
     (tmp_path / "more.jsonl").write_text('{"prompt": "1+2="}\n')
     arguments = ["generate", str(run / "config.yaml"), "--prompt", "1+1=", "--prompts", "-", "--log-probs"]
     with (tmp_path / "more.jsonl").open() as stdin:
-        done = warm.run([*arguments, "--eval.n=2"], stdin=stdin)
+        done = fork_server.run([*arguments, "--eval.n=2"], stdin=stdin)
     assert done.returncode == 0, done.stderr
     assert "generator-0 is up" in done.stderr
     records = [json.loads(line) for line in done.stdout.splitlines()]

@@ -21,7 +21,7 @@ from rollmesh.learner.callbacks import StepEnd
 from rollmesh.learner.recovery.consumption_log import read_log, surviving_uses
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.run_files import config_path
-from tests import warm
+from tests import fork_server
 from tests.collector import Collector, collecting
 from tests.command import Command, briefly
 from tests.integration import holding
@@ -236,7 +236,7 @@ def test_a_run_writes_what_it_promises(
         *(f"security.{name}=null" for name in ("token_file", "endpoint_key_file", "metrics_key_file")),
         *("security.telemetry_key_file=null", "telemetry.otlp=null"),
     ]
-    warm.lend_server(monkeypatch)
+    fork_server.lend_server(monkeypatch)
     longer = product.train(config_path(run.folder), reward, callbacks=[heard], overrides=changes, quiet=True)
     audit(run)
     assert threads

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
-from tests import warm
+from tests import fork_server
 from tests.command import Command
 from tests.report_page import read_charts
 from tests.repository import REPOSITORY
@@ -23,10 +23,10 @@ from tests.secrets_here import told, write_secret
 @contextmanager
 def service(
     folder: Path, name: str, *arguments: str, cwd: Path = REPOSITORY, env: dict[str, str] | None = None
-) -> Iterator[warm.RunningCommand]:
+) -> Iterator[fork_server.RunningCommand]:
     """A service as its own process; its log tells why, where it fails."""
     with (folder / f"{name}.log").open("w") as log:
-        process = warm.popen(arguments, cwd=cwd, env=env, stdout=log, stderr=log)
+        process = fork_server.popen(arguments, cwd=cwd, env=env, stdout=log, stderr=log)
         try:
             yield process
         finally:
@@ -39,7 +39,7 @@ def service(
                     process.wait(60)
 
 
-def _address(folder: Path, ready: Path, process: warm.RunningCommand) -> str:
+def _address(folder: Path, ready: Path, process: fork_server.RunningCommand) -> str:
     """Waits for the ready file; the file system has no event that needs no further package."""
     while not ready.exists():
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rollmesh.mesh.runtime.ranks import environment_of
 from rollmesh.mesh.runtime.threads import thread_environment
-from tests import warm
+from tests import fork_server
 
 _RANKS = 2
 
@@ -28,7 +28,7 @@ def run_two_ranks(module: str, *arguments: Path, torchrun: bool = False) -> None
     """
     starter = "torchrun" if torchrun else "fork"
     with tempfile.TemporaryFile("w+") as errors:
-        process = warm.popen(
+        process = fork_server.popen(
             [starter, module, *map(str, arguments)],
             module=__name__,
             env={**os.environ, **thread_environment(1)},

@@ -9,10 +9,10 @@ import pytest
 
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
 from rollmesh.testing.fixtures import engine_worlds  # noqa: F401 - fixture
+from tests.fork_server import environment, take_environment
 from tests.rollmesh.fake_spec import LOADED
-from tests.warm import environment, take_environment
 
 
 class Recorder:
@@ -35,9 +35,9 @@ def recorder() -> Recorder:
 
 
 @pytest.fixture(scope="session")
-def forking() -> Iterator[WarmServer]:
+def forking() -> Iterator[ForkServer]:
     """Forks services of `fake_service.py`."""
-    started = WarmServer.execute(LOADED, environment())
+    started = ForkServer.spawn(LOADED, environment())
     assert started is not None
     with started:
         yield started
@@ -45,11 +45,13 @@ def forking() -> Iterator[WarmServer]:
 
 @pytest.fixture
 def make_supervisor(
-    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, forking: WarmServer
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, forking: ForkServer
 ) -> Callable[..., Supervisor]:
     """Its services are forked."""
 
-    def make(max_restarts: int = 3, frozen_after_s: float = 0.0, warm: WarmServer | None = forking) -> Supervisor:
+    def make(
+        max_restarts: int = 3, frozen_after_s: float = 0.0, fork_server: ForkServer | None = forking
+    ) -> Supervisor:
         take_environment(monkeypatch)
         return Supervisor(
             tmp_path,
@@ -57,7 +59,7 @@ def make_supervisor(
             max_restarts=max_restarts,
             frozen_after_s=frozen_after_s,
             observer=recorder.observer(),
-            warm=warm,
+            fork_server=fork_server,
         )
 
     return make

@@ -21,7 +21,7 @@ from rollmesh.launcher.service_process import ServiceSpec
 from rollmesh.launcher.services import BUFFER, LEARNER
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.errors import RollmeshError
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
 from tests.rollmesh.fake_spec import fake_spec
 
 
@@ -60,8 +60,8 @@ def main() -> int:
     local.check_files = lambda _: None
     local.check_code = lambda *_, **__: Preparation(DevicePlan())  # type: ignore[assignment]
     try:
-        with WarmServer.fork(()) or nullcontext() as warm:
-            return local.run_locally(config, warm=warm)
+        with ForkServer.fork_here(()) or nullcontext() as fork_server:
+            return local.run_locally(config, fork_server=fork_server)
     except RollmeshError as error:
         return error.exit_code
 

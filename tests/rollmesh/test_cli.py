@@ -28,10 +28,10 @@ from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config import load_config, parse_overrides
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, UnreachableError
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
 from rollmesh.protos import buffer_pb2
 from rollmesh.report.summary import FinalState, write_summary
-from tests import warm
+from tests import fork_server
 from tests.command import Command
 from tests.repository import REPOSITORY
 
@@ -126,7 +126,7 @@ def test_a_wrong_configuration_costs_no_loading(
     """The server that forks services loads what they share once the configuration is read, and not before."""
     loads = 77
 
-    class Loading(WarmServer):
+    class Loading(ForkServer):
         def __init__(self) -> None:
             pass
 
@@ -136,7 +136,7 @@ def test_a_wrong_configuration_costs_no_loading(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("rollmesh.cli.app.WarmServer.fork", lambda _: Loading())
+    monkeypatch.setattr("rollmesh.cli.app.ForkServer.fork", lambda _: Loading())
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "rollmesh"])
     given = [f"--data.eval={config_file.parent / 'train.jsonl'}"]
     assert rollmesh(command, str(tmp_path / "none.yaml"), *given).returncode == ConfigError.exit_code
@@ -197,7 +197,7 @@ def test_unknown_key_names_the_nearest(rollmesh: Command, config_file: Path) -> 
 
 
 def test_debug_shows_the_traceback(config_file: Path) -> None:
-    result = warm.run(["config", "show", str(config_file), "--rollout.replica=3", "--debug"])
+    result = fork_server.run(["config", "show", str(config_file), "--rollout.replica=3", "--debug"])
     assert "Traceback" in result.stderr
     assert "did you mean rollout.replicas?" in result.stderr
 
@@ -366,7 +366,7 @@ def test_unreachable_reward_service(rollmesh: Command) -> None:
 
 
 def test_reward_without_subcommand_serves(config_file: Path, taken_port: int) -> None:
-    result = warm.run(["reward", str(config_file), "--port", str(taken_port)])
+    result = fork_server.run(["reward", str(config_file), "--port", str(taken_port)])
     assert result.returncode == 6
     assert f"cannot bind 127.0.0.1:{taken_port}" in result.stderr
 

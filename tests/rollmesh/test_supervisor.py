@@ -23,14 +23,14 @@ from rollmesh.launcher.service_process import ServiceSpec, log_file
 from rollmesh.launcher.supervisor import Supervisor
 from rollmesh.mesh.errors import RunBusyError, StuckError, UnreachableError
 from rollmesh.mesh.liveness.process_ends import survivors
+from rollmesh.mesh.runtime.fork_server import client
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
 from rollmesh.mesh.runtime.threads import thread_environment
-from rollmesh.mesh.runtime.warm_start import client
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.report.restarts import read_restarts
+from tests.fork_server import environment
 from tests.repository import REPOSITORY
 from tests.rollmesh.conftest import Recorder
 from tests.rollmesh.fake_spec import fake_spec
-from tests.warm import environment
 
 MakeSupervisor = Callable[..., Supervisor]
 DEADLINE_S = 240.0
@@ -93,19 +93,19 @@ async def test_killed_service_is_restarted(tmp_path: Path, make_supervisor: Make
     await ended(supervisor, running)
 
 
-async def test_kill9_of_the_warm_server_touches_no_service_and_the_next_one_is_executed(
+async def test_kill9_of_the_fork_server_touches_no_service_and_the_next_one_is_executed(
     tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
 ) -> None:
-    with WarmServer.execute((), environment()) or nullcontext() as warm:
-        assert warm is not None
+    with ForkServer.spawn((), environment()) or nullcontext() as fork_server:
+        assert fork_server is not None
         spec = replace(fake_spec(tmp_path, "learner"), environment={**thread_environment(1), "RANK": "7"})
-        supervisor = make_supervisor(warm=warm)
+        supervisor = make_supervisor(fork_server=fork_server)
         running = await started(supervisor, recorder, spec)
         forked = psutil.Process(supervisor.pids()["learner"])
         assert forked.ppid() == os.getpid()
         assert "RANK" not in forked.environ(), "the kernel shows the server's environment"
-        os.kill(warm.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, warm.pid, os.WEXITED | os.WNOWAIT)
+        os.kill(fork_server.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, fork_server.pid, os.WEXITED | os.WNOWAIT)
         assert supervisor.pids() == {"learner": forked.pid}
         assert forked.is_running()
         forked.kill()
@@ -266,17 +266,17 @@ async def test_second_interrupt_kills(tmp_path: Path, make_supervisor: MakeSuper
     await ended(supervisor, running)
 
 
-async def test_an_interrupt_ends_a_start_that_waits_for_the_warm_server(
+async def test_an_interrupt_ends_a_start_that_waits_for_the_fork_server_of(
     tmp_path: Path, make_supervisor: MakeSupervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The service is not executed instead."""
     executed: list[object] = []
     monkeypatch.setattr(service_process, "start_process", lambda *given, **_: executed.append(given))
     monkeypatch.setattr(client, "_LOOK_EVERY_S", DEADLINE_S)
-    with WarmServer.execute((), environment()) or nullcontext() as warm:
-        assert warm is not None
-        os.kill(warm.pid, signal.SIGSTOP)
-        supervisor = make_supervisor(warm=warm)
+    with ForkServer.spawn((), environment()) or nullcontext() as fork_server:
+        assert fork_server is not None
+        os.kill(fork_server.pid, signal.SIGSTOP)
+        supervisor = make_supervisor(fork_server=fork_server)
         running = asyncio.create_task(supervisor.run([lambda: [fake_spec(tmp_path, "buffer")]], same_rank))
         await until(log_file(tmp_path, "buffer").exists, running)
         await ended(supervisor, running)

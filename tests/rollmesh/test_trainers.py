@@ -21,7 +21,7 @@ from rollmesh.mesh.errors import ConfigError, DataError, RunBusyError
 from rollmesh.run_files import read_any_config
 from rollmesh.run_handle import Run
 from rollmesh.trainers import INTERRUPTED, read_trainer_config, run_here, sft
-from tests import warm
+from tests import fork_server
 from tests.command import Command
 from tests.learner.trainers.tiny import Stops, write_chat_model, write_rows
 from tests.report_page import read_charts, read_panels
@@ -172,7 +172,9 @@ def test_the_commands_of_a_run_read_a_training(
 ) -> None:
     """One training in a process of its own, from rows in memory, and what each command says of its folder."""
     # That it is executed and interrupted is seen above.
-    monkeypatch.setattr(trainers, "_status_of", lambda command: warm.popen(command[len(warm.CLI) :]).wait())
+    monkeypatch.setattr(
+        trainers, "_status_of", lambda command: fork_server.popen(command[len(fork_server.CLI) :]).wait()
+    )
     rows = [json.loads(line) for line in write_rows(tmp_path)["sft"].read_text().splitlines()]
     (tmp_path / "heard.py").write_text(HEARD)
     given = {

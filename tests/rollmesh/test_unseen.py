@@ -20,7 +20,7 @@ import pytest
 
 from rollmesh.launcher.logs import tail
 from rollmesh.launcher.service_process import log_file, ready_file
-from tests import warm
+from tests import fork_server
 from tests.repository import REPOSITORY
 from tests.signals import handled
 
@@ -41,7 +41,7 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "run"
-        self._process: warm.RunningCommand | subprocess.Popen[bytes] | None = None
+        self._process: fork_server.RunningCommand | subprocess.Popen[bytes] | None = None
 
     def start(
         self, *learner: str, stdout: int, ignored: Sequence[signal.Signals] = (), leads_session: bool = False
@@ -52,7 +52,7 @@ class Run:
             for number in numbers:
                 handling.enter_context(handled(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL))
             arguments = ["--leads-session"] * leads_session + [str(self.folder), *learner]
-            self._process = warm.popen(arguments, module=FAKE_RUN, stdout=stdout, stderr=stdout)
+            self._process = fork_server.popen(arguments, module=FAKE_RUN, stdout=stdout, stderr=stdout)
 
     def execute(self, *learner: str, before: Callable[[], object]) -> None:
         """Starts it as a program of its own, whose interpreter begins as `before` makes it."""
@@ -181,5 +181,5 @@ def test_a_run_without_stdout_is_a_run(run: Run) -> None:
 
 
 def test_an_error_that_no_one_reads_has_its_exit_code(full_pipe: int, tmp_path: Path) -> None:
-    with warm.popen(["run", str(tmp_path / "none.yaml")], stdout=full_pipe, stderr=full_pipe) as command:
+    with fork_server.popen(["run", str(tmp_path / "none.yaml")], stdout=full_pipe, stderr=full_pipe) as command:
         assert command.wait(DEADLINE_S) == 2

@@ -29,8 +29,8 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.scorers.parts import all_uses
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.files import require_writable
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
 from rollmesh.mesh.runtime.threads import available_cores, thread_environment
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
 from rollmesh.reward_service.configured import is_configured
 from rollmesh.reward_service.loading import is_path, load_function
 from rollmesh.reward_service.routing import split_routes
@@ -70,13 +70,13 @@ def check_files(config: Config) -> None:
             load_function(name)
 
 
-def check_code(config: Config, *, fresh: bool = False, warm: WarmServer | None = None) -> Preparation:
+def check_code(config: Config, *, fresh: bool = False, fork_server: ForkServer | None = None) -> Preparation:
     """Refuses a run that would end as soon as its services have loaded their code; takes a second or more.
 
     Args:
         config: of the run.
         fresh: it starts over, whatever is in its folder.
-        warm: forks trials if that is possible; None: all are executed.
+        fork_server: forks trials if that is possible; None: all are executed.
 
     Raises:
         ConfigError: a setting of the algorithm is wrong, or something that it needs is not configured. A function of
@@ -90,7 +90,10 @@ def check_code(config: Config, *, fresh: bool = False, warm: WarmServer | None =
         check_command(config.run.folder, RUN)
     devices = device_plan(config)
     _check_rest(config, devices)
-    with _learner_trial(config, devices, warm, fresh=fresh) as learner, _reward_trial(config, warm) as reward:
+    with (
+        _learner_trial(config, devices, fork_server, fresh=fresh) as learner,
+        _reward_trial(config, fork_server) as reward,
+    ):
         notices = learner.result() if learner is not None else try_learner(config, fresh=fresh)
         of_reward = reward.result() if reward is not None else []
     return Preparation(
@@ -105,41 +108,50 @@ def check_code(config: Config, *, fresh: bool = False, warm: WarmServer | None =
     )
 
 
-def check_rewards(config: Config, warm: WarmServer | None = None) -> Preparation:
+def check_rewards(config: Config, fork_server: ForkServer | None = None) -> Preparation:
     """Refuses an evaluation whose reward functions cannot be loaded; nothing of a learner is tried.
 
     Args:
         config: of the evaluation.
-        warm: see `check_code`.
+        fork_server: see `check_code`.
 
     Raises:
         ConfigError: the devices do not suffice.
         RewardError: a reward function cannot be loaded.
     """
     devices = device_plan(config)
-    with _reward_trial(config, warm) as reward:
+    with _reward_trial(config, fork_server) as reward:
         of_reward = reward.result() if reward is not None else []
     return Preparation(devices, of_reward)
 
 
 def _learner_trial(
-    config: Config, devices: DevicePlan, warm: WarmServer | None, *, fresh: bool
+    config: Config, devices: DevicePlan, fork_server: ForkServer | None, *, fresh: bool
 ) -> AbstractContextManager[StartTrial | None]:
     """None if it would have to load torch, and this program has it already."""
-    if warm is None and config.learner.python is None and "torch" in sys.modules:
+    if fork_server is None and config.learner.python is None and "torch" in sys.modules:
         return nullcontext()
     environment = learner_environment(config, thread_plan(config), devices)
     return closing(
-        StartTrial("learner", config, config.learner.python, environment, _LEARNER_S, fresh=fresh, warm=warm)
+        StartTrial(
+            "learner", config, config.learner.python, environment, _LEARNER_S, fresh=fresh, fork_server=fork_server
+        )
     )
 
 
-def _reward_trial(config: Config, warm: WarmServer | None) -> AbstractContextManager[StartTrial | None]:
+def _reward_trial(config: Config, fork_server: ForkServer | None) -> AbstractContextManager[StartTrial | None]:
     if not any(is_path(name) or is_configured(name) for name in _reward_functions(config)):
         return nullcontext()
     python = config.reward.python if needs_reward_service(config) else config.rollout.python
     return closing(
-        StartTrial("reward", config, python, {**thread_environment(1), **environment_of(python)}, _REWARD_S, warm=warm)
+        StartTrial(
+            "reward",
+            config,
+            python,
+            {**thread_environment(1), **environment_of(python)},
+            _REWARD_S,
+            fork_server=fork_server,
+        )
     )
 
 

@@ -15,19 +15,19 @@ from rollmesh.learner.data.locations import is_hub_id
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.scorers.parts import describe_all
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
 from rollmesh.reward_service.routing import split_routes
 
 
 def dry_run(
-    config: Config, *, fresh: bool = False, allow_changes: bool = False, warm: WarmServer | None = None
+    config: Config, *, fresh: bool = False, allow_changes: bool = False, fork_server: ForkServer | None = None
 ) -> list[str]:
     """Checks a run as its start would, and says what would start; nothing is started, and no file is written.
 
     Args:
         config: of the run.
         fresh, allow_changes: see `launcher.local.LocalRun`.
-        warm: see `check_code`.
+        fork_server: see `check_code`.
 
     Returns:
         Lines for a person.
@@ -37,7 +37,7 @@ def dry_run(
     """
     check_files(config)
     first = with_own_secrets(opening(config, fresh=fresh))
-    prepared = check_code(first, fresh=fresh, warm=warm)
+    prepared = check_code(first, fresh=fresh, fork_server=fork_server)
     return [
         *_begin(first, fresh=fresh, allow_changes=allow_changes),
         describe_threads(first, thread_plan(first)),

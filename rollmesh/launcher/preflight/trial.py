@@ -31,8 +31,8 @@ from rollmesh.learner.recovery.run_identity import nothing_trained
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError, DataError, RewardError, RollmeshError
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
 from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
 
 _ERRORS = {kind.exit_code: kind for kind in (ConfigError, DataError, RewardError)}
 _LEARNER, _REWARD = "learner", "reward"
@@ -52,7 +52,7 @@ class StartTrial:
         environment: of the service, in addition to this process's own.
         within_s: seconds after which a trial that has not answered is given up; its service will report errors.
         fresh: the run starts over, whatever is in its folder.
-        warm: forks it if that is possible; None: it is executed.
+        fork_server: forks it if that is possible; None: it is executed.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class StartTrial:
         within_s: float,
         *,
         fresh: bool = False,
-        warm: WarmServer | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         command = [*command_of(python, "rollmesh.launcher.preflight.trial"), what, *([_FRESH] if fresh else [])]
         whole = {**os.environ, **environment}
@@ -77,7 +77,7 @@ class StartTrial:
         with theirs:
             output = self._output.fileno()
             files: dict[str, Any] = {"stdin": theirs.fileno(), "stdout": output, "stderr": output}
-            forked = warm.start(command, env=whole, **files) if warm is not None else None
+            forked = fork_server.start(command, env=whole, **files) if fork_server is not None else None
             self._process = forked or subprocess.Popen(
                 die_with_parent(command), env=whole, start_new_session=True, **files
             )

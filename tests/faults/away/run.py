@@ -18,7 +18,7 @@ from typing import Any
 
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.protos import buffer_pb2 as pb
-from tests import warm
+from tests import fork_server
 from tests.faults.away.cases import GROUPS, Case, Rules
 from tests.faults.proxy import Conditions, Link
 
@@ -43,7 +43,7 @@ class Host:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with self._log.open("wb") as sink:
             self._process = await asyncio.to_thread(
-                warm.popen, [], module="tests.faults.away.host", **pipes, stderr=sink, text=True
+                fork_server.popen, [], module="tests.faults.away.host", **pipes, stderr=sink, text=True
             )
         threading.Thread(target=self._listen, args=(asyncio.get_running_loop(),), daemon=True).start()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.runtime.threads import thread_environment
-from tests import warm
+from tests import fork_server
 from tests.faults.namespace import arguments_in
 
 
@@ -40,11 +40,11 @@ class RoleProcess:
         self._log = folder / f"{log_name or name}.log"
         self.process = self._start()
 
-    def _start(self) -> warm.RunningCommand:
+    def _start(self) -> fork_server.RunningCommand:
         """Starts it; it becomes a member once it has loaded."""
         with self._log.open("ab") as log:
             place = arguments_in(self._namespace, 0, self._arguments)
-            return warm.popen(stdout=log, stderr=log, env={**os.environ, **thread_environment(1)}, **place)
+            return fork_server.popen(stdout=log, stderr=log, env={**os.environ, **thread_environment(1)}, **place)
 
     def kill_and_start(self) -> None:
         """Kills it without a word, and starts its successor."""

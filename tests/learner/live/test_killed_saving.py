@@ -16,7 +16,7 @@ from rollmesh.learner.recovery.consumption_log import surviving_uses
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.runtime.threads import thread_environment
-from tests import warm
+from tests import fork_server
 from tests.learner.live import killed
 from tests.learner.live.test_runs import ask, assert_nothing_twice, ledger, records, summary, uses
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
@@ -75,7 +75,7 @@ def test_a_learner_killed_in_any_phase_of_a_checkpoint_is_continued(tmp_path: Pa
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with mesh_of(config) as mesh, (tmp_path / "log").open("w") as log:
         arguments = [str(tmp_path / "config.json"), mesh]
-        with warm.popen(arguments, module=killed.__name__, env=environment, stderr=log, **pipes) as learners:
+        with fork_server.popen(arguments, module=killed.__name__, env=environment, stderr=log, **pipes) as learners:
             assert learners.stdin is not None
             assert learners.stdout is not None
             for fault, (status, left, _) in EXPECTED.items():

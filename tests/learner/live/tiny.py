@@ -24,7 +24,7 @@ from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.runtime.threads import thread_environment
-from tests import warm
+from tests import fork_server
 
 _LIFE_S = 240.0
 
@@ -95,12 +95,12 @@ def make_config(folder: Path, overrides: Mapping[str, Any], layers: int = 1) -> 
 
 
 @contextmanager
-def learner_process(config: Config, mesh: str, folder: Path) -> Iterator[warm.RunningCommand]:
+def learner_process(config: Config, mesh: str, folder: Path) -> Iterator[fork_server.RunningCommand]:
     """A learner as a process of its own, in the folder of its configuration; killed where it has not ended."""
     (folder / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
     with (folder / "learner.log").open("w") as log:
         command = ["learner", str(folder / "config.json"), "--mesh", mesh]
-        learner = warm.popen(command, env={**os.environ, **thread_environment(1)}, stdout=log, stderr=log)
+        learner = fork_server.popen(command, env={**os.environ, **thread_environment(1)}, stdout=log, stderr=log)
     try:
         yield learner
     finally:

@@ -42,7 +42,7 @@ def test_no_program_handles_sigint_unasked() -> None:
     others = {
         "generators/engines/sglang/server_watchdog.py",  # ignores it
         "mesh/runtime/ranks.py",  # holds it back for a moment
-        "mesh/runtime/warm_start/server.py",  # makes a forked program begin and end as an interpreter does
+        "mesh/runtime/fork_server/server.py",  # makes a forked program begin and end as an interpreter does
         "mesh/user_code.py",  # asks who handles it
         "reward_service/sandbox/zygote.py",  # ignores it
         "rollmesh/launcher/local.py",  # its number is in an exit code

@@ -13,7 +13,7 @@ from rollmesh.learner.recovery.consumption_log import LOG_NAME
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError
-from tests import warm
+from tests import fork_server
 from tests.learner.live.tiny import make_config, make_data
 
 SaidOf = Callable[..., list[str]]
@@ -29,8 +29,8 @@ def said_of(monkeypatch: pytest.MonkeyPatch) -> SaidOf:
     """A dry run, whose trials are forked."""
 
     def say(config: Config, *, fresh: bool = False) -> list[str]:
-        warm.take_environment(monkeypatch)
-        return dry_run(config, fresh=fresh, warm=warm.server())
+        fork_server.take_environment(monkeypatch)
+        return dry_run(config, fresh=fresh, fork_server=fork_server.server())
 
     return say
 

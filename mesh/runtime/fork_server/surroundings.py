@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from rollmesh.mesh.runtime.warm_start.forked import own_status
+from rollmesh.mesh.runtime.fork_server.forked import own_status
 
 _FILES = ("oom_score_adj", "coredump_filter", "cgroup")
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 
-class Forked:
+class ForkedProcess:
     """A child process that was forked, as far as `subprocess.Popen` has the same.
 
     Attributes:

@@ -22,36 +22,36 @@ import pytest
 
 from rollmesh.mesh.liveness.process_ends import survivors
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
+from rollmesh.mesh.runtime.fork_server import client, forked
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
+from rollmesh.mesh.runtime.fork_server.decision import can_fork
+from rollmesh.mesh.runtime.fork_server.forked import ForkedProcess
+from rollmesh.mesh.runtime.fork_server.surroundings import has_drifted
 from rollmesh.mesh.runtime.threads import thread_environment
-from rollmesh.mesh.runtime.warm_start import client, forked
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
-from rollmesh.mesh.runtime.warm_start.decision import can_fork
-from rollmesh.mesh.runtime.warm_start.forked import Forked
-from rollmesh.mesh.runtime.warm_start.surroundings import has_drifted
-from tests import warm
+from tests import fork_server
 from tests.repository import REPOSITORY
 
 DEADLINE_S = 240.0
-PROBE = [*warm.PYTHON, "tests.mesh.runtime.warm_probe"]
+PROBE = [*fork_server.PYTHON, "tests.mesh.runtime.forked_probe"]
 # Said at the end, and written.
 ENDS = ["a thread ends", "at the end", "kept"]
 # In which a client has a server, and starts the probe; it says both process ids, and waits.
 CLIENT = """
 import os, subprocess, sys, time
 from rollmesh.mesh.runtime.threads import thread_environment
-from rollmesh.mesh.runtime.warm_start import client
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
-warm = WarmServer.execute(())
+from rollmesh.mesh.runtime.fork_server import client
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
+fork_server = ForkServer.spawn(())
 environment = {**os.environ, **thread_environment(1)}
-forked = warm.start(sys.argv[1:], env=environment, stdin=subprocess.DEVNULL, stdout=1, stderr=2)
-print(warm.pid, flush=True)
+forked = fork_server.start(sys.argv[1:], env=environment, stdin=subprocess.DEVNULL, stdout=1, stderr=2)
+print(fork_server.pid, flush=True)
 time.sleep(3600)
 """
 # A forked server and its client, each of which writes when it is there; then a forked command, and what `ps` shows.
 LOADING = """
 import os, subprocess, sys
 from pathlib import Path
-from rollmesh.mesh.runtime.warm_start import client
+from rollmesh.mesh.runtime.fork_server import client
 file, folder = Path(sys.argv[1]), Path(sys.argv[2])
 lacks = "not {str(), os.getcwd()} & {*sys.path}"
 (folder / "shared.py").write_text(
@@ -59,37 +59,37 @@ lacks = "not {str(), os.getcwd()} & {*sys.path}"
 )
 (folder / "service.py").write_text(f"import os, sys\\nprint(open('/proc/self/cmdline').read())\\nprint({lacks})")
 sys.path.append(str(folder))
-warm = client.WarmServer.fork(["shared"])
-while Path(f"/proc/{warm.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "S":
+fork_server = client.ForkServer.fork_here(["shared"])
+while Path(f"/proc/{fork_server.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "S":
     pass
 with file.open("a") as said:
     said.write("told ")
-print(Path(f"/proc/{warm.pid}/cmdline").read_text(), flush=True)
+print(Path(f"/proc/{fork_server.pid}/cmdline").read_text(), flush=True)
 command = [sys.executable, "-P", "-m", "service", "--option"]
-warm.start(command, env={**os.environ}, stdin=subprocess.DEVNULL, stdout=1, stderr=2).wait()
+fork_server.start(command, env={**os.environ}, stdin=subprocess.DEVNULL, stdout=1, stderr=2).wait()
 """
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**warm.environment(), **thread_environment(1), **more}
+    return {**fork_server.environment(), **thread_environment(1), **more}
 
 
 @pytest.fixture
-def server() -> Iterator[WarmServer]:
-    made = WarmServer.execute((), environment())
+def server() -> Iterator[ForkServer]:
+    made = ForkServer.spawn((), environment())
     assert made is not None
     with made:
         yield made
 
 
-def start(server: WarmServer, *arguments: str, **files: Any) -> Forked:
+def start(server: ForkServer, *arguments: str, **files: Any) -> ForkedProcess:
     files = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **files}
     forked = server.start([*PROBE, *arguments], env=environment(), stdin=subprocess.DEVNULL, **files)
     assert forked is not None
     return forked
 
 
-def waiting(server: WarmServer) -> Forked:
+def waiting(server: ForkServer) -> ForkedProcess:
     """A process that is past its start, and waits."""
     read, write = os.pipe()
     forked = start(server, "wait", stdout=write)
@@ -107,7 +107,7 @@ def told(folder: Path, arguments: list[str], *, forked: bool) -> tuple[int, list
     with (folder / "out").open("w+") as out, (folder / "err").open("w+") as err:
         files: Mapping[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
         process = (
-            warm.server().start(command, env=env, cwd=REPOSITORY, **files)
+            fork_server.server().start(command, env=env, cwd=REPOSITORY, **files)
             if forked
             else subprocess.Popen(die_with_parent(command), env=env, cwd=REPOSITORY, start_new_session=True, **files)
         )
@@ -121,7 +121,7 @@ def told(folder: Path, arguments: list[str], *, forked: bool) -> tuple[int, list
 @pytest.fixture
 def unusual() -> Iterator[None]:
     """Attributes of this process that its children inherit, and that its server has not."""
-    warm.server()
+    fork_server.server()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     ignored, mask = signal.signal(signal.SIGHUP, signal.SIG_IGN), os.umask(0o027)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
@@ -166,15 +166,15 @@ def test_it_ends_as_an_executed_one(how: list[str], status: int, error: list[str
 
 def test_a_module_that_the_server_has_loaded_is_run_without_a_warning() -> None:
     """It fails, as it has no launcher."""
-    done = warm.run(["learner"], module="rollmesh.launcher.preflight.trial")
+    done = fork_server.run(["learner"], module="rollmesh.launcher.preflight.trial")
     assert done.returncode == 1
     assert "Socket operation on non-socket" in done.stderr
     assert "sys.modules" not in done.stderr
 
 
 def test_a_server_that_has_loaded_everything_has_one_thread() -> None:
-    assert warm.run(["--version"]).returncode == 0
-    assert len(list(Path(f"/proc/{warm.server().pid}/task").iterdir())) == 1
+    assert fork_server.run(["--version"]).returncode == 0
+    assert len(list(Path(f"/proc/{fork_server.server().pid}/task").iterdir())) == 1
 
 
 @pytest.mark.parametrize(
@@ -199,18 +199,23 @@ def test_environments_that_differ_in_what_is_read_at_load_are_executed(
 ) -> None:
     loaded = {"LANG": "C.UTF-8", "HOME": "/root", "PATH": "/usr/bin", **thread_environment(1)}
     wanted = {name: value for name, value in {**loaded, **changed}.items() if value is not None}
-    assert can_fork(warm.CLI, wanted, loaded) is forks
+    assert can_fork(fork_server.CLI, wanted, loaded) is forks
 
 
 @pytest.mark.parametrize(
     "command",
-    [["/other/python", *warm.CLI[1:]], [sys.executable, "-m", "rollmesh.cli"], [sys.executable, "-c", ""], ["sleep"]],
+    [
+        ["/other/python", *fork_server.CLI[1:]],
+        [sys.executable, "-m", "rollmesh.cli"],
+        [sys.executable, "-c", ""],
+        ["sleep"],
+    ],
 )
 def test_another_interpreter_or_program_is_executed(command: list[str]) -> None:
     assert not can_fork(command, {}, {})
 
 
-def test_a_launcher_that_was_moved_since_executes(server: WarmServer) -> None:
+def test_a_launcher_that_was_moved_since_executes(server: ForkServer) -> None:
     """Its services are to run where it was moved, and a server stays where it is."""
     [core, *more] = os.sched_getaffinity(0)
     changes: list[Callable[[int], object]] = [
@@ -240,7 +245,7 @@ def test_a_forked_server_loads_when_it_is_told_to_by_its_own_path_and_name(tmp_p
     done = subprocess.run(command, check=True, cwd=tmp_path.parent, env=environment(), capture_output=True, text=True)
     assert file.read_text() == "told loads True "
     said = [line.strip("\0") for line in done.stdout.splitlines()]
-    assert said == ["rollmesh: warm starts", f"{sys.executable} -P -m service --option", "True"]
+    assert said == ["rollmesh: fork server", f"{sys.executable} -P -m service --option", "True"]
 
 
 @pytest.mark.parametrize("refused", ["os.fork", "socket.socketpair"])
@@ -253,11 +258,11 @@ def test_all_is_executed_where_no_server_can_be_forked(refused: str, monkeypatch
     monkeypatch.setattr(client, "has_one_thread", lambda: True)
     monkeypatch.setattr(refused, exhausted)
     files = os.listdir("/proc/self/fd")
-    assert WarmServer.fork(()) is None
+    assert ForkServer.fork_here(()) is None
     assert os.listdir("/proc/self/fd") == files
 
 
-def test_kill9_of_a_forked_process_is_seen_and_of_the_server_touches_none(server: WarmServer) -> None:
+def test_kill9_of_a_forked_process_is_seen_and_of_the_server_touches_none(server: ForkServer) -> None:
     first, second = waiting(server), waiting(server)
     os.kill(first.pid, signal.SIGKILL)
     assert first.wait(DEADLINE_S) == -signal.SIGKILL
@@ -271,7 +276,7 @@ def test_kill9_of_a_forked_process_is_seen_and_of_the_server_touches_none(server
 
 
 @pytest.mark.parametrize("loads", [True, False])
-def test_a_frozen_server_is_given_up(server: WarmServer, monkeypatch: pytest.MonkeyPatch, loads: bool) -> None:
+def test_a_frozen_server_is_given_up(server: ForkServer, monkeypatch: pytest.MonkeyPatch, loads: bool) -> None:
     first = None if loads else waiting(server)
     os.kill(server.pid, signal.SIGSTOP)
     monkeypatch.setattr(client, "_LOOK_EVERY_S", 0.02)
@@ -288,7 +293,7 @@ def test_a_frozen_server_is_given_up(server: WarmServer, monkeypatch: pytest.Mon
     [("ready", DEADLINE_S, [True]), ("stopped", DEADLINE_S, [True, False]), ("too slow", 0.0, [False])],
 )
 def test_a_long_wait_is_reported_once_and_ends(
-    server: WarmServer,
+    server: ForkServer,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     end: str,
@@ -339,7 +344,7 @@ def ignoring_ends() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("ignoring_ends")
-def test_an_end_is_seen_when_its_status_is_not_and_among_a_thousand_files(server: WarmServer) -> None:
+def test_an_end_is_seen_when_its_status_is_not_and_among_a_thousand_files(server: ForkServer) -> None:
     """`Popen` too reports 0 then."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -366,13 +371,13 @@ def test_nothing_is_forked_where_the_kernel_lacks_something(lacking: str, monkey
     forked.can_fork_here.cache_clear()
     monkeypatch.setattr(client, "has_one_thread", lambda: True)
     try:
-        assert WarmServer.execute(()) is None
-        assert WarmServer.fork(()) is None
+        assert ForkServer.spawn(()) is None
+        assert ForkServer.fork_here(()) is None
     finally:
         forked.can_fork_here.cache_clear()
 
 
-def test_closing_the_server_ends_the_wait_for_it(server: WarmServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_the_server_ends_the_wait_for_it(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     os.kill(server.pid, signal.SIGSTOP)
     monkeypatch.setattr(client, "_LOOK_EVERY_S", DEADLINE_S)
     with ThreadPoolExecutor(1) as pool:
@@ -400,7 +405,7 @@ def test_an_orphan_that_was_adopted_is_reaped_and_a_child_of_the_users_own_is_no
     parent.stdout.close()
 
 
-def test_this_process_adopts_for_a_moment_only(server: WarmServer) -> None:
+def test_this_process_adopts_for_a_moment_only(server: ForkServer) -> None:
     """An orphan of a user's own goes where it would have gone."""
     waiting(server).kill()
     orphan = "import os, time\nif os.fork() == 0:\n  time.sleep(0.2)\n  print(os.getppid())"
@@ -408,7 +413,7 @@ def test_this_process_adopts_for_a_moment_only(server: WarmServer) -> None:
     assert int(said.stdout) != os.getpid()
 
 
-def test_one_that_ended_is_waited_for_once_and_by_several(server: WarmServer) -> None:
+def test_one_that_ended_is_waited_for_once_and_by_several(server: ForkServer) -> None:
     forked = start(server, "status", "5", os.devnull)
     assert forked.wait(DEADLINE_S) == forked.wait() == forked.poll() == forked.returncode == 5
     other = waiting(server)

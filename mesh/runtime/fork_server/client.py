@@ -21,11 +21,11 @@ import psutil
 from rollmesh.mesh.liveness.process_ends import descendants
 from rollmesh.mesh.liveness.process_state import is_stopped
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
+from rollmesh.mesh.runtime.fork_server import server
+from rollmesh.mesh.runtime.fork_server.decision import can_fork
+from rollmesh.mesh.runtime.fork_server.forked import ForkedProcess, can_fork_here, ends_within, has_one_thread
+from rollmesh.mesh.runtime.fork_server.surroundings import has_drifted, surroundings
 from rollmesh.mesh.runtime.threads import thread_environment
-from rollmesh.mesh.runtime.warm_start import server
-from rollmesh.mesh.runtime.warm_start.decision import can_fork
-from rollmesh.mesh.runtime.warm_start.forked import Forked, can_fork_here, ends_within, has_one_thread
-from rollmesh.mesh.runtime.warm_start.surroundings import has_drifted, surroundings
 
 log = logging.getLogger(__name__)
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
@@ -37,7 +37,7 @@ _SLOW_S, _LOOK_EVERY_S = 20.0, 1.0
 _adoption = threading.Lock()
 
 
-class WarmServer:
+class ForkServer:
     """A server that this process owns; a context manager. A forked server imports its modules on `load()`.
 
     Args:
@@ -47,7 +47,7 @@ class WarmServer:
     """
 
     def __init__(
-        self, process: Forked | subprocess.Popen[bytes], orders: socket.socket, environment: Mapping[str, str]
+        self, process: ForkedProcess | subprocess.Popen[bytes], orders: socket.socket, environment: Mapping[str, str]
     ) -> None:
         self._process = process
         self._orders = orders
@@ -56,7 +56,7 @@ class WarmServer:
         self._loading = self._loaded = self._closed = False
 
     @classmethod
-    def fork(cls, modules: Sequence[str]) -> WarmServer | None:
+    def fork_here(cls, modules: Sequence[str]) -> ForkServer | None:
         """Forks the server from this process, which has one thread; returns None if that is impossible.
 
         In the processes that come from it the program of the order runs, and this call does not return.
@@ -76,10 +76,10 @@ class WarmServer:
                 server.run(parent, theirs, modules, environment)
             opened.pop_all()
         theirs.close()
-        return cls(Forked(pid), ours, environment)
+        return cls(ForkedProcess(pid), ours, environment)
 
     @classmethod
-    def execute(cls, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> WarmServer | None:
+    def spawn(cls, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> ForkServer | None:
         """Executes the server, which ends with the calling thread; returns None if nothing can be forked.
 
         Args:
@@ -106,7 +106,7 @@ class WarmServer:
     def pid(self) -> int:
         return self._process.pid
 
-    def __enter__(self) -> WarmServer:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -141,7 +141,7 @@ class WarmServer:
         stdout: int | IO[bytes],
         stderr: int | IO[bytes],
         cwd: Path | str | None = None,
-    ) -> Forked | None:
+    ) -> ForkedProcess | None:
         """Starts a command in a session of its own; None if it is to be executed.
 
         It waits until the modules are loaded. The server is killed at its first timeout or error.
@@ -169,7 +169,7 @@ class WarmServer:
                 if self._closed:
                     self._orders.close()
 
-    def _order(self, order: Mapping[str, Any], files: Sequence[int]) -> Forked:
+    def _order(self, order: Mapping[str, Any], files: Sequence[int]) -> ForkedProcess:
         """Raises OSError or ValueError if nothing was forked, nor ever will be."""
         self.load()
         self._orders.settimeout(_ORDER_S)
@@ -186,7 +186,7 @@ class WarmServer:
             ours.sendall(json.dumps(order).encode() + b"\n")
             self._await_word(ours, _ORDER_S)
             with ours.makefile("rb") as answer:
-                forked = Forked(int(answer.readline()))
+                forked = ForkedProcess(int(answer.readline()))
             # It waits for this, and would end without it.
             ours.sendall(server.GO)
         return forked
@@ -243,7 +243,7 @@ def _parent(process: psutil.Process) -> int | None:
 
 def _reap_when_ended(pid: int) -> None:
     with contextlib.suppress(OSError):
-        threading.Thread(target=Forked(pid).wait, name=f"waits for process {pid}", daemon=True).start()
+        threading.Thread(target=ForkedProcess(pid).wait, name=f"waits for process {pid}", daemon=True).start()
 
 
 def _prctl(option: int, argument: Any) -> None:

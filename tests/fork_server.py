@@ -21,15 +21,15 @@ import pytest
 
 from rollmesh.launcher.preloaded import PRELOADED_MODULES
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
+from rollmesh.mesh.runtime.fork_server.forked import ForkedProcess
 from rollmesh.mesh.runtime.threads import thread_environment
-from rollmesh.mesh.runtime.warm_start.client import WarmServer
-from rollmesh.mesh.runtime.warm_start.forked import Forked
 from tests.repository import REPOSITORY
 
 PYTHON = (sys.executable, "-P", "-m")
 CLI = (*PYTHON, "rollmesh.cli")
 # The server ends with the thread that has started it: this one stays.
-_STARTER = ThreadPoolExecutor(1, thread_name_prefix="starts the warm server")
+_STARTER = ThreadPoolExecutor(1, thread_name_prefix="starts the fork server")
 # The threads of computing are each command's own.
 _WAITING = {name: value for name, value in thread_environment(1).items() if not name.endswith("_NUM_THREADS")}
 
@@ -41,9 +41,9 @@ def environment() -> Mapping[str, str]:
 
 
 @cache
-def server() -> WarmServer:
+def server() -> ForkServer:
     """The server of this process; it ends with it."""
-    started = _STARTER.submit(WarmServer.execute, PRELOADED_MODULES, environment()).result()
+    started = _STARTER.submit(ForkServer.spawn, PRELOADED_MODULES, environment()).result()
     assert started is not None
     return started
 
@@ -59,7 +59,7 @@ def take_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def lend_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets a program of a user's, which a test runs in this process, have the server that is there."""
     take_environment(monkeypatch)
-    monkeypatch.setattr(WarmServer, "execute", lambda _modules: nullcontext(server()))
+    monkeypatch.setattr(ForkServer, "execute", lambda _modules: nullcontext(server()))
 
 
 class RunningCommand:
@@ -105,7 +105,7 @@ class RunningCommand:
         finally:
             for descriptor in to_close:
                 os.close(descriptor)
-        self.forked = isinstance(self._process, Forked)
+        self.forked = isinstance(self._process, ForkedProcess)
         self.pid = self._process.pid
         self.poll, self.wait = self._process.poll, self._process.wait
         self.send_signal, self.terminate, self.kill = (

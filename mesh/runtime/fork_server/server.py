@@ -23,8 +23,8 @@ from typing import Any, NoReturn
 import setproctitle
 
 from rollmesh.mesh.runtime.die_with_parent import end_with
-from rollmesh.mesh.runtime.warm_start.files import flush_files
-from rollmesh.mesh.runtime.warm_start.forked import ends_within, reseed
+from rollmesh.mesh.runtime.fork_server.files import flush_files
+from rollmesh.mesh.runtime.fork_server.forked import ends_within, reseed
 
 READY, GO = b"r", b"g"
 _ADOPTED_S = 30.0
@@ -55,7 +55,7 @@ def run(parent: int, orders: socket.socket, modules: Sequence[str], environment:
 
 def _serve(orders: socket.socket, modules: Sequence[str]) -> tuple[dict[str, Any], list[int], socket.socket]:
     """Forks for each order, until its client is gone; returns in the forked processes: the order, and their files."""
-    setproctitle.setproctitle("rollmesh: warm starts")
+    setproctitle.setproctitle("rollmesh: fork server")
     # A client that ignores it hands that down; the ends of children would be no one's.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if not orders.recv(1):
