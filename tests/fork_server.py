@@ -59,7 +59,7 @@ def take_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def lend_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets a program of a user's, which a test runs in this process, have the server that is there."""
     take_environment(monkeypatch)
-    monkeypatch.setattr(ForkServer, "execute", lambda _modules: nullcontext(server()))
+    monkeypatch.setattr(ForkServer, "spawn", lambda _modules: nullcontext(server()))
 
 
 class RunningCommand:

@@ -136,7 +136,7 @@ def test_a_wrong_configuration_costs_no_loading(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("rollmesh.cli.app.ForkServer.fork", lambda _: Loading())
+    monkeypatch.setattr("rollmesh.cli.app.ForkServer.fork_here", lambda _: Loading())
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "rollmesh"])
     given = [f"--data.eval={config_file.parent / 'train.jsonl'}"]
     assert rollmesh(command, str(tmp_path / "none.yaml"), *given).returncode == ConfigError.exit_code
