@@ -32,11 +32,12 @@ from rollmesh.learner.engines.world import World
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.ranks import environment_of
 
-_IMPORTED_ONCE = [
+# A process has one such server: whoever starts it first, as tests of other processes may, imports these too.
+IMPORTED_ONCE = (
     "rollmesh.testing.worlds",
     "rollmesh.learner.engines.fsdp2.language_model",
     "rollmesh.testing.imported_megatron",
-]
+)
 # For what hangs: other programs may have the cores.
 _DEADLINE_S = 300.0
 
@@ -131,7 +132,7 @@ class Processes:
     def _start(self) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         context = get_context("forkserver")
-        context.set_forkserver_preload(_IMPORTED_ONCE)
+        context.set_forkserver_preload(list(IMPORTED_ONCE))
         folder = self._closers.enter_context(tempfile.TemporaryDirectory(prefix="rollmesh-world-"))
         for number in range(self._size):
             ours, theirs = context.Pipe()

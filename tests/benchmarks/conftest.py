@@ -6,6 +6,8 @@ import multiprocessing
 
 import pytest
 
+from rollmesh.testing.worlds import IMPORTED_ONCE
+
 _IMPORTED = (
     "benchmarks.buffer.front",
     "benchmarks.buffer.load_processes",
@@ -18,5 +20,5 @@ _IMPORTED = (
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Benchmarks spawn their processes, so that none has another's memory. A test measures nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_IMPORTED))
+    context.set_forkserver_preload([*IMPORTED_ONCE, *_IMPORTED])
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: {"spawn": context}[method])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollmesh.learner.checkpoint.names import version_of
-from rollmesh.testing.worlds import _IMPORTED_ONCE
+from rollmesh.testing.worlds import IMPORTED_ONCE
 from tests.learner.checkpoint.killed_writes import Case, Life, live_and_die
 
 # Lives of two ranks are longer. Rank 0's are fewer, and in `make test-all` alone: it does what one rank does.
@@ -23,7 +23,7 @@ BYTES = {"write on __0_0.distcp", "write on __1_0.distcp"}
 def lives_of(root: Path, case: Case) -> list[Life]:
     """See `live_and_die`."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTED_ONCE)
+    context.set_forkserver_preload(list(IMPORTED_ONCE))
     ours, theirs = context.Pipe()
     driver = context.Process(target=live_and_die, args=(root, case, theirs))
     driver.start()

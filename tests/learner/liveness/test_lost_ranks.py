@@ -29,6 +29,7 @@ from rollmesh.mesh.config.learner import DistributedSection
 from rollmesh.mesh.errors import RankLostError, StalledError
 from rollmesh.mesh.runtime.rank_board import FileBoard, RankState
 from rollmesh.mesh.runtime.ranks import Node, choose_interface, environment_of, environment_on
+from rollmesh.testing.worlds import IMPORTED_ONCE
 
 _DEADLINE_S = 240.0
 _HERE = RankState("node7", 4711, phase="train")
@@ -171,7 +172,7 @@ def test_rank_0_names_the_rank_that_is_lost_within_the_time_out(
 ) -> None:
     """Also where the ranks are on nodes of their own: two launches that meet at an address of loopback."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["tests.learner.liveness.test_lost_ranks"])
+    context.set_forkserver_preload(list(IMPORTED_ONCE))
     ends = [context.Pipe() for _ in range(2)]
     with socket.socket() as held:
         held.bind(("127.0.0.7", 0))
