@@ -32,7 +32,7 @@ from rollmesh.learner.engines.world import World
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.ranks import environment_of
 
-# A process has one such server: whoever starts it first, as tests of other processes may, imports these too.
+# A process has one such server. Tests that may start it first import these too.
 IMPORTED_ONCE = (
     "rollmesh.testing.worlds",
     "rollmesh.learner.engines.fsdp2.language_model",
