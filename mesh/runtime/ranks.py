@@ -103,7 +103,7 @@ def node_of(distributed: DistributedSection, number: int | None) -> Node:
 def become_ranks(ranks: int, node: Node = Node(), modules: Sequence[str] = ()) -> None:
     """Starts the ranks of this machine, and ends as they do; returns only in a rank.
 
-    They are forked from this process. If that may lose threads or is impossible, each executes the present command.
+    They are forked from this process. If that may lose threads or is impossible, each executes the current command.
 
     Args:
         ranks: their number on all nodes; with one, or in a rank that another program has started, nothing happens.

@@ -1,4 +1,4 @@
-"""Steps since the launcher's last look at a run are shown all the same, however soon the run ends."""
+"""Steps since the launcher's last look at a run are shown, however soon the run ends."""
 
 from __future__ import annotations
 

@@ -41,7 +41,6 @@ class EngineProcess:
         metrics: collects its load.
         timeout_s: bound of its start.
         log_file: of its processes.
-        log_file: of its processes.
 
     Attributes:
         end_s: for vLLM's own end, which devices need; the processes that are left then are killed.

@@ -52,7 +52,7 @@ class EngineHarness(ABC):
         sleep_frees: `sleep` gives memory back that it can tell of.
         drops_weights: `SleepLevel.WITHOUT_WEIGHTS` is possible.
         tells_late: most tokens that may have been sampled when it stands still and are told of only when it continues.
-        reveals: tokens behind a swap that a response needs before the first of them is told.
+        reveals: tokens behind a swap that a response needs before the first of them is sent.
         joint_filters: top-k and top-p are both taken of the whole distribution, not one after the other.
         long: tokens of a response that is not over soon.
         deadline_s: for any one thing to happen.

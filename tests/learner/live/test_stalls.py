@@ -121,8 +121,8 @@ def shown(snapshot: Snapshot) -> str:
 class Clock:
     """The clock of the stall reporter: it stands before the limit until released, and then jumps at each look."""
 
-    def __init__(self, most_s: float) -> None:
-        self._until = time.monotonic() + most_s
+    def __init__(self, max_s: float) -> None:
+        self._until = time.monotonic() + max_s
         self._ahead_s = 0.0
         self.released = False
 

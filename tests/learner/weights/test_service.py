@@ -1,4 +1,4 @@
-"""The stream in which a receiver hears of versions."""
+"""The stream that announces versions to a receiver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tests.mesh.runtime.forked_probe`: reports all that a process can tell of itself, in JSON on stdout.
+"""`python -m tests.mesh.runtime.forked_probe`: reports everything that a process knows about itself, in JSON on stdout.
 
 Arguments choose how it ends: `exit N`, `status N`, `raise`, `text`, `interrupt`, each with a file that it writes to and
 never closes; `wait`.

@@ -356,10 +356,10 @@ async def test_coroutines_that_wait_for_ever_or_do_not_listen_end(make_engine: A
     # A slow machine may need as long for a good call, which ends well another time.
     innocent = False
     while not innocent:
-        result, *beside = await engine.score(items, 240.0)
+        result, *others = await engine.score(items, 240.0)
         assert said(result) == "timeout"
         assert result.error.retryable == (act == "await 600"), "a judge may answer another time"
-        innocent = all(said(other) == "1" for other in beside)
+        innocent = all(said(other) == "1" for other in others)
     while said((await engine.score([make_item("c")], 240.0))[0]) != "1":
         pass
 

@@ -1,6 +1,6 @@
 """A gate before the steps of SGLang's schedulers, which run ahead of the process that drives them.
 
-Without it a response may be over before this process hears of its first tokens. It is a plugin of SGLang, and what
+Without it a response may be over before this process receives its first tokens. It is a plugin of SGLang, and what
 `/slow_down` tells is no time but a number: of steps that a scheduler takes. Then it answers calls alone, until it is
 told of another request or abort. All ranks see all calls in the same order, hence stop at the same step.
 """

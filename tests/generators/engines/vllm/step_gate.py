@@ -1,6 +1,6 @@
 """A gate before the steps of vLLM's engine cores, which run ahead of the process that drives them.
 
-Without it a response may be over before this process hears of its first tokens. Behind it a core takes so many steps,
+Without it a response may be over before this process receives its first tokens. Behind it a core takes so many steps,
 and then answers calls alone. Both sides map one file, which is named by a variable. The process that cores are forked
 from installs it by `gated_cores`.
 """
