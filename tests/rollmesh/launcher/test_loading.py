@@ -25,10 +25,10 @@ MakeSupervisor = Callable[..., Supervisor]
 NAME = "learner"
 
 
-def loading_spec(folder: Path, loads: Path, max_s: float = math.inf) -> ServiceSpec:
+def loading_spec(folder: Path, loads: Path, most_s: float = math.inf) -> ServiceSpec:
     first = ready_file(folder, f"{NAME}-0")
     spec = fake_spec(folder, NAME, "--answers-first", str(first), "--loads", str(loads))
-    return replace(spec, start_deadline_s=DEADLINE_S, loading=Loading(f"{NAME}-0", max_s))
+    return replace(spec, start_deadline_s=DEADLINE_S, loading=Loading(f"{NAME}-0", most_s))
 
 
 async def started(supervisor: Supervisor, spec: ServiceSpec, folder: Path) -> asyncio.Task[None]:
@@ -71,7 +71,7 @@ async def test_one_that_is_frozen_while_it_loads_is_started_again(
 
 async def test_its_limit_names_the_key(tmp_path: Path, make_supervisor: MakeSupervisor) -> None:
     supervisor = make_supervisor(max_restarts=0)
-    spec = loading_spec(tmp_path, tmp_path / "never", max_s=0.2)
+    spec = loading_spec(tmp_path, tmp_path / "never", most_s=0.2)
     with pytest.raises(UnreachableError, match="not ready within") as ended:
         await asyncio.wait_for(supervisor.run([lambda: [spec]], same_rank), DEADLINE_S)
     assert "buffer.stall_limit_s" in ended.value.hint
@@ -85,6 +85,6 @@ async def test_a_long_load_is_told() -> None:
     assert text.startswith("learner has loaded models for 0 s, at most 1800 s (buffer.stall_limit_s)")
 
 
-@pytest.mark.parametrize(("limit_s", "max_s"), [(1800.0, 1800.0), (10.0, 600.0), (0.0, math.inf)])
-def test_a_learner_loads_as_long_as_a_run_may_make_no_progress(limit_s: float, max_s: float) -> None:
-    assert Loading.of_learner("learner-0", limit_s).max_s == max_s
+@pytest.mark.parametrize(("limit_s", "most_s"), [(1800.0, 1800.0), (10.0, 600.0), (0.0, math.inf)])
+def test_a_learner_loads_as_long_as_a_run_may_make_no_progress(limit_s: float, most_s: float) -> None:
+    assert Loading.of_learner("learner-0", limit_s).most_s == most_s
