@@ -18,7 +18,7 @@ LOCKER := .make/lock
 ENGINES_LOG := .make/test-engines.log
 VLLM_TESTS := tests/integration/test_engines.py tests/generators/engines/vllm
 # Engines that generate or train, and packages whose tests are about processes.
-NOT_FAST := $(addprefix tests/,integration faults generators/engines generators/program_agents learner/distributed learner/engines learner/live reward_service rollmesh)
+NOT_FAST := $(addprefix tests/,integration faults generators/engines generators/program_agents generators/test_engine_watch.py learner/distributed learner/engines learner/live reward_service rollmesh)
 # Without a GPU: the builds and versions that were tested, complete. With one: what PyPI has, with its own requirements.
 DEVICE ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
