@@ -17,8 +17,11 @@ SGLANG := .venv-sglang
 LOCKER := .make/lock
 ENGINES_LOG := .make/test-engines.log
 VLLM_TESTS := tests/integration/test_engines.py tests/generators/engines/vllm
-# Engines that generate or train, and packages whose tests are about processes.
-NOT_FAST := $(addprefix tests/,integration faults generators/engines generators/program_agents generators/test_engine_watch.py learner/distributed learner/engines learner/live reward_service rollmesh)
+# Engines that generate or train, what is about processes or links, and what takes seconds per test.
+NOT_FAST := $(addprefix tests/,benchmarks deploy docs examples faults generators/agents/test_hostile.py generators/engines \
+	generators/openai_server/test_hostile.py generators/program_agents generators/test_engine_watch.py generators/weights \
+	integration learner/checkpoint learner/distributed learner/engines learner/live learner/metrics/test_services.py \
+	learner/placement learner/roles learner/standalone learner/trainers reward_service rollmesh)
 # Without a GPU: the builds and versions that were tested, complete. With one: what PyPI has, with its own requirements.
 DEVICE ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 

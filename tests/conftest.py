@@ -8,6 +8,7 @@ ROLLMESH_REQUIRE_ENGINES=1.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import shutil
@@ -34,6 +35,7 @@ from tests.suite.results import Recorder
 # An example takes as long as the machine is busy; the suite's own timeouts end what hangs.
 settings.register_profile("suite", deadline=None, max_examples=50)
 settings.register_profile("all", deadline=None, max_examples=200)
+settings.register_profile("fast", deadline=None, max_examples=10)
 settings.load_profile("suite")
 
 
@@ -47,16 +49,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)  # the reporter is there
 def pytest_configure(config: pytest.Config) -> None:
     """Skips what starts a process, if that is asked for; xdist's own processes are started by another. Collection runs
-    with less garbage collection. The second tier tries more examples."""
+    with less garbage collection. The second tier tries more examples, the quick part fewer."""
     collect_garbage_seldom()
     config.pluginmanager.register(tiers)
     config.pluginmanager.register(Recorder(config))
-    if not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        # Last of all exit handlers, as the first that was registered. To take apart a heap of all tests takes seconds.
+        atexit.register(os._exit, 0)
+    else:
         config.pluginmanager.register(Progress(config.pluginmanager.get_plugin("terminalreporter")))
     if config.getoption("all_tiers"):
         settings.load_profile("all")
+    if config.getoption("no_processes"):
+        settings.load_profile("fast")
     if config.getoption("no_processes") and not config.getoption("numprocesses"):
         no_processes.forbid()
+        config.pluginmanager.register(no_processes)
 
 
 # Files to run in one worker, because they share an engine, ranks or a cached result: parts of their names.
