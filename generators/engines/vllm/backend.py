@@ -127,9 +127,9 @@ class VllmBackend(Backend):
         if forks:
             fork_server.use()
         log_file = logs.kept_log() if forks else logs.EngineLog()
-        self._process = EngineProcess(arguments, self._metrics, self._section.start_timeout_s, log_file)
-        if on_cpu(self._settings):
-            self._process.end_s = 0.0
+        self._process = EngineProcess(
+            arguments, self._metrics, self._section.start_timeout_s, log_file, killed=on_cpu(self._settings)
+        )
         self._engine: AsyncLLM = await self._process.start()
         private_names.check_engine(self._engine)
         self._outputs = OutputRouter(self._engine.output_processor, self._metrics.preempted, self._on_engine_death)

@@ -41,19 +41,23 @@ class EngineProcess:
         metrics: collects its load.
         timeout_s: bound of its start.
         log_file: of its processes.
-
-    Attributes:
-        end_s: for vLLM's own end, which devices need; the processes that are left then are killed.
+        killed: whether its processes are killed at once, without vLLM's own end, which devices need.
     """
 
     def __init__(
-        self, arguments: dict[str, Any], metrics: LoadMetricsCollector, timeout_s: float, log_file: logs.EngineLog
+        self,
+        arguments: dict[str, Any],
+        metrics: LoadMetricsCollector,
+        timeout_s: float,
+        log_file: logs.EngineLog,
+        *,
+        killed: bool = False,
     ) -> None:
         self._arguments = arguments
         self._metrics = metrics
         self._timeout_s = timeout_s
         self._log = log_file
-        self.end_s = _END_S
+        self._end_s = 0.0 if killed else _END_S
         self._others = {process.pid for process in multiprocessing.active_children()}
         self._building: asyncio.Future[AsyncLLM] | None = None
         self._tree = ProcessTree([])
@@ -121,11 +125,11 @@ class EngineProcess:
             await asyncio.wait({building}, timeout=_END_S)
         if building.done() and not building.cancelled() and building.exception() is None:
             logs.silence()
-            if not self.end_s:
+            if not self._end_s:
                 await asyncio.to_thread(tree.kill)
-            ending = asyncio.ensure_future(asyncio.to_thread(building.result().shutdown, self.end_s))
+            ending = asyncio.ensure_future(asyncio.to_thread(building.result().shutdown, self._end_s))
             await asyncio.to_thread(tree.end_workers, _WORKERS_S)
-            await asyncio.wait({ending}, timeout=self.end_s + 1)
+            await asyncio.wait({ending}, timeout=self._end_s + 1)
         await asyncio.to_thread(tree.kill)
         self._log.close()
 
