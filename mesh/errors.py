@@ -56,6 +56,12 @@ class DataError(RollmeshError):
     exit_code = 3
 
 
+class ChatTemplateError(DataError):
+    """A chat template that is missing, or refuses a conversation, or would make another one of it."""
+
+    code = "chat_template"
+
+
 class PayloadError(RollmeshError):
     """A malformed trajectory or message; `field` names the offending part."""
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from rollmesh.mesh.chat.template import Span
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Span = tuple[int, int]
-"""Characters of a text: the first one, and the one after the last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

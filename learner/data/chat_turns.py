@@ -1,25 +1,29 @@
 """Conversations become token ids and a mask of what the model itself says, exact to the token.
 
 A template that marks the model's words with `{% generation %}` says which characters they are. Other templates are
-rendered twice. A turn is then what the conversation with it has beyond its prompt, generation prompt included. Nothing
-is trained that a template adds after the token that ends a turn: no model ever samples it.
+rendered twice. A turn is then what the conversation with it has beyond its prompt, generation prompt included.
+
+A turn is trained with the token that ends it, also if the mark leaves it out or the template writes none. Nothing is
+trained that a template adds after that token: no model ever samples it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from rollmesh.mesh.errors import DataError
-from rollmesh.mesh.masked_text import MaskedTokens, Span, tokenize_spans
+from rollmesh.mesh.chat.facts import TemplateFacts
+from rollmesh.mesh.chat.fitting import fit
+from rollmesh.mesh.chat.probing import facts_of, thoughts_end
+from rollmesh.mesh.chat.template import ChatTemplate, Span, special_texts
+from rollmesh.mesh.errors import ChatTemplateError
+from rollmesh.mesh.masked_text import MaskedTokens, tokenize_spans
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Messages = Sequence[Mapping[str, Any]]
-_MARKS_TURNS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,8 @@ class ChatEncoder:
             tools: schemas of tools that the template shows.
 
         Raises:
-            DataError: there is no template, it fails, or it changes earlier messages when later ones come.
+            ChatTemplateError: there is no template, it cannot write these messages, or it changes earlier ones when
+                later ones come.
         """
         text, spans = self.render(messages, turns, tools)
         return tokenize_spans(self.tokenizer, text, spans, special_tokens=False)
@@ -51,96 +56,119 @@ class ChatEncoder:
     def render(
         self, messages: Messages, turns: Sequence[int], tools: Sequence[Any] | None = None
     ) -> tuple[str, list[Span]]:
-        """A conversation as text, with the characters of some turns, each up to the token that ends it.
+        """A conversation as text, with the characters of some turns, each up to the end of the token that ends it.
 
         Args, Raises: see `encode`.
         """
-        text, spans = self._spans(messages, turns, tools)
-        return text, [_without_what_follows(self.tokenizer, text, span) for span in spans]
+        template = ChatTemplate.of(self.tokenizer, self.template_kwargs, tools=bool(tools))
+        return _Turns(template, facts_of(template), messages, tools).render(turns)
 
-    def _spans(self, messages: Messages, turns: Sequence[int], tools: Sequence[Any] | None) -> tuple[str, list[Span]]:
-        template = self._template(tools)
-        own = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-        if _MARKS_TURNS.search(template):
-            text, marked = self._render_marked(template, messages, tools)
-            # Templates may mark only the last turns, or none that are empty.
-            places = {turn: len(marked) - len(own) + place for place, turn in enumerate(own)}
-            return text, [marked[places[turn]] for turn in turns if places[turn] >= 0]
-        text = self._apply(template, messages, tools, generation_prompt=False)
-        return text, [self._difference(template, messages, turn, tools, text) for turn in turns]
 
-    def _difference(self, template: str, messages: Messages, turn: int, tools: Sequence[Any] | None, text: str) -> Span:
-        """The characters of a turn, as what the whole text has beyond its prompt."""
-        before = self._apply(template, messages[:turn], tools, generation_prompt=True) if turn else ""
-        after = text
-        if turn + 1 < len(messages):
-            after = self._apply(template, messages[: turn + 1], tools, generation_prompt=False)
-        if not text.startswith(before) or not text.startswith(after):
-            raise DataError(
-                f"the chat template writes message {turn} otherwise once later messages follow",
-                hint="set data.train_on: last, or mark the assistant's words in the template with {% generation %}",
+class _Turns:
+    """The turns of one conversation."""
+
+    def __init__(
+        self, template: ChatTemplate, facts: TemplateFacts, messages: Messages, tools: Sequence[Any] | None
+    ) -> None:
+        self._template, self._facts, self._tools = template, facts, tools
+        self._messages = fit(
+            [{name: value for name, value in message.items() if value is not None} for message in messages], facts
+        )
+
+    def render(self, turns: Sequence[int]) -> tuple[str, list[Span]]:
+        """See `ChatEncoder.render`."""
+        text, marked = self._whole()
+        spans: list[Span] = []
+        for turn in turns:
+            if turn in marked or not self._template.marks_turns:
+                before = self._prompt(turn)
+                if not text.startswith(before):
+                    # As nothing follows, the turn can stand after its true prompt.
+                    return self._composed(turn, before, spans)
+                start, end = marked.get(turn) or (len(before), self._end(turn, text))
+                spans.append((max(start, len(before)), end))
+        return self._with_ends(text, spans, turns)
+
+    def _whole(self) -> tuple[str, dict[int, Span]]:
+        """The conversation, and the characters of the turns that the template marks."""
+        if not self._template.marks_turns:
+            return self._template.render(self._messages, tools=self._tools), {}
+        text, spans = self._template.render_marked(self._messages, tools=self._tools)
+        own = [index for index, message in enumerate(self._messages) if message["role"] == "assistant"]
+        # Templates may mark only the last turns, or none that are empty.
+        return text, dict(zip(reversed(own), reversed(spans), strict=False))
+
+    def _prompt(self, turn: int) -> str:
+        if not turn:
+            return ""
+        return self._template.render(self._messages[:turn], tools=self._tools, generation_prompt=True)
+
+    def _end(self, turn: int, text: str) -> int:
+        """The place in the whole text at which a turn ends."""
+        if turn + 1 == len(self._messages):
+            return len(text)
+        after = self._template.render(self._messages[: turn + 1], tools=self._tools)
+        if not text.startswith(after):
+            raise self._written_otherwise(turn)
+        return len(after)
+
+    def _written_otherwise(self, turn: int) -> ChatTemplateError:
+        return ChatTemplateError(
+            f"the chat template writes message {turn} otherwise once later messages follow",
+            hint="set data.train_on: last, or mark the assistant's words in the template with {% generation %}",
+        )
+
+    def _composed(self, turn: int, before: str, spans: list[Span]) -> tuple[str, list[Span]]:
+        """The last turn after a prompt that opens its thoughts, which the template leaves out of what it writes."""
+        if turn + 1 < len(self._messages) or spans:
+            raise self._written_otherwise(turn)
+        said = _with_thoughts(self._messages[turn], self._facts.opened_thoughts)
+        if said is None:
+            raise ChatTemplateError(
+                f"the chat template opens thoughts in the prompt of message {turn}, which has none",
+                hint="write them before the answer: <think> ... </think>, or as `reasoning_content`; or have the "
+                "template close them, often with data.chat_template_kwargs: {enable_thinking: false}",
             )
-        return len(before), len(after)
+        if before.endswith("\n"):
+            said = said.lstrip("\n")
+        return self._with_ends(before + said, [(len(before), len(before + said))], [turn])
 
-    def _template(self, tools: Sequence[Any] | None) -> str:
-        try:
-            return self.tokenizer.get_chat_template(tools=tools)  # type: ignore[arg-type]  # the stub's own alias
-        except ValueError as error:
-            raise DataError(
-                "a row holds chat messages, and the tokenizer has no chat template",
-                hint="use the folder of an instruction-tuned model, or rows of plain texts",
-            ) from error
+    def _with_ends(self, text: str, spans: Sequence[Span], turns: Sequence[int]) -> tuple[str, list[Span]]:
+        """Spans up to the end of the token that ends each turn; one that the text lacks is written after it."""
+        ends, found = self._end_tokens(), []
+        for start, end in spans:
+            last = max((at + len(token) for token in ends if (at := text.rfind(token, start, end)) >= 0), default=-1)
+            if last < 0 and self._facts.end.written == "after the turn":
+                last = self._other_end(text, start, end)
+            if last < 0:
+                rest = text[end:].lstrip()
+                token = next((token for token in ends if rest.startswith(token)), "")
+                last = len(text) - len(rest) + len(token) if token else -1
+            if last < 0 and not text[end:].strip() and ends:
+                calls = bool(self._messages[turns[-1]].get("tool_calls"))
+                text = text[:end] + ends[calls and len(ends) > 1 and self._facts.end.written != "never"]
+                last = len(text)
+            found.append((start, end if last < 0 else last))
+        return text, found
 
-    def _apply(self, template: str, messages: Messages, tools: Sequence[Any] | None, *, generation_prompt: bool) -> str:
-        import jinja2
+    def _end_tokens(self) -> tuple[str, ...]:
+        """Tokens that end a turn: those of the template, or where it writes none, the tokenizer's."""
+        own = self._template.tokenizer.eos_token
+        return self._facts.end.tokens or ((own,) if isinstance(own, str) else ())
 
-        try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tools=list(tools) if tools else None,
-                    chat_template=template,
-                    tokenize=False,
-                    add_generation_prompt=generation_prompt,
-                    **self.template_kwargs,
-                )
-            )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise DataError(f"the chat template failed: {error}", hint="see data.chat_template_kwargs") from error
-
-    def _render_marked(
-        self, template: str, messages: Messages, tools: Sequence[Any] | None
-    ) -> tuple[str, Sequence[Span]]:
-        import jinja2
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        given = [{name: value for name, value in message.items() if value is not None} for message in messages]
-        try:
-            # Its annotation names one text, and it gives lists of texts and of their spans.
-            texts, spans = cast(
-                tuple[list[str], list[list[Span]]],
-                render_jinja_template(
-                    conversations=[given],
-                    tools=list(tools) if tools else None,
-                    chat_template=template,
-                    return_assistant_tokens_mask=True,
-                    **{**self.tokenizer.special_tokens_map, **self.template_kwargs},
-                ),
-            )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise DataError(f"the chat template failed: {error}", hint="see data.chat_template_kwargs") from error
-        return texts[0], spans[0]
+    def _other_end(self, text: str, start: int, end: int) -> int:
+        """The end of a turn that ends with another special token than the probed ones; -1: with none."""
+        kept = text[start:end].rstrip()
+        return start + len(kept) if any(map(kept.endswith, special_texts(self._template.tokenizer))) else -1
 
 
-def _without_what_follows(tokenizer: PreTrainedTokenizerBase, text: str, span: Span) -> Span:
-    """A turn without what stands after the token that ends it.
-
-    That is the tokenizer's end token. A template that never writes it may end turns with another special token.
-    """
-    start, end = span
-    end_token = tokenizer.eos_token
-    if isinstance(end_token, str) and (found := text.rfind(end_token, start, end)) >= 0:
-        return start, found + len(end_token)
-    kept = text[start:end].rstrip()
-    special = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
-    return (start, start + len(kept)) if any(map(kept.endswith, special)) else span
+def _with_thoughts(message: Mapping[str, Any], opened: str) -> str | None:
+    """The words of a turn whose prompt has opened its thoughts; None: it has no thoughts to end."""
+    closing = thoughts_end(opened)
+    content = message.get("content") or ""
+    if not opened or not isinstance(content, str) or message.get("tool_calls"):
+        return None
+    thoughts = message.get("reasoning_content") or message.get("reasoning")
+    if isinstance(thoughts, str):
+        return f"{thoughts.strip()}\n{closing}\n\n{content}"
+    return content.lstrip().removeprefix(opened) if closing in content else None

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.mesh.errors import DataError
+from tests import chat_templates as of
 
 _PROMPT = "{% if add_generation_prompt %}[a]{% endif %}"
 PLAIN = "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}|{% endfor %}" + _PROMPT
@@ -100,12 +102,78 @@ def test_a_turn_without_text_is_trained_to_end() -> None:
 def test_templates_are_needed_and_their_errors_are_named() -> None:
     with pytest.raises(DataError, match="no chat template"):
         ChatEncoder(make_tokenizer()).encode(CHAT, [1])
-    with pytest.raises(DataError, match="template failed: only two"):
+    with pytest.raises(DataError, match="refuses a conversation of user assistant: only two"):
         ChatEncoder(make_tokenizer("{{ raise_exception('only two') }}")).encode(CHAT, [1])
 
 
 def test_tools_and_further_arguments_reach_the_template() -> None:
-    template = "{{ tools[0].name }}{{ mood }}" + PLAIN
+    template = "{% if tools %}{{ tools[0].name }}{% endif %}{{ mood }}" + PLAIN
     tokenizer = make_tokenizer(template)
     tokens = ChatEncoder(tokenizer, {"mood": "x"}).encode(CHAT[:2], [1], [{"name": "t"}])
     assert "".join(tokenizer.convert_ids_to_tokens(tokens.ids.tolist())) == "tx[u]hi|[a]one|"
+
+
+def trained_pieces(template: str, turns: Sequence[int], messages: Sequence[dict[str, Any]] = CHAT) -> list[str]:
+    """The whole text, and its trained parts."""
+    tokenizer = of.tokenizer_for(template)
+    tokens = ChatEncoder(tokenizer).encode(messages, turns)
+    cuts = np.flatnonzero(np.diff(tokens.trained.astype(int))) + 1
+    runs = zip(np.split(tokens.ids, cuts), np.split(tokens.trained, cuts), strict=True)
+    return [tokenizer.decode(tokens.ids), *(tokenizer.decode(ids) for ids, trained in runs if trained[0])]
+
+
+@pytest.mark.parametrize(
+    ("template", "ends"),
+    [
+        (of.CHATML, ("<|im_end|>", "<|im_end|>")),
+        (of.MARKED, ("<|im_end|>", "<|im_end|>")),
+        (of.MARKED_WITHOUT_END, ("<|im_end|>", "<|im_end|>")),
+        (of.PARTS, ("<|im_end|>", "<|im_end|>")),
+        # The next message's token ends a turn, and one is written after the last.
+        (of.NEXT_ROLE, ("<|user|>", "<|user|>")),
+        # The tokenizer's end token stands for an end that is never written.
+        (of.NEVER, ("\n", "\n<|im_end|>")),
+    ],
+)
+def test_a_model_learns_to_stop_whatever_ends_a_turn(template: str, ends: tuple[str, str]) -> None:
+    text, *said = trained_pieces(template, [1, 3])
+    assert said == ["one" + ends[0], "two" + ends[1]]
+    assert text.endswith((said[-1], said[-1] + "\n"))
+    assert trained_pieces(template, [3])[1:] == [said[1]]
+
+
+def test_a_call_ends_as_calls_do() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    said = trained_pieces(of.NEXT_ROLE, [1], [CHAT[0], {"role": "assistant", "content": "", "tool_calls": [call]}])[1]
+    assert said == '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><|tool|>'
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"content": "<think>\nhm\n</think>\n\none"},
+        {"content": "hm\n</think>\n\none"},
+        {"content": "one", "reasoning_content": "hm"},
+    ],
+)
+def test_thoughts_that_the_prompt_opens_are_trained_after_it(answer: dict[str, str]) -> None:
+    text, said = trained_pieces(of.OPENS_THOUGHTS, [1], [CHAT[0], {"role": "assistant", **answer}])
+    assert said == "hm\n</think>\n\none<|im_end|>"
+    assert text == "<|user|>hi<|im_end|><|assistant|><think>\n" + said
+
+
+def test_an_answer_without_the_thoughts_that_its_prompt_opens_is_refused() -> None:
+    with pytest.raises(DataError, match="opens thoughts in the prompt of message 1") as caught:
+        trained_pieces(of.OPENS_THOUGHTS, [1], CHAT[:2])
+    assert "<think> ... </think>" in caught.value.hint
+    with pytest.raises(DataError, match="message 1 otherwise once later"):
+        trained_pieces(of.OPENS_THOUGHTS, [1, 3])
+    # The remedy of the second leads to the first one's, and that one works.
+    thinking = {**CHAT[3], "content": "<think>hm</think>two"}
+    assert trained_pieces(of.OPENS_THOUGHTS, [3], [*CHAT[:3], thinking])[1] == "hm</think>two<|im_end|>"
+
+
+def test_an_end_that_changes_once_another_message_follows_is_trained_in_the_last_turn_alone() -> None:
+    assert trained_pieces(of.ANOTHER_END_ONCE_FOLLOWED, [3])[1] == "two<|return|>"
+    with pytest.raises(DataError, match="message 1 otherwise"):
+        trained_pieces(of.ANOTHER_END_ONCE_FOLLOWED, [1, 3])

@@ -1,0 +1,103 @@
+"""Messages in the form in which a template writes all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollmesh.mesh.chat.facts import ContentForm, TemplateFacts
+from rollmesh.mesh.chat.template import Message
+from rollmesh.mesh.errors import ChatTemplateError
+
+_LETTERS_OF_ID = 9
+
+
+def fit(messages: Sequence[Message], facts: TemplateFacts) -> list[dict[str, Any]]:
+    """Messages with contents, arguments and ids of calls as a template takes them; the meaning stays.
+
+    Args:
+        messages: contents are texts or lists of parts; arguments are objects or JSON texts.
+        facts: of the template.
+
+    Raises:
+        ChatTemplateError: the template cannot write one of them.
+    """
+    return [_fit(message, facts, index) for index, message in enumerate(messages)]
+
+
+def _fit(message: Message, facts: TemplateFacts, index: int) -> dict[str, Any]:
+    fitted = dict(message)
+    role = message.get("role")
+    form = facts.contents.get("system" if role == "developer" else str(role))
+    if form is None and role in ("system", "tool"):
+        raise ChatTemplateError(
+            f"message {index} has the role {role}, and the chat template does not write it",
+            hint="put the words of a system message into the user's"
+            if role == "system"
+            else "use a template for tools",
+        )
+    if "content" in message:
+        fitted["content"] = _content(message["content"], form, index)
+    if calls := message.get("tool_calls"):
+        if not facts.arguments:
+            raise ChatTemplateError(
+                f"message {index} calls a tool, and the chat template does not write calls",
+                hint="use a template for tools, or rows without calls",
+            )
+        fitted["tool_calls"] = [_call(call, facts) for call in calls]
+    if facts.nine_letter_ids and isinstance(given := message.get("tool_call_id"), str):
+        fitted["tool_call_id"] = _nine_letters(given)
+    return fitted
+
+
+def _content(content: Any, form: ContentForm | None, index: int) -> Any:
+    if form == "text" and isinstance(content, list):
+        return "".join(_text_of(part, index) for part in content)
+    if form == "parts" and isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return content
+
+
+def _text_of(part: Any, index: int) -> str:
+    if isinstance(part, str):
+        return part
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else None
+    if not isinstance(text, str):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        raise ChatTemplateError(
+            f"message {index} has a part of type {kind}, and the chat template writes texts alone",
+            hint="remove the part, or use a model with a template for it",
+        )
+    return text
+
+
+def _call(call: Any, facts: TemplateFacts) -> Any:
+    function = call.get("function", call)
+    arguments = function.get("arguments")
+    if facts.arguments == "object" and isinstance(arguments, str):
+        arguments = _decoded(arguments)
+    elif facts.arguments == "text" and not isinstance(arguments, str):
+        arguments = json.dumps(arguments if arguments is not None else {}, ensure_ascii=False)
+    fitted = {**function, "arguments": arguments}
+    whole = {**call, "function": fitted} if "function" in call else fitted
+    if facts.nine_letter_ids:
+        whole["id"] = _nine_letters(str(call.get("id", "")))
+    return whole
+
+
+def _decoded(arguments: str) -> Any:
+    """The object that a JSON text holds. Another text, such as a model's own mistake, stays."""
+    try:
+        found = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return found if isinstance(found, dict) else arguments
+
+
+def _nine_letters(given: str) -> str:
+    """An id of nine letters and digits: the same for the same id."""
+    if len(given) == _LETTERS_OF_ID and given.isascii() and given.isalnum():
+        return given
+    return hashlib.sha256(given.encode("utf-8", "replace")).hexdigest()[:_LETTERS_OF_ID]

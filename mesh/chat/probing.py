@@ -1,0 +1,261 @@
+"""Finds out the facts about a chat template: renders small conversations, and looks for their words in the text."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rollmesh.mesh.chat.facts import ContentForm, TemplateFacts, TurnEnd
+from rollmesh.mesh.chat.template import ChatTemplate, Message, special_texts
+from rollmesh.mesh.errors import ChatTemplateError
+
+THOUGHT_MARKS = (
+    ("<think>", "</think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("[THINK]", "[/THINK]"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<seed:think>", "</seed:think>"),
+)
+"""Pairs with which models write thoughts."""
+# Neither Python, JSON nor HTML writes them as they are, so that they are missed in a text where one does.
+_ODD = ' "é"\n& <more> '
+_USER, _ANSWER, _NEXT, _SYSTEM = (f"{word}{_ODD}end" for word in ("first", "answer", "second", "system"))
+_RESULT, _THOUGHT, _KEY, _VALUE = "toolresult", "innerthought", "probe_key", "probevalue"
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "A probe.",
+        "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]},
+    },
+}
+_FORMS: tuple[ContentForm, ContentForm] = ("text", "parts")
+_IDS = ("call_0123456789abcdef01234567", "abc123DEF")
+_known: dict[bytes, TemplateFacts] = {}
+
+
+def facts_of(template: ChatTemplate) -> TemplateFacts:
+    """The facts about a template; found out once.
+
+    Raises:
+        ChatTemplateError: it writes no conversation of a user and an assistant with all its words.
+    """
+    key = template.digest
+    if key not in _known:
+        _known[key] = _Probe(template).facts()
+    return _known[key]
+
+
+def thoughts_end(opened: str) -> str:
+    """The mark that closes thoughts; empty for none that are known."""
+    return dict(THOUGHT_MARKS).get(opened, "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """Asks one template."""
+
+    template: ChatTemplate
+
+    def facts(self) -> TemplateFacts:
+        forms = self._contents()
+        user, answer, following = self._said(forms)
+        alone = self._need([user, answer])
+        followed = self._try([user, answer, following])
+        prompt = self._try([user], generation_prompt=True)
+        opened = _opened(prompt, self._try([user])) if prompt is not None else ""
+        form, nine, call = self._call(forms)
+        end = self._end(alone, followed)
+        return TemplateFacts(
+            contents=forms,
+            end=self._with_end_of_calls(end, forms, form, nine),
+            begin=bool(begin := self.template.tokenizer.bos_token) and alone.startswith(str(begin)),
+            marks=self._marks([user, answer]),
+            prompt_is_prefix=prompt is not None and alone.startswith(prompt),
+            opened_thoughts=opened,
+            drops_thoughts=self._drops_thoughts(forms),
+            rewrites=followed is not None and not followed.startswith(_through_end(alone, end)),
+            trims=self._trims(forms),
+            default_system=self._default_system(forms),
+            alternates=self._try([user, following]) is None,
+            tools=self._shows_tools(user),
+            arguments=form,
+            nine_letter_ids=nine,
+            call=call,
+        )
+
+    def _contents(self) -> dict[str, ContentForm]:
+        """Forms in which contents arrive, each once; another role's is looked for within such a conversation."""
+        for user, answer in itertools.product(_FORMS, repeat=2):
+            forms: dict[str, ContentForm] = {"user": user, "assistant": answer}
+            text = self._try(self._said(forms)[:2])
+            if text is not None and _arrive(text, _USER, _ANSWER):
+                break
+        else:
+            # In the plainest form, for the template's own words about it.
+            self.template.render(self._said({"user": "text", "assistant": "text"})[:2])
+            raise ChatTemplateError(
+                "the chat template writes no conversation of a user and an assistant with the words of both",
+                hint="use the template of another model: this one loses texts",
+            )
+        for form in _FORMS:
+            text = self._try([_message("system", _SYSTEM, form), *self._said(forms)[:2]])
+            if text is not None and _arrive(text, _SYSTEM, _USER):
+                forms["system"] = form
+                break
+        for form in _FORMS:
+            text = self._try(self._tool_use(forms, form, {_KEY: _VALUE}, _IDS[1]), tools=[_TOOL])
+            if text is not None and _arrive(text, _RESULT):
+                forms["tool"] = form
+                break
+        return forms
+
+    def _said(self, forms: Mapping[str, ContentForm]) -> tuple[Message, Message, Message]:
+        user, answer = forms["user"], forms["assistant"]
+        return _message("user", _USER, user), _message("assistant", _ANSWER, answer), _message("user", _NEXT, user)
+
+    def _tool_use(
+        self, forms: Mapping[str, ContentForm], result: ContentForm, arguments: Any, id_: str
+    ) -> list[Message]:
+        call = {"id": id_, "type": "function", "function": {"name": "probe_tool", "arguments": arguments}}
+        return [
+            _message("user", _USER, forms["user"]),
+            {**_message("assistant", "", forms["assistant"]), "tool_calls": [call]},
+            {**_message("tool", _RESULT, result), "name": "probe_tool", "tool_call_id": id_},
+        ]
+
+    def _call(self, forms: Mapping[str, ContentForm]) -> tuple[Literal["object", "text", ""], bool, str]:
+        """The form of arguments, whether ids need nine letters, and a turn that is a call."""
+        given: tuple[tuple[Literal["object", "text"], Any], ...] = (
+            ("object", {_KEY: _VALUE}),
+            ("text", json.dumps({_KEY: _VALUE})),
+        )
+        for (form, arguments), id_ in itertools.product(given, _IDS):
+            whole = self._tool_use(forms, forms.get("tool", "text"), arguments, id_)
+            text = self._try(whole[:2], tools=[_TOOL])
+            if text is None or text.count(_VALUE) != 1 or (form == "object" and not _is_read(text)):
+                continue
+            # With its result, as some templates look at ids only then.
+            if "tool" in forms and self._try(whole, tools=[_TOOL]) is None:
+                continue
+            # After the prompt, or if the template opens thoughts there, after the question.
+            before = (self._try(whole[:1], tools=[_TOOL], generation_prompt=prompt) for prompt in (True, False))
+            begun = next((len(start) for start in before if start is not None and text.startswith(start)), 0)
+            return form, id_ == _IDS[1], text[begun:]
+        return "", False, ""
+
+    def _end(self, alone: str, followed: str | None) -> TurnEnd:
+        special = special_texts(self.template.tokenizer)
+        if end := _first(alone.rpartition(_ANSWER)[2], special):
+            return TurnEnd((end,), "after the turn")
+        if followed is not None and (end := _first(followed.partition(_ANSWER)[2].partition(_NEXT)[0], special)):
+            return TurnEnd((end,), "by the next message")
+        return TurnEnd((), "never")
+
+    def _with_end_of_calls(
+        self, end: TurnEnd, forms: Mapping[str, ContentForm], form: Literal["object", "text", ""], nine: bool
+    ) -> TurnEnd:
+        """The end, with that of a turn that calls a tool, if it is another."""
+        if not form or not end.tokens:
+            return end
+        arguments = {_KEY: _VALUE} if form == "object" else json.dumps({_KEY: _VALUE})
+        whole = self._tool_use(forms, forms.get("tool", "text"), arguments, _IDS[nine])
+        special = special_texts(self.template.tokenizer)
+        if end.written == "after the turn":
+            text = (self._try(whole[:2], tools=[_TOOL]) or "").rstrip()
+            own = next((token for token in special if text.endswith(token)), "")
+        else:
+            called, text = self._try(whole[:2], tools=[_TOOL]) or "", self._try(whole, tools=[_TOOL]) or ""
+            own = _first(text[len(called) :].partition(_RESULT)[0], special) if text.startswith(called) else ""
+        return end if not own or own in end.tokens else TurnEnd((*end.tokens, own), end.written)
+
+    def _marks(self, messages: Sequence[Message]) -> Literal["with the end", "without the end", ""]:
+        if not self.template.marks_turns:
+            return ""
+        text, spans = self.template.render_marked(messages)
+        said = "".join(text[start:end] for start, end in spans)
+        if _ANSWER not in said:
+            return ""
+        end = _first(said.rpartition(_ANSWER)[2], special_texts(self.template.tokenizer))
+        return "with the end" if end else "without the end"
+
+    def _drops_thoughts(self, forms: Mapping[str, ContentForm]) -> bool:
+        user, _, following = self._said(forms)
+        opening, closing = THOUGHT_MARKS[0]
+        thinking = _message("assistant", f"{opening}\n{_THOUGHT}\n{closing}\n\n{_ANSWER}", forms["assistant"])
+        text = self._try([user, thinking, following])
+        return text is not None and _ANSWER in text and _THOUGHT not in text
+
+    def _trims(self, forms: Mapping[str, ContentForm]) -> bool:
+        text = self._try(
+            [_message("user", f"  {_USER}  ", forms["user"]), _message("assistant", _ANSWER, forms["assistant"])]
+        )
+        return text is not None and f"  {_USER}  " not in text
+
+    def _default_system(self, forms: Mapping[str, ContentForm]) -> str:
+        if "system" not in forms:
+            return ""
+        messages = self._said(forms)[:2]
+        own = self._try([_message("system", _SYSTEM, forms["system"]), *messages])
+        text = self._try(messages)
+        if own is None or text is None:
+            return ""
+        before, _, after = own.partition(_SYSTEM)
+        if not (text.startswith(before) and text.endswith(after)) or len(text) < len(before) + len(after):
+            return ""
+        return text[len(before) : len(text) - len(after)].strip()
+
+    def _shows_tools(self, user: Message) -> bool:
+        text = self._try([user], tools=[_TOOL], generation_prompt=True)
+        return text is not None and "probe_tool" in text
+
+    def _need(self, messages: Sequence[Message]) -> str:
+        return self.template.render(messages)
+
+    def _try(self, messages: Sequence[Message], **how: Any) -> str | None:
+        try:
+            return self.template.render(messages, **how)
+        except ChatTemplateError:
+            return None
+
+
+def _message(role: str, text: str, form: ContentForm) -> dict[str, Any]:
+    return {"role": role, "content": text if form == "text" else [{"type": "text", "text": text}]}
+
+
+def _arrive(text: str, *words: str) -> bool:
+    """Whether each word is there, once, as it is."""
+    return all(text.count(word) == 1 for word in words)
+
+
+def _is_read(text: str) -> bool:
+    """Whether arguments are there as a structure: neither quoted again nor as Python writes them."""
+    return "'" + _KEY + "'" not in text and '\\"' + _KEY not in text
+
+
+def _first(text: str, special: Sequence[str]) -> str:
+    """The special token that comes first in a text; empty: none."""
+    found = [(at, token) for token in special if (at := text.find(token)) >= 0]
+    return min(found, key=lambda one: (one[0], -len(one[1])), default=(0, ""))[1]
+
+
+def _through_end(text: str, end: TurnEnd) -> str:
+    """A conversation up to the end of its answer."""
+    before, answer, after = text.rpartition(_ANSWER)
+    if end.written != "after the turn":
+        return before + answer
+    return before + answer + after[: after.index(end.tokens[0]) + len(end.tokens[0])]
+
+
+def _opened(prompt: str, without: str | None) -> str:
+    """The mark of thoughts that a generation prompt opens and does not close."""
+    added = prompt.removeprefix(without) if without is not None else prompt
+    for opening, closing in THOUGHT_MARKS:
+        if added.rfind(opening) > added.rfind(closing):
+            return opening
+    return ""
