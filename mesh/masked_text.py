@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedTokens:
     """A text as tokens.
@@ -72,6 +71,24 @@ def continuation(tokenizer: PreTrainedTokenizerBase, prompt: str, response: str)
     return MaskedTokens(np.append(tokens.ids, np.int32(end)), np.append(tokens.trained, True))
 
 
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, special_tokens: bool = True) -> list[int]:
+    """Token ids of a text, with one begin token at most: a text that begins with it gets no second one.
+
+    Args:
+        tokenizer: of the model.
+        text: all of it; an empty one has no tokens.
+        special_tokens: those that the tokenizer adds.
+    """
+    if not text:
+        return []
+    ids = list(tokenizer(text, add_special_tokens=special_tokens)["input_ids"])
+    return ids[1:] if special_tokens and _begins_twice(tokenizer, ids) else ids
+
+
+def _begins_twice(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> bool:
+    return len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id
+
+
 def _whole(
     tokenizer: PreTrainedTokenizerBase, text: str, *, special_tokens: bool
 ) -> tuple[list[int], list[Span] | None]:
@@ -82,6 +99,8 @@ def _whole(
     encoded = tokenizer(text, add_special_tokens=special_tokens, return_offsets_mapping=fast)
     ids: list[int] = list(encoded["input_ids"])
     places = [(int(start), int(end)) for start, end in encoded["offset_mapping"]] if fast else None
+    if special_tokens and _begins_twice(tokenizer, ids):
+        ids, places = ids[1:], places and places[1:]
     while special_tokens and ids and ids[-1] == tokenizer.eos_token_id and (places is None or places[-1] == (0, 0)):
         ids.pop()
         if places is not None:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from rollmesh.mesh.chat.facts import TemplateFacts
 from rollmesh.mesh.chat.fitting import fit
-from rollmesh.mesh.chat.probing import facts_of, thoughts_end
+from rollmesh.mesh.chat.probing import facts_of
 from rollmesh.mesh.chat.template import ChatTemplate, Span, special_texts
+from rollmesh.mesh.chat.thoughts import thoughts_end
 from rollmesh.mesh.errors import ChatTemplateError
 from rollmesh.mesh.masked_text import MaskedTokens, tokenize_spans
 
@@ -37,6 +38,7 @@ class ChatEncoder:
 
     tokenizer: PreTrainedTokenizerBase
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    _asked: dict[bool, tuple[ChatTemplate, TemplateFacts]] = field(default_factory=dict, init=False, repr=False)
 
     def encode(self, messages: Messages, turns: Sequence[int], tools: Sequence[Any] | None = None) -> MaskedTokens:
         """A conversation, with some of its turns to train.
@@ -60,8 +62,10 @@ class ChatEncoder:
 
         Args, Raises: see `encode`.
         """
-        template = ChatTemplate.of(self.tokenizer, self.template_kwargs, tools=bool(tools))
-        return _Turns(template, facts_of(template), messages, tools).render(turns)
+        if (asked := self._asked.get(bool(tools))) is None:
+            template = ChatTemplate.of(self.tokenizer, self.template_kwargs, tools=bool(tools))
+            asked = self._asked[bool(tools)] = template, facts_of(template)
+        return _Turns(*asked, messages, tools).render(turns)
 
 
 class _Turns:

@@ -23,8 +23,13 @@ import numpy as np
 from rollmesh.learner.data.images import MARK, load_images, split_images
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.agent_tools import agent_schemas
+from rollmesh.mesh.chat.facts import TemplateFacts
+from rollmesh.mesh.chat.fitting import fit
+from rollmesh.mesh.chat.probing import facts_of
+from rollmesh.mesh.chat.template import ChatTemplate
 from rollmesh.mesh.config.inputs import SourceSampling
-from rollmesh.mesh.errors import DataError, PayloadError
+from rollmesh.mesh.errors import ChatTemplateError, DataError, PayloadError
+from rollmesh.mesh.masked_text import encode_text
 from rollmesh.mesh.trajectory.images import ImageProcessor, digest_tokens
 from rollmesh.protos import trajectory_pb2
 
@@ -138,8 +143,7 @@ class PromptEncoder:
         self._template_kwargs = dict(template_kwargs)
         self._agent = agent
         self._tools = list(agent.tools) or None if agent is not None else None
-        own = images.chat_template if images is not None else None
-        self._template: Any = own or tokenizer.chat_template
+        self._asked: tuple[ChatTemplate, TemplateFacts] | None = None
 
     def encode(
         self, row: Row, shape: TaskShape, *, number: int, task_id: str, ordinal: int
@@ -153,8 +157,8 @@ class PromptEncoder:
             task_id, ordinal: of the task, see the contract.
 
         Raises:
-            DataError: chat messages and a tokenizer without (or with a failing) chat template; a ground truth that is
-                no JSON; unreadable or unusable images.
+            ChatTemplateError: the tokenizer has no chat template, or that refuses the messages or loses words.
+            DataError: a ground truth that is no JSON; unreadable or unusable images.
         """
         images = self._load(row)
         text, ids = self._tokenise(row)
@@ -229,49 +233,46 @@ class PromptEncoder:
                     hint='write the prompt as [{"role": "user", "content": ...}]',
                 )
             text = row.prompt if self._images is None else row.prompt.replace(MARK, self._images.token)
-            return text, list(self._tokenizer(text)["input_ids"]) if text else []
+            return text, encode_text(self._tokenizer, text)
         if not row.prompt:
             return "", []
-        if self._template is None:
-            raise DataError(
-                f"{row.origin} holds chat messages, but the tokenizer has no chat template",
-                hint="use an instruction-tuned model's folder, or prompts that are plain strings",
-            )
-        text = self._render(row)
-        return text, list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        try:
+            text = self._render(row)
+        except ChatTemplateError as error:
+            raise ChatTemplateError(f"{row.origin}: {error.message}", hint=error.hint) from error
+        return text, encode_text(self._tokenizer, text, special_tokens=False)
 
     def _render(self, row: Row) -> str:
+        template, facts = self._template()
+        messages: list[Any] = list(row.prompt)
+        if self._images is not None:
+            messages = split_images(messages)[0]
         if self._agent is None or not self._agent.open:
-            # Templates of processors read parts.
-            parts = (
-                split_images(row.prompt)[0] if self._images is not None and isinstance(row.prompt, list) else row.prompt
-            )
-            return self._apply(row, parts, generation_prompt=True)
-        assert isinstance(row.prompt, list), "checked before"
-        messages = list(row.prompt)
+            return self._apply(template, facts, messages, row, generation_prompt=True)
         if messages[-1]["role"] != "user":
             messages.append({"role": "user", "content": ""})
-        messages[-1] = {**messages[-1], "content": messages[-1]["content"] + _MARK}
-        return self._apply(row, messages, generation_prompt=False).rpartition(_MARK)[0]
+        content = messages[-1]["content"]
+        marked = content + _MARK if isinstance(content, str) else [*content, {"type": "text", "text": _MARK}]
+        messages[-1] = {**messages[-1], "content": marked}
+        return self._apply(template, facts, messages, row, generation_prompt=False).rpartition(_MARK)[0]
 
-    def _apply(self, row: Row, messages: Any, *, generation_prompt: bool) -> str:
-        import jinja2
+    def _apply(
+        self, template: ChatTemplate, facts: TemplateFacts, messages: Any, row: Row, *, generation_prompt: bool
+    ) -> str:
+        return template.render(
+            fit(messages, facts), tools=self._tools, generation_prompt=generation_prompt, **row.template_kwargs
+        )
 
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages,
-                    tools=self._tools,  # type: ignore[arg-type]  # the stub wants its own alias of dict[str, Any]
-                    chat_template=self._template,
-                    tokenize=False,
-                    add_generation_prompt=generation_prompt,
-                    **{**self._template_kwargs, **row.template_kwargs},
-                )
-            )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise DataError(
-                f"{row.origin}: the chat template failed: {error}", hint="see data.chat_template_kwargs"
-            ) from error
+    def _template(self) -> tuple[ChatTemplate, TemplateFacts]:
+        """The template, that of the processor if it has one; asked with the first row that needs it."""
+        if self._asked is None:
+            own = self._images.chat_template if self._images is not None else None
+            if own:
+                template = ChatTemplate(self._tokenizer, own, self._template_kwargs)
+            else:
+                template = ChatTemplate.of(self._tokenizer, self._template_kwargs, tools=bool(self._tools))
+            self._asked = template, facts_of(template)
+        return self._asked
 
 
 def _as_json(row: Row, field: str, value: Any) -> str:

@@ -27,7 +27,8 @@ class TemplateFacts:
     """Findings about one template, each from renderings of small conversations.
 
     Attributes:
-        contents: the form in which each role's content reaches the text; a role that is refused or lost is missing.
+        contents: forms in which each role's content reaches the text, the simpler one first; a role that is refused
+            or lost is missing.
         end: see there.
         begin: whether conversations begin with the begin token.
         marks: the assistant's words are marked with `{% generation %}`: with their end, without it, or not at all.
@@ -44,7 +45,7 @@ class TemplateFacts:
         call: a turn that calls `probe_tool` with `probe_key: "probevalue"`, as the template writes it.
     """
 
-    contents: Mapping[str, ContentForm]
+    contents: Mapping[str, tuple[ContentForm, ...]]
     end: TurnEnd
     begin: bool = False
     marks: Literal["with the end", "without the end", ""] = ""

@@ -30,8 +30,8 @@ def fit(messages: Sequence[Message], facts: TemplateFacts) -> list[dict[str, Any
 def _fit(message: Message, facts: TemplateFacts, index: int) -> dict[str, Any]:
     fitted = dict(message)
     role = message.get("role")
-    form = facts.contents.get("system" if role == "developer" else str(role))
-    if form is None and role in ("system", "tool"):
+    forms = facts.contents.get("system" if role == "developer" else str(role), ())
+    if not forms and role in ("system", "tool"):
         raise ChatTemplateError(
             f"message {index} has the role {role}, and the chat template does not write it",
             hint="put the words of a system message into the user's"
@@ -39,7 +39,7 @@ def _fit(message: Message, facts: TemplateFacts, index: int) -> dict[str, Any]:
             else "use a template for tools",
         )
     if "content" in message:
-        fitted["content"] = _content(message["content"], form, index)
+        fitted["content"] = _content(message["content"], forms, index)
     if calls := message.get("tool_calls"):
         if not facts.arguments:
             raise ChatTemplateError(
@@ -52,18 +52,22 @@ def _fit(message: Message, facts: TemplateFacts, index: int) -> dict[str, Any]:
     return fitted
 
 
-def _content(content: Any, form: ContentForm | None, index: int) -> Any:
-    if form == "text" and isinstance(content, list):
+def _content(content: Any, forms: Sequence[ContentForm], index: int) -> Any:
+    if isinstance(content, str):
+        return content if "text" in forms or not forms else [{"type": "text", "text": content}]
+    if isinstance(content, list) and "text" in forms and ("parts" not in forms or all(map(_is_text, content))):
         return "".join(_text_of(part, index) for part in content)
-    if form == "parts" and isinstance(content, str):
-        return [{"type": "text", "text": content}]
     return content
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type", "text") == "text"
 
 
 def _text_of(part: Any, index: int) -> str:
     if isinstance(part, str):
         return part
-    text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else None
+    text = part.get("text") if _is_text(part) else None
     if not isinstance(text, str):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         raise ChatTemplateError(

@@ -10,18 +10,9 @@ from typing import Any, Literal
 
 from rollmesh.mesh.chat.facts import ContentForm, TemplateFacts, TurnEnd
 from rollmesh.mesh.chat.template import ChatTemplate, Message, special_texts
+from rollmesh.mesh.chat.thoughts import THOUGHT_MARKS, opened_thoughts
 from rollmesh.mesh.errors import ChatTemplateError
 
-THOUGHT_MARKS = (
-    ("<think>", "</think>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-    ("[THINK]", "[/THINK]"),
-    ("<thinking>", "</thinking>"),
-    ("<thought>", "</thought>"),
-    ("<reasoning>", "</reasoning>"),
-    ("<seed:think>", "</seed:think>"),
-)
-"""Pairs with which models write thoughts."""
 # Neither Python, JSON nor HTML writes them as they are, so that they are missed in a text where one does.
 _ODD = ' "é"\n& <more> '
 _USER, _ANSWER, _NEXT, _SYSTEM = (f"{word}{_ODD}end" for word in ("first", "answer", "second", "system"))
@@ -36,6 +27,7 @@ _TOOL = {
 }
 _FORMS: tuple[ContentForm, ContentForm] = ("text", "parts")
 _IDS = ("call_0123456789abcdef01234567", "abc123DEF")
+_Forms = Mapping[str, tuple[ContentForm, ...]]
 _known: dict[bytes, TemplateFacts] = {}
 
 
@@ -51,11 +43,6 @@ def facts_of(template: ChatTemplate) -> TemplateFacts:
     return _known[key]
 
 
-def thoughts_end(opened: str) -> str:
-    """The mark that closes thoughts; empty for none that are known."""
-    return dict(THOUGHT_MARKS).get(opened, "")
-
-
 @dataclass(frozen=True, slots=True)
 class _Probe:
     """Asks one template."""
@@ -64,11 +51,11 @@ class _Probe:
 
     def facts(self) -> TemplateFacts:
         forms = self._contents()
-        user, answer, following = self._said(forms)
+        user, answer, following = self._said(forms["user"][0], forms["assistant"][0])
         alone = self._need([user, answer])
         followed = self._try([user, answer, following])
         prompt = self._try([user], generation_prompt=True)
-        opened = _opened(prompt, self._try([user])) if prompt is not None else ""
+        opened = opened_thoughts(prompt.removeprefix(self._try([user]) or "")) if prompt is not None else ""
         form, nine, call = self._call(forms)
         end = self._end(alone, followed)
         return TemplateFacts(
@@ -89,54 +76,55 @@ class _Probe:
             call=call,
         )
 
-    def _contents(self) -> dict[str, ContentForm]:
+    def _contents(self) -> dict[str, tuple[ContentForm, ...]]:
         """Forms in which contents arrive, each once; another role's is looked for within such a conversation."""
         for user, answer in itertools.product(_FORMS, repeat=2):
-            forms: dict[str, ContentForm] = {"user": user, "assistant": answer}
-            text = self._try(self._said(forms)[:2])
-            if text is not None and _arrive(text, _USER, _ANSWER):
+            if self._arrives(self._said(user, answer)[:2], _USER, _ANSWER):
                 break
         else:
             # In the plainest form, for the template's own words about it.
-            self.template.render(self._said({"user": "text", "assistant": "text"})[:2])
+            self.template.render(self._said("text", "text")[:2])
             raise ChatTemplateError(
                 "the chat template writes no conversation of a user and an assistant with the words of both",
                 hint="use the template of another model: this one loses texts",
             )
-        for form in _FORMS:
-            text = self._try([_message("system", _SYSTEM, form), *self._said(forms)[:2]])
-            if text is not None and _arrive(text, _SYSTEM, _USER):
-                forms["system"] = form
-                break
-        for form in _FORMS:
-            text = self._try(self._tool_use(forms, form, {_KEY: _VALUE}, _IDS[1]), tools=[_TOOL])
-            if text is not None and _arrive(text, _RESULT):
-                forms["tool"] = form
-                break
-        return forms
+        said = self._said(user, answer)[:2]
+        taken = {
+            "user": [form for form in _FORMS if self._arrives(self._said(form, answer)[:2], _USER, _ANSWER)],
+            "assistant": [form for form in _FORMS if self._arrives(self._said(user, form)[:2], _USER, _ANSWER)],
+            "system": [f for f in _FORMS if self._arrives([_message("system", _SYSTEM, f), *said], _SYSTEM, _USER)],
+        }
+        forms = {role: tuple(found) for role, found in taken.items() if found}
+        results = (self._tool_use(forms, form, {_KEY: _VALUE}, _IDS[1]) for form in _FORMS)
+        answered = tuple(
+            f for f, use in zip(_FORMS, results, strict=True) if self._arrives(use, _RESULT, tools=[_TOOL])
+        )
+        return forms | ({"tool": answered} if answered else {})
 
-    def _said(self, forms: Mapping[str, ContentForm]) -> tuple[Message, Message, Message]:
-        user, answer = forms["user"], forms["assistant"]
+    def _arrives(self, messages: Sequence[Message], *words: str, **how: Any) -> bool:
+        """Whether a rendering has each word, once, as it is."""
+        text = self._try(messages, **how)
+        return text is not None and all(text.count(word) == 1 for word in words)
+
+    def _said(self, user: ContentForm, answer: ContentForm) -> tuple[Message, Message, Message]:
         return _message("user", _USER, user), _message("assistant", _ANSWER, answer), _message("user", _NEXT, user)
 
-    def _tool_use(
-        self, forms: Mapping[str, ContentForm], result: ContentForm, arguments: Any, id_: str
-    ) -> list[Message]:
+    def _tool_use(self, forms: _Forms, result: ContentForm, arguments: Any, id_: str) -> list[Message]:
         call = {"id": id_, "type": "function", "function": {"name": "probe_tool", "arguments": arguments}}
         return [
-            _message("user", _USER, forms["user"]),
-            {**_message("assistant", "", forms["assistant"]), "tool_calls": [call]},
+            _message("user", _USER, forms["user"][0]),
+            {**_message("assistant", "", forms["assistant"][0]), "tool_calls": [call]},
             {**_message("tool", _RESULT, result), "name": "probe_tool", "tool_call_id": id_},
         ]
 
-    def _call(self, forms: Mapping[str, ContentForm]) -> tuple[Literal["object", "text", ""], bool, str]:
+    def _call(self, forms: _Forms) -> tuple[Literal["object", "text", ""], bool, str]:
         """The form of arguments, whether ids need nine letters, and a turn that is a call."""
         given: tuple[tuple[Literal["object", "text"], Any], ...] = (
             ("object", {_KEY: _VALUE}),
             ("text", json.dumps({_KEY: _VALUE})),
         )
         for (form, arguments), id_ in itertools.product(given, _IDS):
-            whole = self._tool_use(forms, forms.get("tool", "text"), arguments, id_)
+            whole = self._tool_use(forms, forms.get("tool", _FORMS)[0], arguments, id_)
             text = self._try(whole[:2], tools=[_TOOL])
             if text is None or text.count(_VALUE) != 1 or (form == "object" and not _is_read(text)):
                 continue
@@ -158,13 +146,13 @@ class _Probe:
         return TurnEnd((), "never")
 
     def _with_end_of_calls(
-        self, end: TurnEnd, forms: Mapping[str, ContentForm], form: Literal["object", "text", ""], nine: bool
+        self, end: TurnEnd, forms: _Forms, form: Literal["object", "text", ""], nine: bool
     ) -> TurnEnd:
         """The end, with that of a turn that calls a tool, if it is another."""
         if not form or not end.tokens:
             return end
         arguments = {_KEY: _VALUE} if form == "object" else json.dumps({_KEY: _VALUE})
-        whole = self._tool_use(forms, forms.get("tool", "text"), arguments, _IDS[nine])
+        whole = self._tool_use(forms, forms.get("tool", _FORMS)[0], arguments, _IDS[nine])
         special = special_texts(self.template.tokenizer)
         if end.written == "after the turn":
             text = (self._try(whole[:2], tools=[_TOOL]) or "").rstrip()
@@ -184,24 +172,24 @@ class _Probe:
         end = _first(said.rpartition(_ANSWER)[2], special_texts(self.template.tokenizer))
         return "with the end" if end else "without the end"
 
-    def _drops_thoughts(self, forms: Mapping[str, ContentForm]) -> bool:
-        user, _, following = self._said(forms)
+    def _drops_thoughts(self, forms: _Forms) -> bool:
+        user, _, following = self._said(forms["user"][0], forms["assistant"][0])
         opening, closing = THOUGHT_MARKS[0]
-        thinking = _message("assistant", f"{opening}\n{_THOUGHT}\n{closing}\n\n{_ANSWER}", forms["assistant"])
+        thinking = _message("assistant", f"{opening}\n{_THOUGHT}\n{closing}\n\n{_ANSWER}", forms["assistant"][0])
         text = self._try([user, thinking, following])
         return text is not None and _ANSWER in text and _THOUGHT not in text
 
-    def _trims(self, forms: Mapping[str, ContentForm]) -> bool:
+    def _trims(self, forms: _Forms) -> bool:
         text = self._try(
-            [_message("user", f"  {_USER}  ", forms["user"]), _message("assistant", _ANSWER, forms["assistant"])]
+            [_message("user", f"  {_USER}  ", forms["user"][0]), _message("assistant", _ANSWER, forms["assistant"][0])]
         )
         return text is not None and f"  {_USER}  " not in text
 
-    def _default_system(self, forms: Mapping[str, ContentForm]) -> str:
+    def _default_system(self, forms: _Forms) -> str:
         if "system" not in forms:
             return ""
-        messages = self._said(forms)[:2]
-        own = self._try([_message("system", _SYSTEM, forms["system"]), *messages])
+        messages = self._said(forms["user"][0], forms["assistant"][0])[:2]
+        own = self._try([_message("system", _SYSTEM, forms["system"][0]), *messages])
         text = self._try(messages)
         if own is None or text is None:
             return ""
@@ -228,11 +216,6 @@ def _message(role: str, text: str, form: ContentForm) -> dict[str, Any]:
     return {"role": role, "content": text if form == "text" else [{"type": "text", "text": text}]}
 
 
-def _arrive(text: str, *words: str) -> bool:
-    """Whether each word is there, once, as it is."""
-    return all(text.count(word) == 1 for word in words)
-
-
 def _is_read(text: str) -> bool:
     """Whether arguments are there as a structure: neither quoted again nor as Python writes them."""
     return "'" + _KEY + "'" not in text and '\\"' + _KEY not in text
@@ -250,12 +233,3 @@ def _through_end(text: str, end: TurnEnd) -> str:
     if end.written != "after the turn":
         return before + answer
     return before + answer + after[: after.index(end.tokens[0]) + len(end.tokens[0])]
-
-
-def _opened(prompt: str, without: str | None) -> str:
-    """The mark of thoughts that a generation prompt opens and does not close."""
-    added = prompt.removeprefix(without) if without is not None else prompt
-    for opening, closing in THOUGHT_MARKS:
-        if added.rfind(opening) > added.rfind(closing):
-            return opening
-    return ""

@@ -55,11 +55,11 @@ def test_the_end_of_a_turn_is_found(source: str, end: TurnEnd) -> None:
     ("source", "expected"),
     [
         (of.CHATML, {"tools": True, "arguments": "object", "prompt_is_prefix": True, "rewrites": False}),
-        (of.PARTS, {"contents": dict.fromkeys(("user", "assistant", "system", "tool"), "parts"), "tools": False}),
+        (of.PARTS, {"contents": dict.fromkeys(("user", "assistant", "system", "tool"), ("parts",)), "tools": False}),
         (of.TRIMS, {"trims": True, "begin": True, "arguments": ""}),
         (of.OPENS_THOUGHTS, {"opened_thoughts": "<think>", "prompt_is_prefix": False, "drops_thoughts": True}),
         (of.ANOTHER_END_ONCE_FOLLOWED, {"rewrites": True}),
-        (of.STRICT, {"alternates": True, "contents": {"user": "text", "assistant": "text"}}),
+        (of.STRICT, {"alternates": True, "contents": {"user": ("text",), "assistant": ("text",)}}),
         (of.NINE_LETTERS, {"nine_letter_ids": True, "arguments": "object"}),
         (of.ARGUMENTS_AS_TEXT, {"arguments": "text"}),
         (of.DEFAULT_SYSTEM, {"default_system": "Be kind."}),
