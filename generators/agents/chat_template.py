@@ -17,7 +17,10 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rollmesh.mesh.agent_tools import Schema
-from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.chat.fitting import fit
+from rollmesh.mesh.chat.probing import facts_of
+from rollmesh.mesh.chat.template import ChatTemplate, special_texts
+from rollmesh.mesh.errors import ChatTemplateError, ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,14 +35,6 @@ _CACHED = 1024
 _CACHED_CHARACTERS = 4096
 # Characters of a text from outside that are tokenised at first, for each token that may be kept.
 _TOKEN_CHARACTERS = 8
-
-
-def template_errors() -> tuple[type[Exception], ...]:
-    """The errors of rendering a chat template: those of the template language, and of computations in it."""
-    import jinja2
-
-    computed = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
-    return (jinja2.TemplateError, *computed)
 
 
 class ChatRenderer:
@@ -65,16 +60,17 @@ class ChatRenderer:
         template_kwargs: Mapping[str, Any] | None = None,
         observation_tokens: int = 512,
     ) -> None:
-        if tokenizer.chat_template is None:
-            raise ConfigError(
-                "agents need a chat template, and the tokenizer has none", hint="use an instruction-tuned model"
-            )
         self._tokenizer = tokenizer
         self._end_ids = end_ids
         self._tools = list(tools) or None
-        self._template_kwargs = dict(template_kwargs or {})
+        try:
+            self._template = ChatTemplate.of(tokenizer, template_kwargs, tools=bool(tools))
+            self._facts = facts_of(self._template)
+        except ChatTemplateError as error:
+            raise ConfigError(f"agents need a chat template: {error.message}", hint=error.hint) from error
         self._limit = observation_tokens
-        self._special = _special_texts(tokenizer)
+        # A single character is no mark.
+        self._special = [text for text in special_texts(tokenizer) if len(text) > 1]
         self._cached_rest = lru_cache(_CACHED)(self._render_rest)
         role = "tool" if tools else "user"
         if not self.after_turn([], [{"role": role, "content": "1", "name": "f", "tool_call_id": "000000000"}]):
@@ -87,15 +83,12 @@ class ChatRenderer:
     @property
     def template(self) -> str:
         """The chat template's text."""
-        template = self._tokenizer.chat_template
-        # A dictionary of templates by use is as good: traces are looked for.
-        return template if isinstance(template, str) else str(template)
+        return self._template.source
 
     @property
     def shows_tools(self) -> bool:
-        """True where the template shows the model its tools, or the configuration has no tools."""
-        opening = [{"role": "user", "content": _MARK}]
-        return self._tools is None or self._apply(opening) != self._apply(opening, tools=False)
+        """Whether the template shows the model its tools, or the configuration has no tools."""
+        return self._tools is None or self._facts.tools
 
     def render_opening(self, observation: str) -> list[int]:
         """Tokens after a prompt that ends within its last user message: an observation, and up to the first turn."""
@@ -207,22 +200,12 @@ class ChatRenderer:
         except ConfigError:
             return None
 
-    def _apply(self, messages: Sequence[Message], *, generation_prompt: bool = True, tools: bool = True) -> str:
+    def _apply(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tools=self._tools if tools else None,  # type: ignore[arg-type]  # the stub wants its own alias of dict[str, Any]
-                    tokenize=False,
-                    add_generation_prompt=generation_prompt,
-                    **self._template_kwargs,
-                )
-            )
-        except template_errors() as error:
-            roles = " ".join(str(message["role"]) for message in messages)
-            raise ConfigError(
-                f"the chat template refuses a conversation of {roles}: {error}", hint="see data.chat_template_kwargs"
-            ) from error
+            fitted = fit(messages, self._facts)
+            return self._template.render(fitted, tools=self._tools, generation_prompt=generation_prompt)
+        except ChatTemplateError as error:
+            raise ConfigError(error.message, hint=error.hint) from error
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(as_unicode(text), add_special_tokens=False))
@@ -239,9 +222,3 @@ def as_unicode(text: str) -> str:
 def longest_token(tokenizer: PreTrainedTokenizerBase) -> int:
     """Characters that one token stands for at most."""
     return max(map(len, tokenizer.get_vocab()), default=1)
-
-
-def _special_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Special tokens as text, the longest first."""
-    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    return sorted({text for text in [*tokenizer.all_special_tokens, *added] if len(text) > 1}, key=len, reverse=True)

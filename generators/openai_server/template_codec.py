@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from rollmesh.generators.agents.chat_template import ChatRenderer, as_unicode, longest_token, template_errors
+from rollmesh.generators.agents.chat_template import ChatRenderer, as_unicode, longest_token
 from rollmesh.generators.agents.tool_call_parsers import choose_parser
 from rollmesh.generators.agents.tool_calls import typed_arguments
 from rollmesh.generators.openai_server.chat_codec import ParsedAnswer, TooLongError
 from rollmesh.generators.openai_server.conversations.messages import Message
 from rollmesh.generators.openai_server.errors import ApiError
+from rollmesh.mesh.chat.facts import TemplateFacts
+from rollmesh.mesh.chat.fitting import fit
+from rollmesh.mesh.chat.probing import facts_of
+from rollmesh.mesh.chat.template import ChatTemplate
 from rollmesh.mesh.config.rollout import ParserName
-from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.errors import ChatTemplateError, ConfigError
+from rollmesh.mesh.masked_text import encode_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,6 +54,7 @@ class TemplateChatCodec:
         self._end_ids = end_ids
         self._parser = parser
         self._template_kwargs = dict(template_kwargs or {})
+        self._template = cache(self._ask)
         self._chat_with = lru_cache(_TOOL_SETS)(self._make_chat)
         self._longest = longest_token(tokenizer)
         # The first use sets what later ones, in several threads, leave as it is.
@@ -58,16 +64,11 @@ class TemplateChatCodec:
         if self._tokenizer.chat_template is None:
             raise ApiError(400, "the model has no chat template: use /v1/completions", reason="no_chat_template")
         try:
-            text = self._tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) or None,
-                tokenize=False,
-                add_generation_prompt=True,
-                **self._template_kwargs,
-            )
-        except template_errors() as error:
-            raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
-        return self.encode_more(str(text), max_tokens)
+            template, facts = self._template(bool(tools))
+            text = template.render(fit(messages, facts), tools=tools, generation_prompt=True)
+        except ChatTemplateError as error:
+            raise ApiError(400, error.message, param="messages") from error
+        return self.encode_more(text, max_tokens)
 
     def continuation(
         self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any], max_tokens: int
@@ -82,7 +83,7 @@ class TemplateChatCodec:
         return chat.after_end(answer, self.encode_more(text, max_tokens))
 
     def encode(self, text: str, max_tokens: int) -> list[int]:
-        return self._encoded(text, max_tokens, lambda part: list(self._tokenizer(part)["input_ids"]))
+        return self._encoded(text, max_tokens, lambda part: encode_text(self._tokenizer, part))
 
     def encode_more(self, text: str, max_tokens: int) -> list[int]:
         return self._encoded(
@@ -127,6 +128,10 @@ class TemplateChatCodec:
             self._chat(tools)
         except ConfigError as error:
             raise ApiError(400, str(error), param="tools") from error
+
+    def _ask(self, tools: bool) -> tuple[ChatTemplate, TemplateFacts]:
+        template = ChatTemplate.of(self._tokenizer, self._template_kwargs, tools=tools)
+        return template, facts_of(template)
 
     def _template_text(self) -> str:
         template = self._tokenizer.chat_template

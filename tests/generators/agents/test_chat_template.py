@@ -119,9 +119,13 @@ def test_what_cannot_be_gone_on_from_is_refused() -> None:
     bare.chat_template = None
     with pytest.raises(ConfigError, match="need a chat template"):
         ChatRenderer(bare, end_ids=ENDS)
-    bare.chat_template = "{{ messages[0].content }}"
-    with pytest.raises(ConfigError, match=r"otherwise once it is answered|nothing between"):
-        ChatRenderer(bare, end_ids=ENDS)
+    for template, named in (
+        ("{{ messages[0].content }}", "words of both"),
+        ("{{ messages[0].content }}{{ messages[1].content }}", "nothing between"),
+    ):
+        bare.chat_template = template
+        with pytest.raises(ConfigError, match=named):
+            ChatRenderer(bare, end_ids=ENDS)
 
 
 def test_text_and_back_would_drift() -> None:

@@ -149,7 +149,7 @@ def test_what_a_chat_template_fails_of_is_told(wrong: str) -> None:
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = f"{{% for each in [{wrong}] %}}{{{{ each }}}}{{% endfor %}}"
     codec = TemplateChatCodec(tokenizer, end_ids=frozenset())
-    with pytest.raises(ApiError, match="the chat template refuses these messages") as error:
+    with pytest.raises(ApiError, match="the chat template refuses a conversation") as error:
         codec.prompt([{"role": "user", "content": "the fox"}], [], 100)
     assert error.value.status == 400
 
