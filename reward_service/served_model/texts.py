@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollmesh.mesh.errors import RewardError
+from rollmesh.mesh.chat.fitting import fit
+from rollmesh.mesh.chat.probing import facts_of
+from rollmesh.mesh.chat.template import ChatTemplate
+from rollmesh.mesh.errors import ChatTemplateError, RewardError
+from rollmesh.mesh.masked_text import encode_text
 from rollmesh.mesh.scored_text import scored_tokens
 from rollmesh.reward_service.served_model.messages import ModelOptions, Text
 
@@ -34,16 +38,19 @@ class Reader:
         options: template, separator, system message.
 
     Raises:
-        RewardError: a chat template is asked for, and the tokenizer has none.
+        RewardError: a chat template is asked for, and the tokenizer has none, or one that loses words.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, options: ModelOptions) -> None:
         self._tokenizer: Any = tokenizer
-        self._chat = options.template == "chat" or (not options.template and bool(tokenizer.chat_template))
+        chat = options.template == "chat" or (not options.template and bool(tokenizer.chat_template))
         self._system = options.system
         self._steps = options.kind == "steps"
-        if self._chat and not tokenizer.chat_template:
-            raise RewardError(f"the tokenizer of {options.folder} has no chat template", hint="set `template: text`")
+        try:
+            self._chat = ChatTemplate.of(tokenizer) if chat else None
+            self._facts = facts_of(self._chat) if self._chat is not None else None
+        except ChatTemplateError as error:
+            raise RewardError(f"{options.folder}: {error.message}", hint="set `template: text`") from error
         self._separator = self._ids(options.separator) if self._steps else []
         if self._steps and not self._separator:
             raise RewardError("the separator of steps has no token", hint="set reward.process.separator")
@@ -52,7 +59,7 @@ class Reader:
         """Tokens of a text.
 
         Raises:
-            ValueError, TypeError: the chat template does not take its messages.
+            ChatTemplateError: the chat template does not take its messages.
         """
         prompt, response, messages = text
         if not self._steps:
@@ -67,17 +74,21 @@ class Reader:
         return Sequence(ids, places)
 
     def _response(self, prompt: str, response: str, messages: list[dict[str, Any]]) -> list[int]:
-        if not self._chat:
+        if self._chat is None:
             ids: list[int] = scored_tokens(self._tokenizer, prompt, response).ids.tolist()
             return ids
         whole = [*self._messages(prompt, messages), {"role": "assistant", "content": response}]
-        return self._ids(self._tokenizer.apply_chat_template(whole, tokenize=False))
+        return self._ids(self._render(whole, generation_prompt=False))
 
     def _prompt(self, prompt: str, messages: list[dict[str, Any]]) -> list[int]:
-        if not self._chat:
-            return list(self._tokenizer(prompt)["input_ids"])
-        whole = self._messages(prompt, messages)
-        return self._ids(self._tokenizer.apply_chat_template(whole, tokenize=False, add_generation_prompt=True))
+        if self._chat is None:
+            return encode_text(self._tokenizer, prompt)
+        return self._ids(self._render(self._messages(prompt, messages), generation_prompt=True))
+
+    def _render(self, messages: list[dict[str, Any]], *, generation_prompt: bool) -> str:
+        assert self._chat is not None, "only with a template"
+        assert self._facts is not None, "asked with the template"
+        return self._chat.render(fit(messages, self._facts), generation_prompt=generation_prompt)
 
     def _messages(self, prompt: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         system = [{"role": "system", "content": self._system}] if self._system else []

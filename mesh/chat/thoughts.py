@@ -1,0 +1,26 @@
+"""The marks between which models write thoughts."""
+
+from __future__ import annotations
+
+THOUGHT_MARKS = (
+    ("<think>", "</think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("[THINK]", "[/THINK]"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<seed:think>", "</seed:think>"),
+)
+
+
+def thoughts_end(opened: str) -> str:
+    """The mark that closes thoughts; empty for none that are known."""
+    return dict(THOUGHT_MARKS).get(opened, "")
+
+
+def opened_thoughts(text: str) -> str:
+    """The mark of thoughts that a text opens and does not close; empty: none."""
+    for opening, closing in THOUGHT_MARKS:
+        if text.rfind(opening) > text.rfind(closing):
+            return opening
+    return ""
