@@ -126,6 +126,9 @@ class PromptEncoder:
         template_kwargs: extra arguments of `apply_chat_template`.
         agent: settings of agents; None: responses have one turn.
         images: of the model; None: rows with images are refused.
+
+    Attributes:
+        tokenizer: see there.
     """
 
     def __init__(
@@ -137,7 +140,7 @@ class PromptEncoder:
         agent: AgentPrompts | None = None,
         images: ImageProcessor | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._images = images
         self._max_tokens = max_prompt_tokens
         self._template_kwargs = dict(template_kwargs)
@@ -189,14 +192,14 @@ class PromptEncoder:
             seen=trajectory_pb2.SeenPrompt(tokens=len(seen), digest=digest_tokens(seen)) if images else None,
         )
 
-    def measure(self, row: Row) -> int:
-        """Tokens of a row's prompt as the model sees it, 0 for an empty one, whatever the limit.
+    def ids(self, row: Row) -> list[int]:
+        """Tokens of a row's prompt as the model sees it, whatever the limit.
 
         Raises:
             DataError: as `encode`.
         """
         images = self._load(row)
-        return len(self._seen(row, self._tokenise(row)[1], images))
+        return self._seen(row, self._tokenise(row)[1], images)
 
     def _load(self, row: Row) -> tuple[bytes, ...]:
         if not row.images:
@@ -233,14 +236,14 @@ class PromptEncoder:
                     hint='write the prompt as [{"role": "user", "content": ...}]',
                 )
             text = row.prompt if self._images is None else row.prompt.replace(MARK, self._images.token)
-            return text, encode_text(self._tokenizer, text)
+            return text, encode_text(self.tokenizer, text)
         if not row.prompt:
             return "", []
         try:
             text = self._render(row)
         except ChatTemplateError as error:
             raise ChatTemplateError(f"{row.origin}: {error.message}", hint=error.hint) from error
-        return text, encode_text(self._tokenizer, text, special_tokens=False)
+        return text, encode_text(self.tokenizer, text, special_tokens=False)
 
     def _render(self, row: Row) -> str:
         template, facts = self._template()
@@ -268,9 +271,9 @@ class PromptEncoder:
         if self._asked is None:
             own = self._images.chat_template if self._images is not None else None
             if own:
-                template = ChatTemplate(self._tokenizer, own, self._template_kwargs)
+                template = ChatTemplate(self.tokenizer, own, self._template_kwargs)
             else:
-                template = ChatTemplate.of(self._tokenizer, self._template_kwargs, tools=bool(self._tools))
+                template = ChatTemplate.of(self.tokenizer, self._template_kwargs, tools=bool(self._tools))
             self._asked = template, facts_of(template)
         return self._asked
 

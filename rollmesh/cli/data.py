@@ -11,7 +11,7 @@ import typer
 import yaml
 from pydantic import ValidationError
 
-from rollmesh.cli.options import OVERRIDES, ConfigPath, read_config
+from rollmesh.cli.options import OVERRIDES, read_config
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.errors import ConfigError, DataError
 
@@ -87,6 +87,22 @@ def _found(command: str, config_path: Path, context: typer.Context, examples: in
     return check_rows(trainer, examples=examples)
 
 
+def _show_template(model: str, *, as_json: bool) -> None:
+    from rollmesh.data.check import load_check_tokenizer
+    from rollmesh.data.check_report import template_lines
+    from rollmesh.mesh.chat.description import describe
+    from rollmesh.mesh.chat.probing import facts_of
+    from rollmesh.mesh.chat.template import ChatTemplate
+    from rollmesh.mesh.config.inputs import ModelSection
+
+    facts = facts_of(ChatTemplate.of(load_check_tokenizer(ModelSection(path=model))))
+    if as_json:
+        typer.echo(json.dumps(dict(describe(facts)), indent=2, ensure_ascii=False))
+        return
+    for line in template_lines(facts):
+        typer.echo(line)
+
+
 def _silent(_file: str, _rows: int) -> None:
     """Shows nothing: no one watches."""
 
@@ -110,7 +126,13 @@ def _source(text: str) -> DataSource:
 
 def _check(
     context: typer.Context,
-    config_path: ConfigPath,
+    config_path: Annotated[
+        Path | None, typer.Argument(metavar="CFG.YAML", help="Configuration; see `rollmesh run --help`.")
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option("--template", metavar="MODEL", help="Only the chat template of this model folder or hub id."),
+    ] = None,
     command: Annotated[
         str, typer.Option("--for", metavar="COMMAND", help="Whose configuration it is: run, sft, rm or dpo.")
     ] = "run",
@@ -124,15 +146,22 @@ def _check(
 
     It shows rows by source and by data_source, and the lengths of prompts in tokens. It finds duplicates, held-out
     prompts that are trained on, images that cannot be read, and rows that no reward function scores. With --for it
-    reads the rows of a trainer: pairs that contradict each other are found too. Exits with 3 where a run would fail.
+    reads the rows of a trainer: pairs that contradict each other are found too. It says how the model's chat template
+    writes conversations, and shows the first row as it is trained. Exits with 3 where a run would fail.
     """
+    if template is not None:
+        _show_template(template, as_json=as_json)
+        return
+    if config_path is None:
+        raise ConfigError("CFG.YAML is missing", hint="give a configuration, or --template with a model folder")
     found = _found(command, config_path, context, examples)
     from rollmesh.data.check_report import lines, to_json
 
     if as_json:
         typer.echo(json.dumps(to_json(found), indent=2))
     else:
-        for line in lines(found):
+        for line in lines(found, lambda text: typer.style(text, fg=typer.colors.GREEN, bold=True)):
+            # Colours are left out where no terminal is.
             typer.echo(line)
     if found.errors or (strict and found.warnings):
         raise typer.Exit(DataError.exit_code)

@@ -7,20 +7,25 @@ hundred bytes for each.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rollmesh.data.prompt_keys import exact_key, normalized_key
 from rollmesh.data.reading import read_all
+from rollmesh.data.shown_row import Piece, pieces_of
 from rollmesh.learner.coordinator.prompt_sources import evaluation_encoder, training_encoder
 from rollmesh.learner.data.dataset import open_source
 from rollmesh.learner.data.prompts import PromptEncoder
 from rollmesh.learner.data.rows import Row
+from rollmesh.mesh.chat.facts import TemplateFacts
+from rollmesh.mesh.chat.probing import facts_of
+from rollmesh.mesh.chat.template import ChatTemplate
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.inputs import DataSource, ModelSection
 from rollmesh.mesh.config.scorers.parts import uses
-from rollmesh.mesh.errors import DataError, RollmeshError
+from rollmesh.mesh.errors import ChatTemplateError, DataError, RollmeshError
 from rollmesh.mesh.tokenizer_files import load_tokenizer
 from rollmesh.reward_service.scorers.auto import scorer_of
 
@@ -89,11 +94,15 @@ class DataReport:
         measured: whose tokens are counted.
         max_tokens: longer ones are skipped, or refused.
         sources: in the order of the configuration.
+        template: facts about the model's chat template; None: it has none, or none that can be used.
+        row: the first one of all, as it is trained.
     """
 
     measured: Literal["prompt", "row"]
     max_tokens: int
     sources: list[SourceReport]
+    template: TemplateFacts | None = None
+    row: list[Piece] = field(default_factory=list)
 
     @property
     def errors(self) -> list[Finding]:
@@ -128,7 +137,21 @@ def check_data(config: Config, *, examples: int) -> DataReport:
         for source in config.data.eval:
             check = _SourceCheck(config, "data.eval", source, encoder, known, examples)
             reports.append(check.run(trained=False))
-    return DataReport("prompt", config.rollout.max_prompt_tokens, reports)
+    template = known_facts(tokenizer, config.data.chat_template_kwargs)
+    return DataReport("prompt", config.rollout.max_prompt_tokens, reports, template, known.row)
+
+
+def known_facts(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> TemplateFacts | None:
+    """Facts about a tokenizer's chat template; None without one, or if the rows' findings say why it cannot be used.
+
+    Args:
+        tokenizer: of the model.
+        kwargs: `data.chat_template_kwargs`.
+    """
+    try:
+        return facts_of(ChatTemplate.of(tokenizer, kwargs))
+    except ChatTemplateError:
+        return None
 
 
 def load_check_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
@@ -163,6 +186,8 @@ class _Known:
         self.trained: dict[int, tuple[str, str]] = {}
         """By normalized key: origin and ground truth of the first such row in the training data."""
         self.held_out: dict[int, tuple[str, str]] = {}
+        self.row: list[Piece] = []
+        """The first prompt, in pieces."""
 
 
 class _SourceCheck:
@@ -217,13 +242,16 @@ class _SourceCheck:
     def _measure(self, row: Row) -> None:
         refused = self._config.data.on_long_prompt == "refuse" and self._report.key == "data.train"
         try:
-            length = self._encoder.measure(row)
+            ids = self._encoder.ids(row)
         except RollmeshError as error:
             self._add("the prompt cannot be made", str(error), fails=True)
             return
-        if length == 0:
+        if not ids:
             self._add("the prompt is empty", row.origin, fails=refused)
             return
+        if not self._known.row:
+            self._known.row = pieces_of(self._encoder.tokenizer, ids, [False] * len(ids))
+        length = len(ids)
         self._report.lengths[length] += 1
         if length > self._limit:
             what = f"the prompt is over rollout.max_prompt_tokens ({self._limit})"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from rollmesh.data.check import DataReport, Finding, SourceReport
+from rollmesh.mesh.chat.description import describe
+from rollmesh.mesh.chat.facts import TemplateFacts
 
 _QUANTILES = (("least", 0.0), ("median", 0.5), ("95%", 0.95), ("99%", 0.99), ("most", 1.0))
 _BAR = 30
+# Characters of a piece of a row; its middle is left out.
+_SHOWN = 400
 
 
 def quantile(counts: Counter[int], share: float) -> int:
@@ -35,8 +40,16 @@ def histogram(lengths: Counter[int]) -> list[tuple[int, int]]:
     return found
 
 
-def lines(report: DataReport) -> Iterator[str]:
-    """The report in words."""
+def lines(report: DataReport, emphasize: Callable[[str], str] = str) -> Iterator[str]:
+    """The report in words.
+
+    Args:
+        report: of all data.
+        emphasize: marks a text that is trained, with colours for example.
+    """
+    if report.template is not None:
+        yield "chat template:"
+        yield from template_lines(report.template)
     for source in report.sources:
         yield f"{source.key}: {source.label}: {source.rows} rows"
         for name, count in source.data_sources.most_common():
@@ -46,8 +59,31 @@ def lines(report: DataReport) -> Iterator[str]:
             yield f"  {'ERROR' if finding.fails else 'warning'}: {finding.count} x {finding.what}"
             for example in finding.examples:
                 yield f"    {example}"
+    yield from _row(report, emphasize)
     errors, warnings = len(report.errors), len(report.warnings)
     yield f"errors: {errors}, warnings: {warnings}" if errors or warnings else "nothing is wrong"
+
+
+def template_lines(facts: TemplateFacts) -> Iterator[str]:
+    """Facts about a chat template, one per line."""
+    found = list(describe(facts))
+    width = max(len(name) for name, _ in found)
+    for name, words in found:
+        yield f"  {name:<{width}}  {words}"
+
+
+def _row(report: DataReport, emphasize: Callable[[str], str]) -> Iterator[str]:
+    if not report.row:
+        return
+    counted, tokens = (sum(p.tokens for p in report.row if p.trained or every) for every in (False, True))
+    if report.measured == "prompt":
+        yield f"the first prompt ({tokens} tokens), after which the model answers:"
+    else:
+        yield f"the first row as it is trained ({counted} of {tokens} tokens count):"
+    for piece in report.row:
+        text = json.dumps(piece.text, ensure_ascii=False)
+        text = text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} ... {text[-_SHOWN // 2 :]}"
+        yield "  " + (f"trained  {emphasize(text)}" if piece.trained else f"context  {text}")
 
 
 def _lengths(source: SourceReport, report: DataReport) -> Iterator[str]:
@@ -68,6 +104,8 @@ def to_json(report: DataReport) -> dict[str, Any]:
         "errors": len(report.errors),
         "warnings": len(report.warnings),
         "sources": [_source(source, report.measured) for source in report.sources],
+        "template": dict(describe(report.template)) if report.template is not None else None,
+        "row": [asdict(piece) for piece in report.row],
     }
 
 

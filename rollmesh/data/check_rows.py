@@ -6,14 +6,15 @@ Rows are compared by their tokens. Nothing is started, and memory holds a digest
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from rollmesh.data.check import DataReport, SourceReport, load_check_tokenizer
+from rollmesh.data.check import DataReport, SourceReport, known_facts, load_check_tokenizer
 from rollmesh.data.reading import read_all
+from rollmesh.data.shown_row import Piece, pieces_of
 from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.data.dataset import open_rows
 from rollmesh.learner.data.examples import Example
@@ -23,6 +24,9 @@ from rollmesh.learner.trainers.objectives.registry import build_objective
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def check_rows(config: TrainerConfig, *, examples: int) -> DataReport:
@@ -44,18 +48,34 @@ def check_rows(config: TrainerConfig, *, examples: int) -> DataReport:
     objective = build_objective(config, ChatEncoder(tokenizer, config.data.chat_template_kwargs))
     trained: dict[bytes, str] = {}
     held_out: dict[bytes, str] = {}
-    reports = [_Source("data.train", source, objective, examples).run(trained, {}) for source in config.data.train]
+    sources = [_Source("data.train", source, objective, examples) for source in config.data.train]
+    reports = [source.run(trained, {}) for source in sources]
     for source in config.data.eval or ():
         reports += [_Source("data.eval", source, objective, examples).run(held_out, trained)]
-    return DataReport("row", config.data.max_tokens, reports)
+    first = next((source.first for source in sources if source.first is not None), None)
+    row = [] if first is None else _pieces(tokenizer, first)
+    template = known_facts(tokenizer, config.data.chat_template_kwargs)
+    return DataReport("row", config.data.max_tokens, reports, template, row)
+
+
+def _pieces(tokenizer: PreTrainedTokenizerBase, example: Example) -> list[Piece]:
+    """The first sequence of a row."""
+    sequence = example.sequences[0]
+    ids = [*sequence.prompt_ids.tolist(), *sequence.response_ids.tolist()]
+    return pieces_of(tokenizer, ids, [False] * len(sequence.prompt_ids) + (sequence.response_mask != 0).tolist())
 
 
 class _Source:
-    """Reads one source."""
+    """Reads one source.
+
+    Attributes:
+        first: row that is trained.
+    """
 
     def __init__(self, key: str, source: DataSource, objective: Objective, most: int) -> None:
         self._source, self._objective, self._most = source, objective, most
         self._report = SourceReport(key, source.label)
+        self.first: Example | None = None
 
     def run(self, own: dict[bytes, str], trained: dict[bytes, str]) -> SourceReport:
         """The report of the source.
@@ -78,6 +98,7 @@ class _Source:
             if example is None:
                 self._add("the row is left out: it is too long, or nothing of it is trained", origin)
                 continue
+            self.first = self.first or example
             self._report.lengths[max(map(len, example.sequences))] += 1
             self._compare(origin, example, own, trained)
         if not self._report.lengths:

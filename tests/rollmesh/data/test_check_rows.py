@@ -13,6 +13,7 @@ from rollmesh.data.check_report import lines, to_json
 from rollmesh.data.check_rows import check_rows
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.trainers import read_trainer_config
+from tests import chat_templates as of
 from tests.command import Command
 from tests.learner.data.test_chat_turns import PLAIN, make_tokenizer
 
@@ -109,3 +110,35 @@ def test_the_command_reads_the_configuration_of_a_trainer(tmp_path: Path, model:
     unknown = rollmesh("data", "check", str(config), "--for", "ppo")
     assert unknown.returncode == ConfigError.exit_code
     assert "known: run, sft, rm, dpo" in unknown.stderr
+
+
+def test_the_template_and_a_row_as_it_is_trained_are_shown(tmp_path: Path, rollmesh: Command) -> None:
+    of.tokenizer_for(of.NEXT_ROLE).save_pretrained(tmp_path / "model")
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    given = {
+        "model": {"path": str(tmp_path / "model")},
+        "data": {"train": write(tmp_path / "train.jsonl", {"messages": chat})},
+    }
+    report = check_rows(read_trainer_config("sft", given), examples=1)
+    assert [(piece.text, piece.trained) for piece in report.row] == [
+        ("<|user|>hi<|assistant|>", False),
+        ("yes<|user|>", True),
+    ]
+    text = "\n".join(lines(report, emphasize=str.upper))
+    assert '  context  "<|user|>hi<|assistant|>"\n  trained  "YES<|USER|>"' in text
+    assert "(4 of 8 tokens count)" in text
+    ends = "<|user|> or <|tool|>, the first token of the next message"
+    assert ends in text
+    assert ends in to_json(report)["template"]["end of a turn"]
+    # Of a model folder alone.
+    shown = rollmesh("data", "check", "--template", str(tmp_path / "model"))
+    assert ends in shown.stdout
+    assert (
+        ends
+        in json.loads(rollmesh("data", "check", "--template", str(tmp_path / "model"), "--json").stdout)[
+            "end of a turn"
+        ]
+    )
+    missing = rollmesh("data", "check")
+    assert missing.returncode == ConfigError.exit_code
+    assert "CFG.YAML is missing" in missing.stderr
