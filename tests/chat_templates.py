@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 _MARK = re.compile(r"<\|[a-z_]+\|>|</?s>")
@@ -61,12 +61,13 @@ LOSES_SYSTEM = (
 
 
 @lru_cache
-def tokenizer_for(template: str, *, end: str = "<|im_end|>") -> PreTrainedTokenizerFast:
+def tokenizer_for(template: str, *, end: str = "<|im_end|>", begins: bool = False) -> PreTrainedTokenizerFast:
     """A tokenizer of bytes, in which all marks of a template are special tokens.
 
     Args:
         template: of the tokenizer.
         end: its end token.
+        begins: it puts a begin token before texts.
     """
     roles = ("<|user|>", "<|assistant|>", "<|system|>", "<|tool|>")
     marks = dict.fromkeys((*_MARK.findall(template), *roles, end, "<s>"))
@@ -75,6 +76,8 @@ def tokenizer_for(template: str, *, end: str = "<|im_end|>") -> PreTrainedTokeni
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens(list(marks))
+    if begins:
+        core.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", core.token_to_id("<s>"))])
     made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=end, bos_token="<s>")
     made.chat_template = template
     return made
