@@ -15,25 +15,28 @@ _CALLS = (
     '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
 )
 _TOOLS = "{% if tools %}<|system|>{{ tools | tojson }}<|im_end|>\n{% endif %}"
-_ASK = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+ASK = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 _EACH = "{% for m in messages %}<|{{ m.role }}|>"
-CHATML = _TOOLS + _EACH + "{{ m.content or '' }}" + _CALLS + "<|im_end|>\n{% endfor %}" + _ASK
+CHATML = _TOOLS + _EACH + "{{ m.content or '' }}" + _CALLS + "<|im_end|>\n{% endfor %}" + ASK
 # No turn has an end of its own: the next role's token comes.
-NEXT_ROLE = _TOOLS + _EACH + "{{ m.content or '' }}" + _CALLS + "{% endfor %}" + _ASK
+NEXT_ROLE = _TOOLS + _EACH + "{{ m.content or '' }}" + _CALLS + "{% endfor %}" + ASK
 NEVER = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 MARKED = (
     _EACH + "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
-    "{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}" + _ASK
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}" + ASK
+)
+MARKED_IN_PARTS = MARKED.replace(
+    "<|im_end|>{% endgeneration %}", "{% endgeneration %}{% generation %}<|im_end|>{% endgeneration %}"
 )
 MARKED_WITHOUT_END = MARKED.replace("<|im_end|>{% endgeneration %}", "{% endgeneration %}<|im_end|>")
 PARTS = (
     _EACH + "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% else %}<image>{% endif %}{% endfor %}"
-    "<|im_end|>\n{% endfor %}" + _ASK
+    "<|im_end|>\n{% endfor %}" + ASK
 )
-TRIMS = "<s>" + _EACH + "{{ m.content | trim }}<|im_end|>\n{% endfor %}" + _ASK
+TRIMS = "<s>" + _EACH + "{{ m.content | trim }}<|im_end|>\n{% endfor %}" + ASK
 # The generation prompt opens thoughts, and history has none.
 OPENS_THOUGHTS = (
     _EACH + "{% if '</think>' in m.content %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}"
@@ -42,12 +45,12 @@ OPENS_THOUGHTS = (
 ANOTHER_END_ONCE_FOLLOWED = (
     _EACH
     + "{{ m.content }}{% if m.role == 'assistant' and loop.last %}<|return|>{% else %}<|end|>{% endif %}{% endfor %}"
-    + _ASK
+    + ASK
 )
 STRICT = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}<|{{ m.role }}|>{{ m.content }}<|im_end|>{% endfor %}"
-    + _ASK
+    + ASK
 )
 NINE_LETTERS = CHATML.replace(
     "{% for c in m.tool_calls or [] %}",
@@ -56,7 +59,7 @@ NINE_LETTERS = CHATML.replace(
 ARGUMENTS_AS_TEXT = CHATML.replace("{{ c.function.arguments | tojson }}", "{{ '' ~ c.function.arguments }}")
 DEFAULT_SYSTEM = "{% if messages[0].role != 'system' %}<|system|>Be kind.<|im_end|>\n{% endif %}" + CHATML
 LOSES_SYSTEM = (
-    _EACH.replace("<|", "{% if m.role != 'system' %}<|", 1) + "{{ m.content }}<|im_end|>{% endif %}{% endfor %}" + _ASK
+    _EACH.replace("<|", "{% if m.role != 'system' %}<|", 1) + "{{ m.content }}<|im_end|>{% endif %}{% endfor %}" + ASK
 )
 
 

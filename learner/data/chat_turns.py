@@ -97,8 +97,19 @@ class _Turns:
         """The conversation, and the characters of the turns that the template marks."""
         if not self._template.marks_turns:
             return self._template.render(self._messages, tools=self._tools), {}
-        text, spans = self._template.render_marked(self._messages, tools=self._tools)
+        text, marked = self._template.render_marked(self._messages, tools=self._tools)
         own = [index for index, message in enumerate(self._messages) if message["role"] == "assistant"]
+        spans: list[Span] = []
+        for start, end in marked:
+            # A turn may be marked in several parts, such as its words and its end.
+            if spans and not text[spans[-1][1] : start].strip():
+                start = spans.pop()[0]
+            spans.append((start, end))
+        if len(spans) > len(own):
+            raise ChatTemplateError(
+                f"the chat template marks {len(spans)} parts of {len(own)} messages with {{% generation %}}",
+                hint="mark all words of a turn at once, or none at all",
+            )
         # Templates may mark only the last turns, or none that are empty.
         return text, dict(zip(reversed(own), reversed(spans), strict=False))
 
@@ -112,6 +123,13 @@ class _Turns:
         if turn + 1 == len(self._messages):
             return len(text)
         after = self._template.render(self._messages[: turn + 1], tools=self._tools)
+        if self._facts.end.written == "after the turn":
+            # Some templates write more after the last turn, such as the end of the text.
+            after = after[
+                : max(
+                    (at + len(token) for token in self._end_tokens() if (at := after.rfind(token)) >= 0), default=None
+                )
+            ]
         if not text.startswith(after):
             raise self._written_otherwise(turn)
         return len(after)

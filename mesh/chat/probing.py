@@ -60,7 +60,7 @@ class _Probe:
         end = self._end(alone, followed)
         return TemplateFacts(
             contents=forms,
-            end=self._with_end_of_calls(end, forms, form, nine),
+            end=self._with_end_of_calls(end, alone, forms, form, nine),
             begin=bool(begin := self.template.tokenizer.bos_token) and alone.startswith(str(begin)),
             marks=self._marks([user, answer]),
             prompt_is_prefix=prompt is not None and alone.startswith(prompt),
@@ -146,7 +146,7 @@ class _Probe:
         return TurnEnd((), "never")
 
     def _with_end_of_calls(
-        self, end: TurnEnd, forms: _Forms, form: Literal["object", "text", ""], nine: bool
+        self, end: TurnEnd, alone: str, forms: _Forms, form: Literal["object", "text", ""], nine: bool
     ) -> TurnEnd:
         """The end, with that of a turn that calls a tool, if it is another."""
         if not form or not end.tokens:
@@ -155,7 +155,9 @@ class _Probe:
         whole = self._tool_use(forms, forms.get("tool", _FORMS)[0], arguments, _IDS[nine])
         special = special_texts(self.template.tokenizer)
         if end.written == "after the turn":
-            text = (self._try(whole[:2], tools=[_TOOL]) or "").rstrip()
+            # More than a turn's end may close a conversation.
+            closing = alone.rpartition(end.tokens[0])[2]
+            text = (self._try(whole[:2], tools=[_TOOL]) or "").removesuffix(closing).rstrip()
             own = next((token for token in special if text.endswith(token)), "")
         else:
             called, text = self._try(whole[:2], tools=[_TOOL]) or "", self._try(whole, tools=[_TOOL]) or ""

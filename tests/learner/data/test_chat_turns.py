@@ -129,6 +129,12 @@ def trained_pieces(template: str, turns: Sequence[int], messages: Sequence[dict[
         (of.MARKED, ("<|im_end|>", "<|im_end|>")),
         (of.MARKED_WITHOUT_END, ("<|im_end|>", "<|im_end|>")),
         (of.PARTS, ("<|im_end|>", "<|im_end|>")),
+        (of.MARKED_IN_PARTS, ("<|im_end|>", "<|im_end|>")),
+        # More follows after the last turn.
+        (
+            of.CHATML.replace(of.ASK, of.ASK.replace("{% endif %}", "{% else %}<|end|>{% endif %}")),
+            ("<|im_end|>", "<|im_end|>"),
+        ),
         # The next message's token ends a turn, and one is written after the last.
         (of.NEXT_ROLE, ("<|user|>", "<|user|>")),
         # The tokenizer's end token stands for an end that is never written.
@@ -138,7 +144,7 @@ def trained_pieces(template: str, turns: Sequence[int], messages: Sequence[dict[
 def test_a_model_learns_to_stop_whatever_ends_a_turn(template: str, ends: tuple[str, str]) -> None:
     text, *said = trained_pieces(template, [1, 3])
     assert said == ["one" + ends[0], "two" + ends[1]]
-    assert text.endswith((said[-1], said[-1] + "\n"))
+    assert text.removesuffix("<|end|>").endswith((said[-1], said[-1] + "\n"))
     assert trained_pieces(template, [3])[1:] == [said[1]]
 
 

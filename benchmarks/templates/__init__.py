@@ -1,0 +1,1 @@
+"""What chat templates do with conversations."""
