@@ -1,1 +1,1 @@
-"""What chat templates do with conversations."""
+"""Surveys of chat templates."""

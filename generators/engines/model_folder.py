@@ -28,7 +28,7 @@ def _of_template(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     try:
         end = facts_of(ChatTemplate.of(tokenizer)).end
     except ChatTemplateError:
-        # Who renders conversations says so.
+        # It is refused by name once a conversation is rendered.
         return []
     known = tokenizer.get_vocab()
     own = () if tokenizer.eos_token is None else (str(tokenizer.eos_token),)

@@ -28,8 +28,9 @@ kill.
 """
 _NEVER = "`make test-all` has not passed as a whole yet.\n"
 _PASSED = """\
-{commit} passed `make test-all` on {day}: {passed} tests in {minutes:.0f} minutes and {cpu_s:.0f} CPU seconds.
-Not run: {left_out}.
+{commit} passed `make test-all` on {day}: {passed} tests in {minutes:.0f} minutes and {cpu_s:.0f} CPU seconds. Not run:
+
+{left_out}
 
 | folder | tests | CPU seconds | budget of `make test` |
 |---|---|---|---|
@@ -48,14 +49,14 @@ def page(results: Results, *, commit: str, day: str) -> str:
     ]
     reasons = [*results.skipped.items(), *results.left_out.items()]
     # Without the places of one machine.
-    left_out = "; ".join(f"{count} ({reason.partition(' in /')[0]})" for reason, count in reasons)
+    left_out = "\n".join(f"- {count}: {reason.partition(' in /')[0]}" for reason, count in reasons)
     return _TEXT + _PASSED.format(
         commit=commit,
         day=day,
         passed=results.outcomes["passed"],
         minutes=results.seconds / 60,
         cpu_s=results.cpu_s,
-        left_out=left_out or "none",
+        left_out=left_out or "- none",
         rows="\n".join(rows),
     )
 

@@ -83,5 +83,5 @@ def test_the_page_names_commit_and_day() -> None:
     assert "has not passed as a whole yet" in page(Results(), commit="", day="")
     text = page(_FOUND, commit="Commit 1234abcd", day="2026-01-31")
     assert "Commit 1234abcd passed `make test-all` on 2026-01-31: 2 tests in 2 minutes and 35 CPU seconds" in text
-    assert "1 (vllm is not installed); 576 (need a CUDA device)" in text
+    assert "- 1: vllm is not installed\n- 576: need a CUDA device" in text
     assert "| `tests/buffer` | 2 | 31 |" in text

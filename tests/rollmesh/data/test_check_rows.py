@@ -130,7 +130,7 @@ def test_the_template_and_a_row_as_it_is_trained_are_shown(tmp_path: Path, rollm
     ends = "<|user|> or <|tool|>, the first token of the next message"
     assert ends in text
     assert ends in to_json(report)["template"]["end of a turn"]
-    # Of a model folder alone.
+    # A model folder is enough.
     shown = rollmesh("data", "check", "--template", str(tmp_path / "model"))
     assert ends in shown.stdout
     assert (
