@@ -42,7 +42,10 @@ _UNSPACED = (
     r"คำตอบ(?:คือ)?",
 )
 _OTHERS = (
-    *(rf"\b(?:{noun})\b(?:[ \t]{{1,4}}(?:{joint})\b){{0,3}}" if joint else rf"\b(?:{noun})\b" for noun, joint in _SPACED),
+    *(
+        rf"\b(?:{noun})\b(?:[ \t]{{1,4}}(?:{joint})\b){{0,3}}" if joint else rf"\b(?:{noun})\b"
+        for noun, joint in _SPACED
+    ),
     *_UNSPACED,
 )
 _ANNOUNCED = re.compile(

@@ -38,7 +38,9 @@ def number_of(truth: Any) -> Fraction:
     answer = text.rpartition(_MARK)[2]
     value = parse_number(answer)
     if value is None:
-        raise TruthError(f"the ground truth holds no number: {shown(truth)}; give a number, or a solution with #### in it")
+        raise TruthError(
+            f"the ground truth holds no number: {shown(truth)}; give a number, or a solution with #### in it"
+        )
     return value
 
 

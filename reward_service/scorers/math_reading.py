@@ -18,7 +18,9 @@ _UNSPACED = "\u3001-\u30ff\u4e00-\u9fff\uac00-\ud7af"
 _BEFORE_NUMBER = re.compile(rf"(?<=[{_UNSPACED}:])(?=[-+$\\\d])")
 _AFTER_NUMBER = re.compile(rf"(?<=[\d$}}])(?=[{_UNSPACED}])")
 _DEGREES = r"(\d+(?:\.\d+)?) ?\^(?:\\circ|\{ ?\\circ ?\})"
-_ANGLE = re.compile(rf"\\(sin|cos|tan|cot|sec|csc) ?(?:(?:\\left)?\( ?{_DEGREES} ?(?:\\right)?\)|\{{ ?{_DEGREES} ?\}}|{_DEGREES})")
+_ANGLE = re.compile(
+    rf"\\(sin|cos|tan|cot|sec|csc) ?(?:(?:\\left)?\( ?{_DEGREES} ?(?:\\right)?\)|\{{ ?{_DEGREES} ?\}}|{_DEGREES})"
+)
 _THOUSANDS = re.compile(r"([-+]?\d{1,3})((?:(?:\\[,;: ]|\\thinspace ?|[ ~])\d{3})+)(?![\d\s]*\d)")
 _SPACE = re.compile(r"\\[,;: ]|\\thinspace ?|[ ~]")
 _EXPONENT = re.compile(r"([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})")

@@ -92,7 +92,9 @@ def choices_of(item: RewardItem) -> dict[str, str]:
     if isinstance(given, Mapping) and isinstance(given.get("label"), list) and isinstance(given.get("text"), list):
         labels, texts = given["label"], given["text"]
     elif isinstance(given, Mapping):
-        labels, texts = list(given), list(given.values())
+        # A table has a column for every label: null where the row has fewer choices.
+        own = {label: text for label, text in given.items() if text is not None}
+        labels, texts = list(own), list(own.values())
     elif isinstance(given, list):
         labels, texts = list(string.ascii_uppercase[: len(given)]), given
     else:
@@ -119,7 +121,9 @@ def right_label(truth: Any, choices: Mapping[str, str]) -> str | None:
         return same
     if written.isdecimal() and len(written) < 4 and int(written) < len(choices):
         return list(choices)[int(written)]
-    return None
+    # `B. Paris`
+    named = _named(written, choices, announced=False)
+    return None if named == _SEVERAL else named
 
 
 def chosen_label(response: str, choices: Mapping[str, str]) -> str | None:
@@ -144,7 +148,9 @@ def truth_of(item: RewardItem) -> tuple[str, dict[str, str]]:
     label = right_label(item.ground_truth, choices)
     if label is None:
         given = shown(item.ground_truth)
-        raise TruthError(f"the ground truth is none of the choices {', '.join(choices)}: {given}; give a label or a text")
+        raise TruthError(
+            f"the ground truth is none of the choices {', '.join(choices)}: {given}; give a label or a text"
+        )
     return label, choices
 
 
