@@ -66,9 +66,10 @@ def vote_of(text: str, answer: str | None) -> str:
 def answer_of(response: str) -> str:
     r"""The answer of a response, as far as it shows in the text alone.
 
-    It stands in the last `\boxed{}`, else between the last `<answer>` tags, else after the last `####` or `Answer:`, else
-    after an `=` in the last row; else it is the whole response. Space, markup around it and a full stop at the end do not
-    count, and numbers are equal by value.
+    It stands in the last `\boxed{}`, or else between the last `<answer>` tags, or else after the last `####` or
+    `Answer:`. Without these it follows an `=` in the last row, or is the whole response.
+
+    Space, markup around it and a full stop at the end do not count. Numbers are equal by value.
     """
     tail = response[-_TAIL:]
     _, boxed, after = tail.rpartition(_BOX)

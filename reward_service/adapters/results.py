@@ -67,8 +67,8 @@ def _element(value: Any) -> Any:
 def read_score(value: Any) -> Outcome:
     """The outcome of a number, of None, or of a dict with `score`, which may be None.
 
-    Other numbers of the dict are components; `spans` in it are rewards of parts of the response. Its `pred` is the answer
-    that the function has read, as in verl.
+    Other numbers of the dict are components; `spans` in it are rewards of parts of the response. As in verl, its `pred`
+    is the answer that the function has read.
     """
     if not isinstance(value, Mapping):
         return read_entry(value)

@@ -14,8 +14,8 @@ _IS = r"(?:is|was|would be|should be|must be|has to be|can only be)"
 _NOT_WRONG = r"(?<!wrong )(?<!incorrect )(?<!false )"
 _NOT_DENIED = r"(?<!not )(?<!n't )(?<!n’t )(?<!never )"
 _ENGLISH = (
-    rf"{_NOT_WRONG}\banswer\b(?:[ \t]{{1,4}}{_IS}\b)?[*_]{{0,2}}[ \t]{{0,4}}[:=]?",
-    rf"{_NOT_DENIED}\b(?:choose|pick|select)[*_]{{0,2}}[ \t]{{1,4}}(?:is\b|:)?",
+    rf"{_NOT_WRONG}\banswer\b(?:[ \t]{{1,4}}{_IS}\b)?[*_]{{0,2}}[ \t]{{0,4}}[:=–-]?",
+    rf"{_NOT_DENIED}\b(?:choose|pick|select|go with)[*_]{{0,2}}[ \t]{{1,4}}(?:is\b|:)?",
     rf"\b(?:correct|right|best|final)[ \t]{{1,4}}(?:answer|option|choice)[*_]{{0,2}}[ \t]{{0,4}}(?:{_IS}\b|:|=)",
 )
 # Noun, and the words that may join it to the answer.

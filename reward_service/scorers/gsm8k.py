@@ -1,10 +1,13 @@
 """Grade-school math: the number that the response gives as its answer, compared as a number.
 
-It is the one after the last `####`, or else in the last `\\boxed{}`, or else the last one after a phrase like `the answer
-is` (in many languages), or else the last number. After a sum, `2 * 21 = 42`, its result counts.
+It is the one after the last `####`, or else in the last `\\boxed{}`, or else after the last phrase like `the answer
+is`. These are known in many languages. Without any of them it is the last number. After a calculation, `2 * 21 = 42`,
+its result counts.
 
 Components: `correct` (the reward) and `format` (whether `####` introduced the answer), both 0 or 1.
 """
+
+# ruff: noqa: RUF001  # marks that look like ASCII ones
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def _places(text: str) -> Iterator[str]:
 def _number(text: str) -> Fraction | None:
     """The number with which a text that is an answer begins: the result of a sum, else its first number."""
     row = next((row for row in text.split("\n", 20) if any(map(str.isdigit, row))), "")[:LONGEST]
-    row = _FRACTION.sub(r"\1/\2", row)
+    row = _FRACTION.sub(r"\1/\2", row).replace("{,}", ",")
     sides = row.split("=")
     for side in reversed(sides) if len(sides) > 1 else ():
         if NUMBER.search(side) and not _OPERATOR.search(side):

@@ -1,10 +1,12 @@
 r"""Equality of two answers that math-verify has read, where its own is too coarse or too narrow for a reader.
 
-math-verify compares numbers after six decimals: `10^{-20}` would be `10^{-21}`. Here they agree relative to their size,
-and a decimal equals an exact truth only where it has the same value (0.3333333 is not 1/3; a truth that is a decimal
-itself is met to six digits). An equation of numbers must hold: `5=6` is not 6. A list with an entry twice is no shorter
-one, a list with an ellipsis is equal as it is written, and numerals of other bases differ. `x \ge 1` is the interval
-`[1,\infty)`, and the column of 1 and 2 is the tuple `(1,2)`.
+math-verify compares numbers after six decimals: `10^{-20}` would be `10^{-21}`. Here they agree relative to their size.
+A decimal equals an exact truth only where it has the same value: 0.3333333 is not 1/3. A truth that is a decimal itself
+is met to six digits.
+
+An equation of numbers must hold: `5=6` is not 6. A list with an entry twice is no shorter one. A list with an ellipsis
+is compared as it is written, and numerals of other bases differ. `x \ge 1` is the interval `[1,\infty)`, and the column
+of 1 and 2 is the tuple `(1,2)`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,11 @@ def agree(expected: Sequence[Any], found: Sequence[Any], truth: str, answer: str
     """
     from math_verify import verify
 
-    if not expected or not found or (answer and not _may_agree(truth, answer)):
+    if not expected or not found:
+        return False
+    if answer and _SPACES.sub("", truth) == _SPACES.sub("", answer):
+        return True
+    if answer and not _may_agree(truth, answer):
         return False
     if verify(list(expected), list(found), timeout_seconds=_NO_TIMEOUT):
         return _close(expected[0], found[0]) and all(_holds(found[0], expected[0]))
@@ -52,9 +58,9 @@ def agree(expected: Sequence[Any], found: Sequence[Any], truth: str, answer: str
 
 
 def _may_agree(truth: str, answer: str) -> bool:
-    """False for texts of which the library reads only a part."""
+    """False for other texts of which the library reads only a part."""
     if _ELLIPSIS.search(truth) or _ELLIPSIS.search(answer):
-        return _SPACES.sub("", truth) == _SPACES.sub("", answer)
+        return False
     bases = _BASE.fullmatch(_SPACES.sub("", truth)), _BASE.fullmatch(_SPACES.sub("", answer))
     if bases[0] and bases[1] and bases[0][1] != bases[1][1]:
         return False
@@ -144,7 +150,7 @@ def _column(answer: Any) -> sympy.Tuple | None:
 
 
 def _same_where_real(truth: Any, answer: Any) -> bool:
-    r"""Whether two expressions with roots of letters agree wherever both are real, as `1/\sqrt{n}` and `\sqrt{1/n}` do."""
+    r"""Whether two expressions with roots of letters agree where both are real: `1/\sqrt{n}` and `\sqrt{1/n}` do."""
     import sympy
 
     if not all(isinstance(each, sympy.Expr) and _has_root(each) and not _towers(each) for each in (truth, answer)):

@@ -1,10 +1,8 @@
 r"""Spellings of mathematics that people use and math-verify does not know, in the words of those that it does. Pure.
 
-`13\,500` is a number, and so are `3e8` and `42元`; `\varnothing` is the empty set, as is `no solution`; the degrees of
-an angle count within a sine. `答案是42` has its number apart.
+`13\,500` is a number, and so are `3e8` and `42元`. `\varnothing` is the empty set, as is `no solution`. The degrees of
+an angle count within a sine, and `答案是42` has its number apart.
 """
-
-# ruff: noqa: RUF001  # marks that look like ASCII ones
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ _NOTHING = re.compile(
 
 
 def spelled_response(text: str) -> str:
-    """A response in which the content of its last box, and what stands around numbers, is spelled as the library has it."""
+    """A response in which the content of the last box, or without one the text around numbers, is spelled so."""
     text = _spelled(text)
     boxed = last_braced_box(text)
     if boxed is None:
@@ -44,7 +42,7 @@ def spelled_response(text: str) -> str:
 
 
 def spelled_answer(answer: str) -> str:
-    """An answer, such as the content of a box, as the library has it."""
+    """An answer, such as the content of a box, spelled so."""
     answer = _spelled(answer).strip()
     if _NOTHING.fullmatch(answer):
         return r"\emptyset"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
-from rollmesh.reward_service.scorers.truths import TruthError, alternatives, compares_with, json_object, shown
+from rollmesh.reward_service.scorers.truths import TruthError, alternatives, compares_with, fields_of, shown
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -83,7 +83,7 @@ def accepted(truth: Any) -> list[str]:
     Raises:
         TruthError: it has none, or none with a word that is compared.
     """
-    fields = json_object(truth)
+    fields = fields_of(truth)
     if fields is not None and "target" not in fields:
         raise TruthError(f"the ground truth is an object without target: {shown(truth)}; give a text, or a list")
     found = alternatives(truth if fields is None else fields["target"])

@@ -1,8 +1,8 @@
 """Readings of ground truths: each scorer names the one that it means, and whatever is no such truth is unscorable.
 
-A reading takes a truth as its row has it, and gives it in the one form that the scorer compares, or raises `TruthError`
-with the reason and a remedy. Nothing is guessed: a truth in a form that the scorer does not mean is never compared, so
-that it cannot make a right response wrong.
+A reading takes a truth as its row has it, and gives it in the one form that the scorer compares. Else it raises
+`TruthError` with the reason and a remedy. Nothing is guessed. A truth in another form is never compared, so that it
+cannot make a right response wrong.
 
 - `one_text`: a text or a number.
 - `one_number`: a number, or a text that is one.
@@ -85,7 +85,7 @@ def one_text(truth: Any) -> str:
         TruthError: it is none, empty, or one of several.
     """
     truth = _unpacked(truth)
-    if isinstance(truth, str) and (truth.strip() in _MISSING or json_object(truth)):
+    if isinstance(truth, str) and (truth.strip() in _MISSING or fields_of(truth)):
         raise TruthError(f"the ground truth is no answer: {shown(truth)}; give the answer in it as a text")
     if isinstance(truth, list):
         hint = "give one of them; alternatives are read by exact_match, strings and qa"
@@ -97,8 +97,8 @@ def texts(truth: Any) -> list[str]:
     """The accepted texts, at least one, white space around them aside; of a number, its usual spellings.
 
     Raises:
-        TruthError: there is none, or one that is no text; or a text that is the JSON of a list of texts, which may be
-            meant as it is or as that list.
+        TruthError: there is none, or one that is no text; or it is the JSON text of a list of texts. That may be meant
+            as it is, or as that list.
     """
     if isinstance(truth, str) and _decoded(truth) is not None:
         hint = "give the list itself, where its entries are accepted, or a list with this text in it"
@@ -125,7 +125,7 @@ def one_number(truth: Any) -> Fraction:
     return value
 
 
-def json_object(truth: Any) -> Mapping[str, Any] | None:
+def fields_of(truth: Any) -> Mapping[str, Any] | None:
     """The object that a truth is, or is the JSON of; None for any other truth."""
     if isinstance(truth, str) and truth.lstrip().startswith("{") and len(truth) <= _JSON_LENGTH:
         try:

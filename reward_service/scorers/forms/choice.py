@@ -38,11 +38,11 @@ _TAIL = 4000
 _ROW = 400
 _SEVERAL = "several"
 """Stands for the label of a place that names more than one."""
+_NOUNS = r"opción|opção|opzione|alternativa|letra|lettre|lettera|buchstabe|вариант"
 _FILLER_WORDS = (
     r"(?:is|the|option|choice|answer|letter|therefore|thus|hence|so|clearly|my|final|correct|best|would be|must be"
     r"|(?:it|that|this)(?:'s|’s| is| must be)|i (?:think|believe|guess|say)(?: that)?"
-    r"|opción|opção|opzione|alternativa|letra|lettre|lettera|buchstabe|вариант"
-    r"|(?:el|la|los|o|a|il|die|der|das)(?=[ \t]+[\[(]?(?-i:[A-Z])\b))\b"
+    rf"|{_NOUNS}|(?:el|la|los|o|a|il|die|der|das)(?=[ \t]+(?:{_NOUNS}|[\[(]?(?-i:[A-Z])\b)))\b"
     r"|因此|所以|故|应|选项|選項|选|選|答案|是|为|項|项"
 )
 _FILLER = re.compile(rf"(?:(?:{_FILLER_WORDS})[ \t:,]{{0,4}}){{1,6}}", re.IGNORECASE)
@@ -58,21 +58,22 @@ _ALTERNATIVE = re.compile(
 )
 # `not A, it is C`
 _DENIED = re.compile(
-    rf"(?:is )?not {_OPEN}?{_LETTER}{_CLOSE}?[ \t]*(?:,|;|but|\.)[ \t]*(?:but|rather|it is|it's|it’s)?[ \t]*",
+    rf"(?:is )?(?:not|isn't|isn’t) {_OPEN}?{_LETTER}{_CLOSE}?[ \t]*(?:,|;|but|\.)[ \t]*(?:but|rather|it is|it's|it’s)?[ \t]*",
     re.IGNORECASE,
 )
 # `C is correct`, but not `neither B nor C is correct`.
 _CORRECT = re.compile(
-    r"(?<![^\W_])(?<!and )(?<!or )(?<!nor )(?<!if )(?<!, )(?<!whether )"
+    r"(?<![^\W_])(?<!and )(?<!or )(?<!nor )(?<!if )(?<!If )(?<!, )(?<!whether )"
     r"(?:[\[({<]?([A-Z])[\])}>]?|(?:[Oo]ption|[Cc]hoice|[Aa]nswer) \(?(\d{1,2})\)?)[*_]{0,2}[ \t]{0,4}"
     r"(?:(?:is|must be|has to be)[ \t]+(?:(?:clearly|therefore|indeed|the)[ \t]+){0,2}(?:correct|right|best|true)\b"
     r"|(?:es|est|è|é)[ \t]+(?:(?:la|le|il|a|o|opción|réponse|respuesta|bonne|risposta|resposta)[ \t]+){0,2}"
-    r"(?:correct|corrett|corret|bonne)|ist[ \t]+(?:die[ \t]+)?(?:richtig|korrekt)|是?(?:正确|正確)|が正解|[가이] 정답)"
+    r"(?:correct|corrett|corret|bonne)|ist[ \t]+(?:die[ \t]+)?(?:richtig|korrekt)"
+    r"|(?:选项|選項)?是?(?:正确|正確)|が正解|[가이] 정답)"
 )
 _SEPARATORS = frozenset(".:),;-–—。、，：；")
-_REASON = re.compile(
-    r"[ \t]*(?:because|since|as|due|based|given|not|porque|parce|car|weil|denn|perché|pois|потому)\b", re.IGNORECASE
-)
+_REASONS = r"[ \t]*(?:because|since|as|due|based|given|not|porque|parce|car|weil|denn|perché|pois|потому)\b"
+_REASON = re.compile(_REASONS, re.IGNORECASE)
+_REASONED = re.compile(rf"([^\n,;]{{1,200}}?)[,;]?[ \t]{_REASONS}", re.IGNORECASE)
 # Another label that is written like one.
 _NEXT = re.compile(rf"[ \t.,;:)]*(?:[\[(]({_LETTER})[\])]|({_LETTER})(?=[.):,]|[ \t]*$))", re.IGNORECASE)
 _MARKS = ((r"\boxed{", last_braced_box), ("<answer>", qa.extract))
@@ -199,8 +200,8 @@ def _named(place: str, choices: Mapping[str, str], *, announced: bool) -> str | 
             text = text[left_out.end() :].lstrip()
         if (label := _by_text(text, choices)) is not None:
             return label
-    head, mark, _ = text.partition(",")
-    if announced and mark and _REASON.match(text, len(head) + 1) and (label := _by_text(head, choices)) is not None:
+    reasoned = _REASONED.match(text) if announced else None
+    if reasoned is not None and (label := _by_text(reasoned[1], choices)) is not None:
         return label
     match = _LABEL.match(text)
     if match is None or (bool(match[1]) != bool(match[3]) and match[3] != ")"):
