@@ -58,7 +58,8 @@ _ALTERNATIVE = re.compile(
 )
 # `not A, it is C`
 _DENIED = re.compile(
-    rf"(?:is )?(?:not|isn't|isn’t) {_OPEN}?{_LETTER}{_CLOSE}?[ \t]*(?:,|;|but|\.)[ \t]*(?:but|rather|it is|it's|it’s)?[ \t]*",
+    rf"(?:is )?(?:not|isn't|isn’t) {_OPEN}?{_LETTER}{_CLOSE}?[ \t]*(?:,|;|but|\.)[ \t]*"
+    r"(?:but|rather|it is|it's|it’s)?[ \t]*",
     re.IGNORECASE,
 )
 # `C is correct`, but not `neither B nor C is correct`.
