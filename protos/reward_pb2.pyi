@@ -105,7 +105,7 @@ class ScoreResult(_message.Message):
     def __init__(self, item_id: _Optional[str] = ..., scored: _Optional[_Union[Scored, _Mapping]] = ..., unscorable: _Optional[_Union[Unscorable, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Scored(_message.Message):
-    __slots__ = ("total", "components", "per_token", "spans", "evidence", "cost", "cached")
+    __slots__ = ("total", "components", "per_token", "spans", "evidence", "cost", "cached", "answer")
     class ComponentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,7 @@ class Scored(_message.Message):
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     total: float
     components: _containers.ScalarMap[str, float]
     per_token: _containers.RepeatedScalarFieldContainer[float]
@@ -127,7 +128,8 @@ class Scored(_message.Message):
     evidence: str
     cost: float
     cached: bool
-    def __init__(self, total: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., per_token: _Optional[_Iterable[float]] = ..., spans: _Optional[_Iterable[_Union[SpanReward, _Mapping]]] = ..., evidence: _Optional[str] = ..., cost: _Optional[float] = ..., cached: _Optional[bool] = ...) -> None: ...
+    answer: str
+    def __init__(self, total: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., per_token: _Optional[_Iterable[float]] = ..., spans: _Optional[_Iterable[_Union[SpanReward, _Mapping]]] = ..., evidence: _Optional[str] = ..., cost: _Optional[float] = ..., cached: _Optional[bool] = ..., answer: _Optional[str] = ...) -> None: ...
 
 class SpanReward(_message.Message):
     __slots__ = ("begin", "end", "value", "turn", "of_total")

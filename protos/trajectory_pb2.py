@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n rollmesh/protos/trajectory.proto\x12\x0brollmesh.v1\"5\n\rPolicyVersion\x12\x13\n\x0bincarnation\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\"s\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x0c\n\x04seed\x18\x06 \x01(\x04\"\x88\x03\n\nPromptTask\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07ordinal\x18\x02 \x01(\x04\x12\x0b\n\x03row\x18\x03 \x01(\x04\x12\x12\n\nprompt_ids\x18\x04 \x01(\x0c\x12\x13\n\x0bprompt_text\x18\x05 \x01(\t\x12\x13\n\x0b\x64\x61ta_source\x18\x06 \x01(\t\x12\x19\n\x11ground_truth_json\x18\x07 \x01(\t\x12\x17\n\x0f\x65xtra_info_json\x18\x08 \x01(\t\x12\t\n\x01n\x18\t \x01(\r\x12-\n\x08sampling\x18\n \x01(\x0b\x32\x1b.rollmesh.v1.SamplingParams\x12*\n\x06pinned\x18\x0b \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x0e\n\x06greedy\x18\x0c \x01(\r\x12\x15\n\rmessages_json\x18\r \x01(\t\x12\x0e\n\x06images\x18\x0e \x03(\x0c\x12\x15\n\rimage_digests\x18\x0f \x03(\t\x12%\n\x04seen\x18\x10 \x01(\x0b\x32\x17.rollmesh.v1.SeenPrompt\",\n\nSeenPrompt\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"\xd5\x04\n\nMemberMeta\x12\x0e\n\x06member\x18\x01 \x01(\r\x12%\n\x07outcome\x18\x02 \x01(\x0e\x32\x14.rollmesh.v1.Outcome\x12\x0e\n\x06reward\x18\x03 \x01(\x01\x12;\n\ncomponents\x18\x04 \x03(\x0b\x32\'.rollmesh.v1.MemberMeta.ComponentsEntry\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.rollmesh.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12\x17\n\x0fresponse_tokens\x18\x08 \x01(\r\x12*\n\x06oldest\x18\t \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12*\n\x06newest\x18\n \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x11\n\tgenerator\x18\x0b \x01(\t\x12\x18\n\x10\x66inished_unix_ns\x18\x0c \x01(\x06\x12#\n\x04side\x18\r \x03(\x0b\x32\x15.rollmesh.v1.SideData\x12\x35\n\x07metrics\x18\x0f \x03(\x0b\x32$.rollmesh.v1.MemberMeta.MetricsEntry\x1a\x31\n\x0f\x43omponentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x0e\x10\x0fR\x07\x66igures\"U\n\x08SideData\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\r\n\x05shape\x18\x05 \x03(\x04*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03*a\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x12\n\x0eOUTCOME_SCORED\x10\x01\x12\x16\n\x12OUTCOME_UNSCORABLE\x10\x02\x12\x11\n\rOUTCOME_ERROR\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n rollmesh/protos/trajectory.proto\x12\x0brollmesh.v1\"5\n\rPolicyVersion\x12\x13\n\x0bincarnation\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\"s\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x0c\n\x04seed\x18\x06 \x01(\x04\"\x88\x03\n\nPromptTask\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07ordinal\x18\x02 \x01(\x04\x12\x0b\n\x03row\x18\x03 \x01(\x04\x12\x12\n\nprompt_ids\x18\x04 \x01(\x0c\x12\x13\n\x0bprompt_text\x18\x05 \x01(\t\x12\x13\n\x0b\x64\x61ta_source\x18\x06 \x01(\t\x12\x19\n\x11ground_truth_json\x18\x07 \x01(\t\x12\x17\n\x0f\x65xtra_info_json\x18\x08 \x01(\t\x12\t\n\x01n\x18\t \x01(\r\x12-\n\x08sampling\x18\n \x01(\x0b\x32\x1b.rollmesh.v1.SamplingParams\x12*\n\x06pinned\x18\x0b \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x0e\n\x06greedy\x18\x0c \x01(\r\x12\x15\n\rmessages_json\x18\r \x01(\t\x12\x0e\n\x06images\x18\x0e \x03(\x0c\x12\x15\n\rimage_digests\x18\x0f \x03(\t\x12%\n\x04seen\x18\x10 \x01(\x0b\x32\x17.rollmesh.v1.SeenPrompt\",\n\nSeenPrompt\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"\xf5\x04\n\nMemberMeta\x12\x0e\n\x06member\x18\x01 \x01(\r\x12%\n\x07outcome\x18\x02 \x01(\x0e\x32\x14.rollmesh.v1.Outcome\x12\x0e\n\x06reward\x18\x03 \x01(\x01\x12;\n\ncomponents\x18\x04 \x03(\x0b\x32\'.rollmesh.v1.MemberMeta.ComponentsEntry\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.rollmesh.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12\x17\n\x0fresponse_tokens\x18\x08 \x01(\r\x12*\n\x06oldest\x18\t \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12*\n\x06newest\x18\n \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x11\n\tgenerator\x18\x0b \x01(\t\x12\x18\n\x10\x66inished_unix_ns\x18\x0c \x01(\x06\x12#\n\x04side\x18\r \x03(\x0b\x32\x15.rollmesh.v1.SideData\x12\x35\n\x07metrics\x18\x0f \x03(\x0b\x32$.rollmesh.v1.MemberMeta.MetricsEntry\x12\x13\n\x06\x61nswer\x18\x10 \x01(\tH\x00\x88\x01\x01\x1a\x31\n\x0f\x43omponentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_answerJ\x04\x08\x0e\x10\x0fR\x07\x66igures\"U\n\x08SideData\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\r\n\x05shape\x18\x05 \x03(\x04*z\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03*a\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x12\n\x0eOUTCOME_SCORED\x10\x01\x12\x16\n\x12OUTCOME_UNSCORABLE\x10\x02\x12\x11\n\rOUTCOME_ERROR\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MEMBERMETA_COMPONENTSENTRY']._serialized_options = b'8\001'
   _globals['_MEMBERMETA_METRICSENTRY']._loaded_options = None
   _globals['_MEMBERMETA_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1349
-  _globals['_FINISHREASON']._serialized_end=1471
-  _globals['_OUTCOME']._serialized_start=1473
-  _globals['_OUTCOME']._serialized_end=1570
+  _globals['_FINISHREASON']._serialized_start=1381
+  _globals['_FINISHREASON']._serialized_end=1503
+  _globals['_OUTCOME']._serialized_start=1505
+  _globals['_OUTCOME']._serialized_end=1602
   _globals['_POLICYVERSION']._serialized_start=49
   _globals['_POLICYVERSION']._serialized_end=102
   _globals['_SAMPLINGPARAMS']._serialized_start=104
@@ -48,11 +48,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SEENPROMPT']._serialized_start=616
   _globals['_SEENPROMPT']._serialized_end=660
   _globals['_MEMBERMETA']._serialized_start=663
-  _globals['_MEMBERMETA']._serialized_end=1260
-  _globals['_MEMBERMETA_COMPONENTSENTRY']._serialized_start=1148
-  _globals['_MEMBERMETA_COMPONENTSENTRY']._serialized_end=1197
-  _globals['_MEMBERMETA_METRICSENTRY']._serialized_start=1199
-  _globals['_MEMBERMETA_METRICSENTRY']._serialized_end=1245
-  _globals['_SIDEDATA']._serialized_start=1262
-  _globals['_SIDEDATA']._serialized_end=1347
+  _globals['_MEMBERMETA']._serialized_end=1292
+  _globals['_MEMBERMETA_COMPONENTSENTRY']._serialized_start=1169
+  _globals['_MEMBERMETA_COMPONENTSENTRY']._serialized_end=1218
+  _globals['_MEMBERMETA_METRICSENTRY']._serialized_start=1220
+  _globals['_MEMBERMETA_METRICSENTRY']._serialized_end=1266
+  _globals['_SIDEDATA']._serialized_start=1294
+  _globals['_SIDEDATA']._serialized_end=1379
 # @@protoc_insertion_point(module_scope)

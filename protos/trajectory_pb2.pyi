@@ -98,7 +98,7 @@ class SeenPrompt(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class MemberMeta(_message.Message):
-    __slots__ = ("member", "outcome", "reward", "components", "reason", "finish_reason", "prompt_tokens", "response_tokens", "oldest", "newest", "generator", "finished_unix_ns", "side", "metrics")
+    __slots__ = ("member", "outcome", "reward", "components", "reason", "finish_reason", "prompt_tokens", "response_tokens", "oldest", "newest", "generator", "finished_unix_ns", "side", "metrics", "answer")
     class ComponentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +127,7 @@ class MemberMeta(_message.Message):
     FINISHED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     SIDE_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     member: int
     outcome: Outcome
     reward: float
@@ -141,7 +142,8 @@ class MemberMeta(_message.Message):
     finished_unix_ns: int
     side: _containers.RepeatedCompositeFieldContainer[SideData]
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, member: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., response_tokens: _Optional[int] = ..., oldest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., newest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., generator: _Optional[str] = ..., finished_unix_ns: _Optional[int] = ..., side: _Optional[_Iterable[_Union[SideData, _Mapping]]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    answer: str
+    def __init__(self, member: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., response_tokens: _Optional[int] = ..., oldest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., newest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., generator: _Optional[str] = ..., finished_unix_ns: _Optional[int] = ..., side: _Optional[_Iterable[_Union[SideData, _Mapping]]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., answer: _Optional[str] = ...) -> None: ...
 
 class SideData(_message.Message):
     __slots__ = ("name", "bytes", "digest", "dtype", "shape")

@@ -7,13 +7,14 @@ sent, of bounded length, whatever a function, a model or a dataset has put into 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rollmesh.mesh.errors import PayloadError
-from rollmesh.mesh.text import EVIDENCE_CHARACTERS, bounded
+from rollmesh.mesh.text import EVIDENCE_CHARACTERS, bounded, showable
 from rollmesh.protos import reward_pb2
 
 NOT_BEGUN = "not_begun"
@@ -27,6 +28,8 @@ REASON_LENGTH = 2000
 _CODE_LENGTH = 64
 # Characters of evidence.
 EVIDENCE_LENGTH = EVIDENCE_CHARACTERS
+# Characters of an answer: of a longer one, so many and its digest tell it from others.
+_ANSWER_LENGTH = 120
 # Trainers compute in float32, in which larger numbers are infinite.
 _LARGEST = 3.4028234663852886e38
 # No server makes callers wait longer.
@@ -200,6 +203,8 @@ class Scored:
         evidence: grounds for a reader, at most `EVIDENCE_LENGTH` characters.
         cost: of the score, in the currency of the service's owner.
         cached: it was found earlier, for equal content.
+        answer: the response's answer as the scorer reads it, the same text for all that it takes for equal; a long one
+            is shortened. Empty: the scorer finds none. None: it reads no answers. Equal rewards may have others.
     """
 
     total: float
@@ -209,10 +214,21 @@ class Scored:
     evidence: str = ""
     cost: float = 0.0
     cached: bool = False
+    answer: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.evidence:
             object.__setattr__(self, "evidence", bounded(str(self.evidence), EVIDENCE_LENGTH))
+        if self.answer:
+            object.__setattr__(self, "answer", _shortened(self.answer))
+
+
+def _shortened(answer: str) -> str:
+    """An answer that can be sent, of bounded length."""
+    if len(answer) > _ANSWER_LENGTH:
+        digest = hashlib.sha256(answer.encode("utf-8", "replace")).hexdigest()[:16]
+        answer = f"{answer[: _ANSWER_LENGTH - len(digest)]}{digest}"
+    return showable(answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +359,7 @@ def _to_proto(item_id: str, outcome: Outcome) -> reward_pb2.ScoreResult:
             evidence=outcome.evidence,
             cost=outcome.cost,
             cached=outcome.cached,
+            answer=outcome.answer,
         )
         return reward_pb2.ScoreResult(item_id=item_id, scored=scored)
     if isinstance(outcome, Unscorable):

@@ -295,6 +295,8 @@ class TrajectorySubmitter:
             meta.outcome = trajectory_pb2.OUTCOME_SCORED
             meta.reward = result.scored.total
             meta.components.update(result.scored.components)
+            if result.scored.HasField("answer"):
+                meta.answer = bounded(result.scored.answer, REASON_CHARACTERS)
             sampled = finished.result.sampled
             payload = self._encode(sampled if rewards is None else replace(sampled, token_rewards=rewards))
         elif kind == "unscorable":

@@ -6,7 +6,8 @@ For a prompt with n scored responses, c of them right (reward of at least `right
 - pass@k is the chance that k of them, drawn without putting back, hold a right one: `1 - C(n - c, k) / C(n, k)`. This
   is the unbiased estimate of Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374).
 - maj@n is the reward of the answer given most often (Wang et al., "Self-Consistency", arXiv:2203.11171), the mean over
-  the responses that give it. Among answers given equally often, it is the mean over these.
+  the responses that give it. Among answers given equally often, it is the mean over these. The scorer of the row says
+  what the answer is, and which answers are equal. A response without one does not vote, where others have one.
 - best@n is the highest reward.
 
 Each is averaged over prompts. Failed responses do not count as wrong. A prompt with fewer than k scored responses does
@@ -19,10 +20,20 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 
-# Marks before an answer, by falling precedence; the last mark of the first kind found counts.
-_MARKS = (r"\boxed{", "####", "=")
+# Marks around an answer, by falling precedence; the last mark of the first kind found counts.
+_MARKS = (
+    re.compile(r"####([^\n]*)"),
+    re.compile(r"\banswer\b[*_]{0,2}[ \t]{0,4}[:：][*_]{0,2}([^\n]*\S[^\n]*)", re.IGNORECASE),  # noqa: RUF001
+    re.compile(r"=([^\n=]*)\s*\Z"),
+)
+_BOX, _TAG, _END_OF_TAG = r"\boxed{", "<answer>", "</answer>"
+# Marks stand in so many last characters of a response.
+_TAIL = 4000
 _SPACE = re.compile(r"\s+")
+_EDGES = "*_$`."
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,60})(?:\.\d{0,60})?")
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
@@ -31,24 +42,45 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 
 
 def majority_reward(answers: Sequence[str], rewards: Sequence[float]) -> float:
-    """Reward of the answer given most often; at least one response."""
+    """Reward of the answer given most often; at least one response. An empty answer is none, where others are given."""
     votes: dict[str, list[float]] = defaultdict(list)
     for answer, reward in zip(answers, rewards, strict=True):
         votes[answer].append(reward)
+    if len(votes) > 1:
+        votes.pop("", None)
     most = max(map(len, votes.values()))
     winners = [sum(given) / most for given in votes.values() if len(given) == most]
     return sum(winners) / len(winners)
 
 
-def answer_of(response: str) -> str:
-    r"""The answer of a response: inside its last `\boxed{}`, else after its last `####` or `=`, else all of it.
+def vote_of(text: str, answer: str | None) -> str:
+    """The answer for which a response votes: as its scorer reads it, or `answer_of` where the scorer reads none.
 
-    Space does not count, nor a full stop at the end.
+    Args:
+        text: of the response.
+        answer: `Scored.answer` of its reward; None for functions of users, which only give a number.
     """
+    return answer_of(text) if answer is None else answer
+
+
+def answer_of(response: str) -> str:
+    r"""The answer of a response, as far as it shows in the text alone.
+
+    It stands in the last `\boxed{}`, or else between the last `<answer>` tags, or else after the last `####` or
+    `Answer:`. Without these it follows an `=` in the last row, or is the whole response.
+
+    Space, markup around it and a full stop at the end do not count. Numbers are equal by value.
+    """
+    tail = response[-_TAIL:]
+    _, boxed, after = tail.rpartition(_BOX)
+    if boxed:
+        return _plain(_until_closing_brace(after))
+    _, tagged, after = tail.rpartition(_TAG)
+    if tagged:
+        return _plain(after.partition(_END_OF_TAG)[0])
     for mark in _MARKS:
-        _, found, after = response.rpartition(mark)
-        if found:
-            return _plain(_until_closing_brace(after) if mark == _MARKS[0] else after.partition("\n")[0])
+        if found := mark.findall(tail):
+            return _plain(found[-1])
     return _plain(response)
 
 
@@ -56,7 +88,7 @@ def prompt_metrics(scored: Sequence[tuple[float, str]], *, n: int, right_at: flo
     """mean@n, and pass@k for k = 1, 2, 4, ... up to n, of one prompt; with n above 1 also maj@n and best@n.
 
     Args:
-        scored: its scored responses: reward and text. Without any there are no metrics.
+        scored: its scored responses: reward and answer (`vote_of`). Without any there are no metrics.
         n: responses asked for.
         right_at: reward from which a response is right.
     """
@@ -66,7 +98,7 @@ def prompt_metrics(scored: Sequence[tuple[float, str]], *, n: int, right_at: flo
     right = sum(reward >= right_at for reward in rewards)
     values = {f"mean@{n}": sum(rewards) / len(rewards)}
     if n > 1:
-        values[f"maj@{n}"] = majority_reward([answer_of(text) for _, text in scored], rewards)
+        values[f"maj@{n}"] = majority_reward([answer for _, answer in scored], rewards)
         values[f"best@{n}"] = max(rewards)
     return values | {f"pass@{k}": pass_at_k(len(scored), right, k) for k in pass_k_values(n) if k <= len(scored)}
 
@@ -75,7 +107,7 @@ def pass_metrics(prompts: Iterable[Sequence[tuple[float, str]]], *, n: int, righ
     """Means of `prompt_metrics` over prompts; none where n is 1.
 
     Args:
-        prompts: of each prompt the scored responses: reward and text.
+        prompts: of each prompt the scored responses: reward and answer.
         n: responses asked for per prompt.
         right_at: reward from which a response is right.
     """
@@ -104,4 +136,8 @@ def _until_closing_brace(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    return _SPACE.sub("", text).rstrip(".")
+    answer = _SPACE.sub("", text).strip(_EDGES) or _SPACE.sub("", text)
+    if _NUMBER.fullmatch(answer):
+        value = Decimal(answer.replace(",", ""))
+        return format(value.normalize(), "f") if value else "0"
+    return answer

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollmesh.buffer.client.client import ReceivedGroup
-from rollmesh.learner.evaluation.metrics import pass_metrics
+from rollmesh.learner.evaluation.metrics import pass_metrics, vote_of
 from rollmesh.learner.evaluation.result_log import shorten_text
 from rollmesh.learner.rollouts.group import is_scored
 from rollmesh.mesh.errors import RollmeshError
@@ -129,7 +129,7 @@ def summarize(
         answered = [(member, text) for member, text in zip(leased.members, texts, strict=True) if is_scored(member)]
         rewards[leased.task.data_source] += [member.reward for member, _ in answered]
         lengths += [member.response_tokens for member, _ in answered]
-        scored.append([(member.reward, text) for member, text in answered])
+        scored.append([(member.reward, vote_of(text, read_answer(member))) for member, text in answered])
         rows.append(_shortened(prompt_record(leased, texts)))
     everything = [value for values in rewards.values() for value in values]
     if not everything:
@@ -162,6 +162,7 @@ def prompt_record(leased: buffer_pb2.LeasedGroup, texts: Sequence[str]) -> dict[
             "reason": member.reason,
             "tokens": member.response_tokens,
             "finish": _FINISH[member.finish_reason],
+            **({} if (answer := read_answer(member)) is None else {"answer": answer}),
         }
         for member, text in zip(leased.members, texts, strict=True)
     ]
@@ -172,6 +173,11 @@ def prompt_record(leased: buffer_pb2.LeasedGroup, texts: Sequence[str]) -> dict[
         "ground_truth": json.loads(task.ground_truth_json or "null"),
         "responses": responses,
     }
+
+
+def read_answer(member: trajectory_pb2.MemberMeta) -> str | None:
+    """The answer of a response as its scorer reads it; None where the scorer reads none."""
+    return member.answer if member.HasField("answer") else None
 
 
 def _shortened(record: dict[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from rollmesh.mesh.errors import PayloadError, RewardError
 from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, SpanValue, Unscorable
 
 log = logging.getLogger(__name__)
+# The answer in verl's dicts, and the text that stands there for none.
+_PRED, _INVALID = "pred", "[INVALID]"
 
 
 class OutputError(RewardError):
@@ -31,7 +35,7 @@ def failure(name: str, error: BaseException) -> Failed:
 
 
 def number(value: Any) -> float:
-    """A float from a number, a bool, or a zero-dimensional array or tensor.
+    """A float from a number, a bool, or an array or tensor of one element.
 
     Raises:
         OutputError: for anything else.
@@ -39,24 +43,52 @@ def number(value: Any) -> float:
     if isinstance(value, str | bytes):
         raise OutputError(f"returned {value!r}, expected a number")
     try:
-        return float(value)
-    except (TypeError, ValueError) as error:
+        return float(_element(value))
+    except (TypeError, ValueError, RuntimeError) as error:
         raise OutputError(f"returned {type(value).__name__}, expected a number") from error
     except OverflowError as error:
         raise OutputError(f"returned a number that is too large: {error}") from error
 
 
-def read_score(value: Any) -> Outcome:
-    """The outcome of a number, of None, or of a dict with `score`.
+def number_or_none(value: Any) -> float | None:
+    """The same; None for a value that is no number, such as a text or a list."""
+    try:
+        plain = _element(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return number(plain) if isinstance(plain, int | float | Decimal | Fraction) else None
 
-    Other numbers of the dict are components; `spans` in it are rewards of parts of the response.
+
+def _element(value: Any) -> Any:
+    """The number in a NumPy number, or in an array or tensor of one element; any other value as it is."""
+    return value.item() if hasattr(value, "dtype") and callable(getattr(value, "item", None)) else value
+
+
+def read_score(value: Any) -> Outcome:
+    """The outcome of a number, of None, or of a dict with `score`, which may be None.
+
+    Other numbers of the dict are components; `spans` in it are rewards of parts of the response. As in verl, its `pred`
+    is the answer that the function has read.
     """
     if not isinstance(value, Mapping):
         return read_entry(value)
     if "score" not in value:
         raise OutputError(f"returned a dict without 'score': {sorted(map(str, value))}")
+    if value["score"] is None:
+        return Unscorable("the function returned a score of None")
     components = numbers_of(value, leaving_out="score")
-    return Scored(number(value["score"]), components, spans=_spans(value.get("spans")))
+    return Scored(
+        number(value["score"]),
+        components,
+        spans=_spans(value.get("spans")),
+        answer=_answer(value) if _PRED in value else None,
+    )
+
+
+def _answer(value: Mapping[Any, Any]) -> str:
+    """The answer in a dict; empty where the function has found none."""
+    found = value[_PRED]
+    return "" if found is None or found == _INVALID else str(found)
 
 
 def _spans(value: Any) -> Sequence[SpanValue]:
@@ -73,11 +105,8 @@ def _spans(value: Any) -> Sequence[SpanValue]:
 
 def numbers_of(values: Mapping[Any, Any], *, leaving_out: str = "") -> dict[str, float]:
     """The numbers among the values of a dict; `leaving_out`: a key that does not count."""
-    return {
-        str(key): number(value)
-        for key, value in values.items()
-        if key != leaving_out and isinstance(value, int | float)
-    }
+    found = {str(key): number_or_none(value) for key, value in values.items() if key != leaving_out}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def read_entry(value: Any) -> Outcome:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rollmesh.reward_service.adapters.arguments import Signature
-from rollmesh.reward_service.adapters.results import as_list, number, read_batch
+from rollmesh.reward_service.adapters.results import as_list, number, number_or_none, read_batch
 from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
 
 MARK = "completions"
@@ -33,8 +33,8 @@ class _Log:
     def extra(self, column: str, values: Any) -> None:
         """TRL's `log_extra`."""
         for row, value in enumerate(as_list(values, self._size)):
-            if isinstance(value, bool | int | float):
-                self._numbers[row][str(column)] = float(value)
+            if (found := number_or_none(value)) is not None:
+                self._numbers[row][str(column)] = found
             elif value is not None:
                 self._texts[row].append(f"{column}: {value}")
 

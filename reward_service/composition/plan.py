@@ -114,6 +114,8 @@ class Composition:
             cached=not any(
                 isinstance(each, Failed) or (isinstance(each, Scored) and not each.cached) for each in outcomes
             ),
+            # The first part that reads answers says what the answer is.
+            answer=next((each.raw.answer for each in counted if each.raw.answer is not None), None),
         )
 
     def _raw(self, place: int, outcome: PartOutcome) -> Scored | None:

@@ -6,14 +6,15 @@ many numbers earns nothing.
 
 from __future__ import annotations
 
-from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
+from fractions import Fraction
+
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
 from rollmesh.reward_service.scorers.numbers import parse_number
+from rollmesh.reward_service.scorers.truths import compares_with, one_number
 
 
-def score(item: RewardItem) -> Outcome:
+@compares_with(one_number)
+def score(item: RewardItem, truth: Fraction) -> Outcome:
     """1.0 or 0.0; unscorable where the ground truth is not a number."""
-    truth = parse_number(item.ground_truth)
-    if truth is None:
-        return Unscorable(f"the ground truth is not a number: {item.ground_truth!r}")
     answer = parse_number(item.response.rpartition("=")[2])
-    return Scored(float(answer is not None and answer == truth))
+    return Scored(float(answer == truth), answer="" if answer is None else str(answer))

@@ -2,6 +2,10 @@ r"""Finding `\boxed{...}` in a response."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from rollmesh.reward_service.scorers.truths import TruthError, one_text, shown
+
 _BOX = r"\boxed"
 
 
@@ -19,6 +23,22 @@ def last_boxed(text: str) -> str | None:
 def last_braced_box(text: str) -> str | None:
     r"""The same with braces alone: a `\boxed ` without them is no box."""
     return _content(text, text.rfind(_BOX + "{"))
+
+
+def one_answer(truth: Any) -> str:
+    """The one answer that a truth is: the content of its last box, or all of it.
+
+    Raises:
+        TruthError: it is no text and no number, or there are several.
+    """
+    text = one_text(truth)
+    boxed = last_boxed(text)
+    if boxed is not None and not boxed.strip():
+        raise TruthError(f"the ground truth has an empty box: {shown(truth)}")
+    answer = text if boxed is None else boxed.strip()
+    # Dollars around all of it only say that it is a formula.
+    inner = answer[1:-1].strip()
+    return inner if answer[:1] == answer[-1:] == "$" and inner and "$" not in inner else answer
 
 
 def _content(text: str, start: int) -> str | None:

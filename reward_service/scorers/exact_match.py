@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
+from collections.abc import Sequence
+
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
+from rollmesh.reward_service.scorers.truths import compares_with, texts
 
 
-def accepted_answers(item: RewardItem) -> list[str]:
-    """The ground truth as a list of accepted texts; empty when the row has none."""
-    truth = item.ground_truth
-    if truth is None:
-        return []
-    answers = truth if isinstance(truth, list) else [truth]
-    return [str(answer).strip() for answer in answers]
-
-
-def score(item: RewardItem) -> Outcome:
-    """1.0 or 0.0; unscorable without a ground truth."""
-    answers = accepted_answers(item)
-    if not answers:
-        return Unscorable("the row has no ground truth")
-    return Scored(float(item.response.strip() in answers))
+@compares_with(texts)
+def score(item: RewardItem, truths: Sequence[str]) -> Outcome:
+    """1.0 or 0.0; unscorable without a text or a number, or a list of them."""
+    answer = item.response.strip()
+    right = answer in truths
+    return Scored(float(right), answer=truths[0] if right else answer)

@@ -1,23 +1,89 @@
-"""Grade-school math: the answer after the last `####`, or else the last number, compared as a number.
+"""Grade-school math: the number that the response gives as its answer, compared as a number.
+
+It is the one after the last `####`, or else in the last `\\boxed{}`, or else after the last phrase like `the answer
+is`. These are known in many languages. Without any of them it is the last number. After a calculation, `2 * 21 = 42`,
+its result counts.
 
 Components: `correct` (the reward) and `format` (whether `####` introduced the answer), both 0 or 1.
 """
 
+# ruff: noqa: RUF001  # marks that look like ASCII ones
+
 from __future__ import annotations
 
-from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
-from rollmesh.reward_service.scorers.numbers import NUMBER, parse_number
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
+from rollmesh.reward_service.scorers.announcements import after_thoughts, announced
+from rollmesh.reward_service.scorers.boxes import last_braced_box
+from rollmesh.reward_service.scorers.numbers import LONGEST, NUMBER, parse_number, plain_marks
+from rollmesh.reward_service.scorers.truths import TruthError, compares_with, one_text, shown
 
 _MARK = "####"
+# Phrases count in so many last characters.
+_TAIL = 4000
+# A number with spaces between its thousands, or a fraction.
+_WIDE = re.compile(r"[-+]?(?:\d{1,3}(?: \d{3})+(?:\.\d+)?|\d+ ?/ ?\d+)(?![\d/])")
+_FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}")
+_OPERATOR = re.compile(r"\d\)? ?(?:[-+*/×÷·^]|\\times|\\cdot|\\div) ?\(?\$?\d")
 
 
-def score(item: RewardItem) -> Outcome:
+def number_of(truth: Any) -> Fraction:
+    """The number that a truth is, or that its solution ends with after `####`.
+
+    Raises:
+        TruthError: it is none.
+    """
+    text = one_text(truth)
+    answer = text.rpartition(_MARK)[2]
+    value = parse_number(answer)
+    if value is None:
+        raise TruthError(
+            f"the ground truth holds no number: {shown(truth)}; give a number, or a solution with #### in it"
+        )
+    return value
+
+
+@compares_with(number_of)
+def score(item: RewardItem, truth: Fraction) -> Outcome:
     """1.0 or 0.0; unscorable where the ground truth holds no number. Full solutions are accepted as ground truth."""
-    truth = parse_number(str(item.ground_truth).rpartition(_MARK)[2])
-    if truth is None:
-        return Unscorable(f"the ground truth holds no number: {item.ground_truth!r}")
-    _, mark, tail = item.response.rpartition(_MARK)
-    numbers = NUMBER.findall(tail)
-    chosen = (numbers[0] if mark else numbers[-1]) if numbers else None
-    correct = float(chosen is not None and parse_number(chosen) == truth)
-    return Scored(correct, {"correct": correct, "format": float(bool(mark))})
+    said = plain_marks(after_thoughts(item.response))
+    answer = next((number for text in _places(said) if (number := _number(text)) is not None), None)
+    if answer is None:
+        answer = _last_number(said)
+    correct = float(answer == truth)
+    components = {"correct": correct, "format": float(_MARK in item.response)}
+    return Scored(correct, components, answer="" if answer is None else str(answer))
+
+
+def _places(text: str) -> Iterator[str]:
+    """Texts that are said to be the answer, those that say so most clearly first."""
+    yield from reversed(text.split(_MARK)[1:])
+    tail = text[-_TAIL:]
+    if (boxed := last_braced_box(tail)) is not None:
+        yield boxed
+    yield from reversed([said for _, said in announced(tail)])
+
+
+def _number(text: str) -> Fraction | None:
+    """The number with which a text that is an answer begins: the result of a sum, else its first number."""
+    row = next((row for row in text.split("\n", 20) if any(map(str.isdigit, row))), "")[:LONGEST]
+    row = _FRACTION.sub(r"\1/\2", row).replace("{,}", ",")
+    sides = row.split("=")
+    for side in reversed(sides) if len(sides) > 1 else ():
+        if NUMBER.search(side) and not _OPERATOR.search(side):
+            row = side
+            break
+    number = NUMBER.search(row)
+    if number is None:
+        return None
+    wide = _WIDE.match(row, number.start())
+    return parse_number((wide or number)[0])
+
+
+def _last_number(text: str) -> Fraction | None:
+    numbers = NUMBER.findall(text)
+    return parse_number(numbers[-1]) if numbers else None

@@ -7,12 +7,15 @@ requires the answer after `#### `; `flexible` takes the last number of the text.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
-from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
+from rollmesh.reward_service.scorers.truths import TruthError, compares_with, one_text, shown
 
 Method = Literal["strict", "flexible"]
 _TAIL = 300
+_MARK = "####"
 _NUMBER = r"-?[0-9.,]+"
 _MARKED = re.compile(rf"#### ({_NUMBER})")
 _ANY = re.compile(_NUMBER)
@@ -35,20 +38,35 @@ def grade(response: str, truth: str, *, method: Method = "strict", format_score:
     return 1.0 if answer == truth else format_score
 
 
-def score_strict(item: RewardItem) -> Outcome:
-    """1.0 or 0.0 for the answer after `#### `; unscorable without a ground truth."""
-    return _score(item, "strict")
+def text_of(truth: Any, method: Method) -> str:
+    """The number that a truth is, as text; that after `####` of a full solution.
+
+    Raises:
+        TruthError: it is no text that an answer could equal.
+    """
+    text = one_text(truth).rpartition(_MARK)[2].strip()
+    if not _ANY.fullmatch(text) or text == ".":
+        raise TruthError(
+            f"the ground truth is not a number as gsm8k_{method} reads it (-?[0-9.,]+): {shown(truth)}; "
+            "give its digits, or score by gsm8k"
+        )
+    # Answers that were marked have no thousands separators, so that a truth with them could not be met.
+    return text.replace(",", "") if method == "strict" else text
 
 
-def score_flexible(item: RewardItem) -> Outcome:
-    """1.0 or 0.0 for the last number; unscorable without a ground truth."""
-    return _score(item, "flexible")
+@compares_with(partial(text_of, method="strict"))
+def score_strict(item: RewardItem, truth: str) -> Outcome:
+    """1.0 or 0.0 for the answer after `#### `; unscorable where the ground truth is no number."""
+    return _score(item, truth, "strict")
 
 
-def _score(item: RewardItem, method: Method) -> Outcome:
-    if item.ground_truth is None:
-        return Unscorable("the row has no ground truth")
-    truth = str(item.ground_truth).strip()
-    return Scored(
-        grade(item.response, truth, method=method), {"format": float(extract(item.response, method) is not None)}
-    )
+@compares_with(partial(text_of, method="flexible"))
+def score_flexible(item: RewardItem, truth: str) -> Outcome:
+    """1.0 or 0.0 for the last number; unscorable where the ground truth is no number."""
+    return _score(item, truth, "flexible")
+
+
+def _score(item: RewardItem, truth: str, method: Method) -> Outcome:
+    answer = extract(item.response, method)
+    correct = grade(item.response, truth, method=method)
+    return Scored(correct, {"format": float(answer is not None)}, answer=answer or "")

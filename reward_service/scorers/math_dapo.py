@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
-from rollmesh.reward_service.scorers.boxes import last_braced_box
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
+from rollmesh.reward_service.scorers.boxes import last_braced_box, one_answer
+from rollmesh.reward_service.scorers.truths import compares_with
 
 INVALID = "[INVALID]"
 _TAIL = 300
@@ -105,9 +106,11 @@ def grade(response: str, truth: str, *, strict_box: bool = False) -> Grade:
     return Grade(boxed == truth, boxed)
 
 
-def score(item: RewardItem) -> Outcome:
-    """+1.0 or -1.0, with the component `acc` (1 or 0); unscorable without a ground truth."""
-    if item.ground_truth is None:
-        return Unscorable("the row has no ground truth")
-    result = grade(item.response, str(item.ground_truth))
-    return Scored(result.total, {"acc": float(result.correct), "format": float(result.answer != INVALID)})
+@compares_with(one_answer)
+def score(item: RewardItem, truth: str) -> Outcome:
+    """+1.0 or -1.0, with the component `acc` (1 or 0); unscorable without a ground truth that is one answer."""
+    result = grade(item.response, truth)
+    found = result.answer is not None and result.answer != INVALID
+    # A box is compared as it is written, other answers in their normal form: those that are right are one.
+    read = (normalize(truth) if result.correct else result.answer or "") if found else ""
+    return Scored(result.total, {"acc": float(result.correct), "format": float(found)}, answer=read)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 
-from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
-from rollmesh.reward_service.scorers.boxes import last_boxed
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
+from rollmesh.reward_service.scorers.boxes import last_boxed, one_answer
+from rollmesh.reward_service.scorers.truths import compares_with
 
 # In this order: text -> replacement.
 _REWRITES = (
@@ -63,11 +64,9 @@ def grade(response: str, truth: str) -> float:
     return float(answer is not None and normalize(answer) == normalize(truth))
 
 
-def score(item: RewardItem) -> Outcome:
-    """1.0 or 0.0; unscorable without a ground truth, which may itself be boxed."""
-    if item.ground_truth is None:
-        return Unscorable("the row has no ground truth")
-    truth = str(item.ground_truth)
-    boxed = last_boxed(truth)
-    correct = grade(item.response, truth if boxed is None else boxed)
-    return Scored(correct, {"format": float(last_boxed(item.response) is not None)})
+@compares_with(one_answer)
+def score(item: RewardItem, truth: str) -> Outcome:
+    """1.0 or 0.0; unscorable without a ground truth that is one answer, which may itself be boxed."""
+    answer = last_boxed(item.response)
+    read = "" if answer is None else normalize(answer)
+    return Scored(grade(item.response, truth), {"format": float(answer is not None)}, answer=read)

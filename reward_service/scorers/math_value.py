@@ -8,12 +8,17 @@ cannot: a big power is one instruction, in which no signal is heard.)
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal
 
 from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
-from rollmesh.reward_service.scorers.boxes import last_boxed
+from rollmesh.reward_service.scorers.announcements import after_thoughts
+from rollmesh.reward_service.scorers.boxes import last_boxed, last_braced_box, one_answer
+from rollmesh.reward_service.scorers.math_equality import agree, spelled
+from rollmesh.reward_service.scorers.math_reading import spelled_answer, spelled_response
+from rollmesh.reward_service.scorers.truths import compares_with, shown
 
 Reading = Literal["any", "expression_first", "latex", "box"]
 # A response may continue for this long after its last box; later text would be read together with it.
@@ -66,16 +71,35 @@ def grade(response: str, truth: str, *, boxed_truth: bool = True, reading: Readi
     return Grade(bool(expected), start >= 0, bool(found), correct)
 
 
-def score(item: RewardItem) -> Outcome:
+@compares_with(one_answer)
+def score(item: RewardItem, truth: str) -> Outcome:
     """1.0 or 0.0; unscorable without a ground truth that can be read."""
-    if item.ground_truth is None:
-        return Unscorable("the row has no ground truth")
-    truth = str(item.ground_truth)
-    boxed = last_boxed(truth)
-    result = grade(item.response, truth if boxed is None else boxed)
-    if not result.readable_truth:
-        return Unscorable(f"the ground truth cannot be read as mathematics: {truth!r}")
-    return Scored(float(result.correct), {"format": float(result.boxed), "readable": float(result.readable)})
+    truth = spelled_answer(truth)
+    expected = _parse(rf"\boxed{{{truth}}}", "any")
+    if not expected:
+        return Unscorable(f"the ground truth cannot be read as mathematics: {shown(truth)}")
+    found: list[Any] = []
+    correct = False
+    for text, answer in _readings(item.response):
+        last = _parse(text, "any")
+        correct = agree(expected, last, truth, answer)
+        found = last or found
+        if correct:
+            break
+    components = {"format": float(r"\boxed{" in item.response), "readable": float(bool(found))}
+    return Scored(float(correct), components, answer=truth if correct else spelled(found))
+
+
+def _readings(response: str) -> Iterator[tuple[str, str]]:
+    """Texts to read the answer from, each with the content of its last box: several boxes may be one answer, or steps.
+
+    Thoughts are read where nothing follows them that can be read.
+    """
+    text = spelled_response(after_thoughts(response))
+    boxed = last_braced_box(text)
+    yield text, boxed or ""
+    if boxed is not None and text.count(r"\boxed{") > 1:
+        yield rf"\boxed{{{boxed}}}", boxed
 
 
 @cache

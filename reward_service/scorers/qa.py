@@ -10,11 +10,10 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
-from rollmesh.reward_service.scorers.exact_match import accepted_answers
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
+from rollmesh.reward_service.scorers.truths import TruthError, alternatives, compares_with, fields_of, shown
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -78,13 +77,28 @@ def overlap(answer: str | None, truth: str) -> Overlap:
     return Overlap(2 * precision * recall / (precision + recall), precision, recall)
 
 
-def score(item: RewardItem) -> Outcome:
-    """1.0 or 0.0 by exact match, with the components `format` and `f1`; unscorable without a ground truth."""
-    truths = accepted_answers(item)
-    if isinstance(item.ground_truth, dict):  # Search-R1's rows: {"target": [...]}.
-        truths = accepted_answers(replace(item, ground_truth=item.ground_truth.get("target")))
-    if not truths:
-        return Unscorable("the row has no ground truth")
+def accepted(truth: Any) -> list[str]:
+    """The accepted answers: a text, a number, a list of these, or Search-R1's `{"target": ...}` with one of them.
+
+    Raises:
+        TruthError: it has none, or none with a word that is compared.
+    """
+    fields = fields_of(truth)
+    if fields is not None and "target" not in fields:
+        raise TruthError(f"the ground truth is an object without target: {shown(truth)}; give a text, or a list")
+    found = alternatives(truth if fields is None else fields["target"])
+    # An empty answer would equal those that are articles and punctuation alone.
+    compared = [text for text in found if normalize(text)]
+    if not compared:
+        raise TruthError(f"the ground truth has no word that qa compares: {shown(truth)}; exact_match compares all")
+    return compared
+
+
+@compares_with(accepted)
+def score(item: RewardItem, truths: Sequence[str]) -> Outcome:
+    """1.0 or 0.0 by exact match, with the components `format` and `f1`; unscorable without an accepted answer."""
     answer = extract(item.response)
     best = max(overlap(answer, truth).f1 for truth in truths)
-    return Scored(grade(item.response, truths), {"format": float(answer is not None), "f1": best})
+    right = grade(item.response, truths) > 0
+    read = normalize(truths[0] if right else answer or "")
+    return Scored(grade(item.response, truths), {"format": float(answer is not None), "f1": best}, answer=read)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
-from rollmesh.reward_service.scorers.exact_match import accepted_answers
+from collections.abc import Sequence
+
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
+from rollmesh.reward_service.scorers.truths import compares_with, texts
 
 _QUOTES = "\"'`"
 
@@ -15,9 +17,9 @@ def _unquoted(text: str) -> str:
     return text
 
 
-def score(item: RewardItem) -> Outcome:
-    """1.0 or 0.0; unscorable without a ground truth."""
-    answers = accepted_answers(item)
-    if not answers:
-        return Unscorable("the row has no ground truth")
-    return Scored(float(_unquoted(item.response) in map(_unquoted, answers)))
+@compares_with(texts)
+def score(item: RewardItem, truths: Sequence[str]) -> Outcome:
+    """1.0 or 0.0; unscorable without a text or a number, or a list of them."""
+    accepted, answer = [_unquoted(truth) for truth in truths], _unquoted(item.response)
+    right = answer in accepted
+    return Scored(float(right), answer=accepted[0] if right else answer)

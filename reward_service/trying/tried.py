@@ -10,7 +10,7 @@ from rollmesh.mesh.text import bounded
 from rollmesh.protos import reward_pb2
 
 SCORED, UNSCORABLE, ERROR = "scored", "unscorable", "error"
-# Characters of grounds or a reason in a line.
+# Characters of grounds in a line.
 _SHOWN = 120
 # Rewards that differ by less are equal: floats of another order of additions.
 _ROUNDING = 1e-6
@@ -33,6 +33,7 @@ class Tried:
         recorded: the reward that its file has; None: none.
         step: of a run's sample; None for others.
         data_source: of its row.
+        answer: of the response, as the scorer reads it; None: it reads none.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Tried:
     recorded: float | None = None
     step: int | None = None
     data_source: str = ""
+    answer: str | None = None
 
     @classmethod
     def of(
@@ -77,6 +79,7 @@ class Tried:
             recorded=recorded,
             step=step,
             data_source=data_source,
+            answer=scored.answer if scored.HasField("answer") else None,
         )
 
     @property
@@ -106,8 +109,8 @@ class Tried:
         if self.differs:
             parts.append(f"recorded {self.recorded:g}")
         if explained and self.text:
-            # An error says what to do at its end.
-            parts.append(repr(self.text if self.outcome == ERROR else bounded(self.text, _SHOWN)))
+            # An error or a reason says what to do at its end.
+            parts.append(repr(bounded(self.text, _SHOWN) if self.outcome == SCORED else self.text))
         return "  ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
@@ -121,6 +124,7 @@ class Tried:
             "code": self.code,
             "total": self.total if self.outcome == SCORED else None,
             "components": dict(self.components),
+            "answer": self.answer,
             "evidence": self.text,
             "cost": self.cost,
             "seconds": round(self.seconds, 6),

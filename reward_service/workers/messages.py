@@ -64,7 +64,8 @@ def _packed(outcome: Outcome) -> tuple[Any, ...]:
         per_token = [float(value) for value in outcome.per_token]
         spans = [SpanValue.of(span) for span in outcome.spans]
         grounds = _sendable(outcome.evidence), float(outcome.cost)
-        return _SCORED, float(outcome.total), components, per_token, spans, *grounds, bool(outcome.cached)
+        rest = bool(outcome.cached), outcome.answer
+        return _SCORED, float(outcome.total), components, per_token, spans, *grounds, *rest
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         return _packed(Failed("bad_output", f"a reward that is not made of numbers: {error}"))
 
@@ -76,7 +77,7 @@ def _sendable(text: str) -> str:
 
 def _unpacked(kind: int, *values: Any) -> Outcome:
     if kind == _SCORED:
-        total, components, per_token, spans, evidence, cost, cached = values
+        total, components, per_token, spans, evidence, cost, cached, answer = values
         return Scored(
             float(total),
             {str(name): float(value) for name, value in components.items()},
@@ -85,6 +86,7 @@ def _unpacked(kind: int, *values: Any) -> Outcome:
             str(evidence),
             float(cost),
             bool(cached),
+            None if answer is None else str(answer),
         )
     if kind == _UNSCORABLE:
         return Unscorable(*values)

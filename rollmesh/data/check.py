@@ -27,6 +27,8 @@ from rollmesh.mesh.config.inputs import DataSource, ModelSection
 from rollmesh.mesh.config.scorers.parts import uses
 from rollmesh.mesh.errors import ChatTemplateError, DataError, RollmeshError
 from rollmesh.mesh.tokenizer_files import load_tokenizer
+from rollmesh.reward_service.outcomes import RewardItem
+from rollmesh.reward_service.row_faults import fault_of
 from rollmesh.reward_service.scorers.auto import scorer_of
 
 if TYPE_CHECKING:
@@ -218,6 +220,7 @@ class _SourceCheck:
         if rows.blocks is not None and rows.blocks.window < _FEW_GROUPS:
             what = f"only {rows.blocks.window} row groups fit into memory at a time, so that rows are hardly shuffled"
             self._add(f"{what}: write the file with row groups of 1,000 rows", self._source.label)
+        usable = 0
         for _, row in read_all(rows):
             if isinstance(row, DataError):
                 self._report.add_unusable(row, most=self._most)
@@ -228,8 +231,11 @@ class _SourceCheck:
             if not self._is_scored(row):
                 what = f"no reward function scores data_source {row.data_source!r}"
                 self._add(f"{what}: set reward.functions, or reward.by_data_source", row.origin, fails=True)
+            usable += self._can_be_scored(row)
         if not any(count for length, count in self._report.lengths.items() if length <= self._limit):
             self._add("no prompt of the source can be used", self._source.label, fails=True)
+        elif not usable and self._report.data_sources:
+            self._add("no row of the source can be scored", self._source.label, fails=True)
         return self._report
 
     @property
@@ -280,3 +286,15 @@ class _SourceCheck:
         if row.data_source in reward.by_data_source or reward.endpoints or agent.kind in ("environment", "program"):
             return True
         return any(name != "auto" for name in uses(reward.functions)) or scorer_of(row.data_source) is not None
+
+    def _can_be_scored(self, row: Row) -> bool:
+        """Reports the scorers that cannot use a row's ground truth; false where none of its functions can."""
+        reward, agent = self._config.reward, self._config.rollout.agent
+        if reward.endpoints or agent.kind in ("environment", "program"):
+            return True
+        functions = uses(reward.by_data_source.get(row.data_source, reward.functions))
+        item = RewardItem("", "", row.data_source, "", "", row.ground_truth, row.extra_info)
+        faults = {name: fault for name in functions if (fault := fault_of(name, item))}
+        for name, fault in faults.items():
+            self._add(f"the row is unscorable by {name}, and counts for nothing there", f"{row.origin}: {fault}")
+        return len(faults) < len(set(functions))

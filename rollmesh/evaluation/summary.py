@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from rollmesh.learner.evaluation.intervals import LEVEL, Estimate, estimate_mean
-from rollmesh.learner.evaluation.metrics import prompt_metrics
+from rollmesh.learner.evaluation.metrics import prompt_metrics, vote_of
 
 PromptRecord = Mapping[str, Any]
 """A prompt with its responses (`rollmesh.learner.evaluation.result.prompt_record`)."""
@@ -104,9 +104,11 @@ def summarize_records(
 
 
 def scored_responses(record: PromptRecord) -> list[tuple[float, str]]:
-    """Reward and text of the scored responses to a prompt."""
+    """Reward and answer of the scored responses to a prompt."""
     return [
-        (response["reward"], response["text"]) for response in record["responses"] if response["reward"] is not None
+        (response["reward"], vote_of(response["text"], response.get("answer")))
+        for response in record["responses"]
+        if response["reward"] is not None
     ]
 
 

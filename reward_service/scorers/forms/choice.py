@@ -7,10 +7,13 @@ The ground truth is a label, a text, or the place of a choice, counted from 0, w
 The answer is looked for in this order, and what comes last in the response counts:
   1. `\boxed{B}`
   2. `<answer>B</answer>`
-  3. `#### B`, `Answer: B`, `the answer is (B)`, `the correct option is **B**`, `I choose B`
-  4. a row that is no more than an answer, `B`, `(B)` or `B. Paris`: the last row, else the first
+  3. `#### B`, `Answer: B`, `the answer is (B)`, `the correct option is **B**`, `I choose B`, `B is correct`, and the
+     same in other languages (`announcements`)
+  4. a row that is no more than an answer, `B`, `(B)`, `So B.` or `B. Paris`: the last row, else the first
 
-A place that names two choices names none. Only the last 4,000 characters are read, and the first row.
+A place that names two choices ends the search: it names none. A box or tag that names none of the choices leaves it to
+the other places; an empty one, to those after it. Thoughts count where nothing follows them. Only the last 4,000
+characters are read, and the first row.
 """
 
 # ruff: noqa: RUF001  # marks that look like ASCII ones
@@ -22,32 +25,61 @@ import string
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
 from rollmesh.reward_service.scorers import qa
+from rollmesh.reward_service.scorers.announcements import after_thoughts, announced
 from rollmesh.reward_service.scorers.boxes import last_braced_box
+from rollmesh.reward_service.scorers.numbers import plain_marks
+from rollmesh.reward_service.scorers.truths import TruthError, shown, uses_row
 
 FIELDS = ("choices", "options")
 _TAIL = 4000
 # Characters of a row that may be no more than an answer.
 _ROW = 400
-# At most so much stands between a phrase and the answer that it announces.
-_ANNOUNCED = re.compile(
-    r"(?:####|\banswer\b(?:[ \t]{1,4}(?:is|would be|should be))?[*_]{0,2}[ \t]{0,4}[:=]?"
-    r"|\b(?:choose|pick|select)[*_]{0,2}[ \t]{1,4}(?:is|:)?"
-    r"|\b(?:correct|right|best|final)[ \t]{1,4}(?:answer|option|choice)[*_]{0,2}[ \t]{0,4}(?:is|:|=))"
-    r"(?=[ \t]{0,4}([^\n]{1,400}))",
+_SEVERAL = "several"
+"""Stands for the label of a place that names more than one."""
+_NOUNS = r"opción|opção|opzione|alternativa|letra|lettre|lettera|buchstabe|вариант"
+_FILLER_WORDS = (
+    r"(?:is|the|option|choice|answer|letter|therefore|thus|hence|so|clearly|my|final|correct|best|would be|must be"
+    r"|(?:it|that|this)(?:'s|’s| is| must be)|i (?:think|believe|guess|say)(?: that)?"
+    rf"|{_NOUNS}|(?:el|la|los|o|a|il|die|der|das)(?=[ \t]+(?:{_NOUNS}|[\[(]?(?-i:[A-Z])\b)))\b"
+    r"|因此|所以|故|应|选项|選項|选|選|答案|是|为|項|项"
+)
+_FILLER = re.compile(rf"(?:(?:{_FILLER_WORDS})[ \t:,]{{0,4}}){{1,6}}", re.IGNORECASE)
+_LATEX_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathsf|textsf)\{([^{}]*)\}")
+_INLINE = re.compile(r"\\[()\[\]]")
+# A letter of any script, or a number of two digits. More letters may follow where words are not spaced.
+_LETTER = r"(?:[^\W\d_]|\d{1,2})(?![0-9a-zà-ɏ\u0400-\u04ff_'’])"
+_OPEN, _CLOSE = r"[\[({<]", r"[\])}>]"
+_LABEL = re.compile(rf"({_OPEN}?)({_LETTER})({_CLOSE}?)", re.IGNORECASE)
+_ALTERNATIVE = re.compile(
+    rf"[ \t]*(?:[,、/|&]|\b(?:and|or|und|oder|et|ou|y|o|e|и|или)\b|[和或与])[ \t]*{_OPEN}?({_LETTER}){_CLOSE}?",
     re.IGNORECASE,
 )
-_FILLER = re.compile(r"(?:(?:is|the|option|choice|answer|letter|therefore|clearly)\b[ \t:]{0,4}){1,4}", re.IGNORECASE)
-_LATEX_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
-_LABEL = re.compile(r"([\[(]?)([A-Za-z]|\d{1,2})([\])]?)(?![\w'’])")
-_ALTERNATIVE = re.compile(r"[ \t]*(?:,|/|\||&|\band\b|\bor\b)[ \t]*[\[(]?([A-Za-z]|\d{1,2})[\])]?(?![\w'’])")
-_SEPARATORS = frozenset(".:),;-–—")
-_REASON = re.compile(r"[ \t]*(?:because|since|as|due|based|given)\b", re.IGNORECASE)
+# `not A, it is C`
+_DENIED = re.compile(
+    rf"(?:is )?(?:not|isn't|isn’t) {_OPEN}?{_LETTER}{_CLOSE}?[ \t]*(?:,|;|but|\.)[ \t]*"
+    r"(?:but|rather|it is|it's|it’s)?[ \t]*",
+    re.IGNORECASE,
+)
+# `C is correct`, but not `neither B nor C is correct`.
+_CORRECT = re.compile(
+    r"(?<![^\W_])(?<!and )(?<!or )(?<!nor )(?<!if )(?<!If )(?<!, )(?<!whether )"
+    r"(?:[\[({<]?([A-Z])[\])}>]?|(?:[Oo]ption|[Cc]hoice|[Aa]nswer) \(?(\d{1,2})\)?)[*_]{0,2}[ \t]{0,4}"
+    r"(?:(?:is|must be|has to be)[ \t]+(?:(?:clearly|therefore|indeed|the)[ \t]+){0,2}(?:correct|right|best|true)\b"
+    r"|(?:es|est|è|é)[ \t]+(?:(?:la|le|il|a|o|opción|réponse|respuesta|bonne|risposta|resposta)[ \t]+){0,2}"
+    r"(?:correct|corrett|corret|bonne)|ist[ \t]+(?:die[ \t]+)?(?:richtig|korrekt)"
+    r"|(?:选项|選項)?是?(?:正确|正確)|が正解|[가이] 정답)"
+)
+_SEPARATORS = frozenset(".:),;-–—。、，：；")
+_REASONS = r"[ \t]*(?:because|since|as|due|based|given|not|porque|parce|car|weil|denn|perché|pois|потому)\b"
+_REASON = re.compile(_REASONS, re.IGNORECASE)
+_REASONED = re.compile(rf"([^\n,;]{{1,200}}?)[,;]?[ \t]{_REASONS}", re.IGNORECASE)
 # Another label that is written like one.
-_NEXT = re.compile(r"[ \t.,;:)]*(?:[\[(]([A-Za-z]|\d{1,2})[\])]|([A-Za-z]|\d{1,2})(?=[.):,]|[ \t]*$))")
+_NEXT = re.compile(rf"[ \t.,;:)]*(?:[\[(]({_LETTER})[\])]|({_LETTER})(?=[.):,]|[ \t]*$))", re.IGNORECASE)
+_MARKS = ((r"\boxed{", last_braced_box), ("<answer>", qa.extract))
 _MARKUP = str.maketrans("", "", "*_$`~")
-_EDGES = string.whitespace + ".,;:!?\"'“”‘’"
+_EDGES = string.whitespace + ".,;:!?\"'“”‘’。，；：！？、"
 
 
 def choices_of(item: RewardItem) -> dict[str, str]:
@@ -62,7 +94,9 @@ def choices_of(item: RewardItem) -> dict[str, str]:
     if isinstance(given, Mapping) and isinstance(given.get("label"), list) and isinstance(given.get("text"), list):
         labels, texts = given["label"], given["text"]
     elif isinstance(given, Mapping):
-        labels, texts = list(given), list(given.values())
+        # A table has a column for every label: null where the row has fewer choices.
+        own = {label: text for label, text in given.items() if text is not None}
+        labels, texts = list(own), list(own.values())
     elif isinstance(given, list):
         labels, texts = list(string.ascii_uppercase[: len(given)]), given
     else:
@@ -75,7 +109,11 @@ def choices_of(item: RewardItem) -> dict[str, str]:
 
 def right_label(truth: Any, choices: Mapping[str, str]) -> str | None:
     """The label that a ground truth means; None where it means none of the choices."""
-    if truth is None or isinstance(truth, bool):
+    if isinstance(truth, list) and len(truth) == 1:
+        truth = truth[0]
+    # A table writes whole numbers as floats where another row has none.
+    truth = int(truth) if isinstance(truth, float) and truth.is_integer() else truth
+    if isinstance(truth, bool) or not isinstance(truth, str | int):
         return None
     written = str(truth).strip()
     label = written.strip("()[]. ").upper()
@@ -85,63 +123,97 @@ def right_label(truth: Any, choices: Mapping[str, str]) -> str | None:
         return same
     if written.isdecimal() and len(written) < 4 and int(written) < len(choices):
         return list(choices)[int(written)]
-    return None
+    # `B. Paris`
+    named = _named(written, choices, announced=False)
+    return None if named == _SEVERAL else named
 
 
 def chosen_label(response: str, choices: Mapping[str, str]) -> str | None:
     """The label that a response names, as the module says; None where it names none, or several at once."""
-    for place, announced in _places(response):
-        if (label := _named(place, choices, announced=announced)) is not None:
+    said = after_thoughts(response)
+    found = _found(said, choices)
+    if found is None and said is not response:
+        found = _found(response, choices)
+    return None if found == _SEVERAL else found
+
+
+def truth_of(item: RewardItem) -> tuple[str, dict[str, str]]:
+    """The right label of a row, and its choices.
+
+    Raises:
+        TruthError: it has none.
+    """
+    try:
+        choices = choices_of(item)
+    except ValueError as error:
+        raise TruthError(f"extra_info.choices: {error}") from error
+    label = right_label(item.ground_truth, choices)
+    if label is None:
+        given = shown(item.ground_truth)
+        raise TruthError(
+            f"the ground truth is none of the choices {', '.join(choices)}: {given}; give a label or a text"
+        )
+    return label, choices
+
+
+@uses_row(truth_of)
+def score(item: RewardItem, truth: tuple[str, dict[str, str]]) -> Outcome:
+    """1.0 or 0.0, with the component `format` (an answer was found); unscorable without a usable ground truth."""
+    label, choices = truth
+    chosen = chosen_label(item.response, choices)
+    return Scored(float(chosen == label), {"format": float(chosen is not None)}, answer=chosen or "")
+
+
+def _found(response: str, choices: Mapping[str, str]) -> str | None:
+    for place, is_announced in _places(response):
+        if (label := _named(place, choices, announced=is_announced)) is not None:
             return label
     return None
 
 
-def score(item: RewardItem) -> Outcome:
-    """1.0 or 0.0, with the component `format` (an answer was found); unscorable without a usable ground truth."""
-    try:
-        choices = choices_of(item)
-    except ValueError as error:
-        return Unscorable(f"extra_info.choices: {error}")
-    truth = right_label(item.ground_truth, choices)
-    if truth is None:
-        return Unscorable(f"the ground truth is none of the choices {', '.join(choices)}: {item.ground_truth!r}")
-    chosen = chosen_label(item.response, choices)
-    return Scored(float(chosen == truth), {"format": float(chosen is not None)})
-
-
 def _places(response: str) -> Iterator[tuple[str, bool]]:
     """Texts that may be the answer, those that say so most clearly first, and whether they say so at all."""
-    tail = response[-_TAIL:]
-    # An empty box or tag is an answer too, though none of the choices: what else is written does not count.
-    if (boxed := last_braced_box(tail)) is not None:
-        yield boxed, True
+    tail = plain_marks(response[-_TAIL:])
+    begin = 0
+    for mark, content in _MARKS:
+        text = tail
+        while (found := content(text)) is not None and not found.strip():
+            begin = max(begin, text.rfind(mark))
+            text = text[: text.rfind(mark)]
+        if found is not None:
+            begin = 0
+            yield found, True
+    said = tail[begin:]
+    places = [*announced(said), *((match.start(), match[1] or match[2]) for match in _CORRECT.finditer(said))]
+    yield from ((text, True) for _, text in sorted(places, reverse=True))
+    if begin:
         return
-    if (tagged := qa.extract(tail)) is not None:
-        yield tagged, True
-        return
-    yield from reversed([(match[1], True) for match in _ANNOUNCED.finditer(tail)])
     rows = tail.rstrip().rsplit("\n", 1)
-    first = response.lstrip()[: _ROW + 1].split("\n", 1)[0]
+    first = plain_marks(response.lstrip()[: _ROW + 1]).split("\n", 1)[0]
     yield from ((row, False) for row in (rows[-1], first) if len(row) <= _ROW)
 
 
 def _named(place: str, choices: Mapping[str, str], *, announced: bool) -> str | None:
-    """The one choice that a text names; where nothing announces it, the text is no more than the answer."""
-    text = _LATEX_TEXT.sub(r"\1", place).translate(_MARKUP).strip(_EDGES)
-    if (label := _by_text(text, choices)) is not None:
-        return label
-    filler = _FILLER.match(text)
-    text = text[filler.end() :].lstrip() if filler else text
-    if (label := _by_text(text, choices)) is not None:
+    """The one choice that a text names, or `_SEVERAL`; where nothing announces it, it is no more than the answer."""
+    text = _LATEX_TEXT.sub(r"\1", _INLINE.sub("", place)).translate(_MARKUP).strip(_EDGES)
+    for prefix in (None, _FILLER, _DENIED, _FILLER):
+        if prefix is not None and (left_out := prefix.match(text)) is not None:
+            text = text[left_out.end() :].lstrip()
+        if (label := _by_text(text, choices)) is not None:
+            return label
+    reasoned = _REASONED.match(text) if announced else None
+    if reasoned is not None and (label := _by_text(reasoned[1], choices)) is not None:
         return label
     match = _LABEL.match(text)
     if match is None or (bool(match[1]) != bool(match[3]) and match[3] != ")"):
         return None
     label, rest = match[2].upper(), text[match.end() :]
-    following = _NEXT.match(rest)
-    listed = following is not None and {(following[1] or following[2]).upper()} & choices.keys() - {label}
-    if label not in choices or listed or _ALTERNATIVE.match(rest):
+    if label not in choices:
         return None
+    others = [(found[1] or found[2]) for pattern in (_NEXT, _ALTERNATIVE) if (found := pattern.match(rest))]
+    # In `B, a city` the second is a word.
+    if any(other.upper() in choices.keys() - {label} for other in others if other.isupper() == match[2].isupper()):
+        return _SEVERAL
     said = rest.strip(_EDGES + ")-–—")
     other = _by_text(said, choices)
     if not said or other == label:
@@ -151,7 +223,8 @@ def _named(place: str, choices: Mapping[str, str], *, announced: bool) -> str | 
     if match[3] or rest.lstrip()[:1] in _SEPARATORS:
         return label
     # `a` and `I` are words too: followed by text, only a capital that is none of them is a label.
-    return label if announced and (match[2] not in ("A", "I") or _REASON.match(rest)) and match[2].isupper() else None
+    is_word = match[2] in ("A", "I") and rest[:1].isascii() and not _REASON.match(rest)
+    return label if announced and match[2].isupper() and not is_word else None
 
 
 def _by_text(text: str, choices: Mapping[str, str]) -> str | None:

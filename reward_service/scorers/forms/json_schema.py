@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
 from rollmesh.reward_service.scorers.forms.json_answer import NoJsonError, answer_text, read
+from rollmesh.reward_service.scorers.truths import TruthError, TruthScorer, uses_row
 
 FIELD = "json_schema"
 # Schemas that are kept checked and ready.
 _KEPT = 256
 
 
-class SchemaError(ValueError):
+class SchemaError(TruthError):
     """A schema that cannot be used."""
 
 
@@ -41,7 +42,7 @@ def with_file(path: str, *, fraction: bool) -> Callable[[RewardItem], Outcome]:
         _validator(text)
     except (OSError, ValueError) as error:
         raise RewardError(f"json_schema: {path}: {error}", hint="write json_schema:FILE, a JSON schema") from error
-    return lambda item: _score(item, text, fraction=fraction)
+    return TruthScorer(lambda _: _validator(text), partial(_judge, fraction=fraction))
 
 
 def load_library() -> None:
@@ -49,42 +50,46 @@ def load_library() -> None:
     _validator("{}")
 
 
-def score(item: RewardItem) -> Outcome:
-    """1.0 or 0.0, with the components `format` (it is JSON) and `fraction`."""
-    return _score_row(item, fraction=False)
+def schema_of(item: RewardItem) -> Any:
+    """The validator of a row's own schema.
 
-
-def score_fraction(item: RewardItem) -> Outcome:
-    """The share of parts that keep the schema, with the components `format` and `all`."""
-    return _score_row(item, fraction=True)
-
-
-def _score_row(item: RewardItem, *, fraction: bool) -> Outcome:
+    Raises:
+        TruthError: it has none that can be used.
+    """
     own = item.extra_info.get(FIELD)
     schema = item.ground_truth if own is None else own
     if schema is None:
-        return Unscorable(f"the row has no schema: give extra_info.{FIELD}, or a ground truth that is one")
-    return _score(item, schema if isinstance(schema, str) else json.dumps(schema, sort_keys=True), fraction=fraction)
+        raise TruthError(f"the row has no schema: give extra_info.{FIELD}, or a ground truth that is one")
+    return _validator(schema if isinstance(schema, str) else json.dumps(schema, sort_keys=True))
 
 
-def _score(item: RewardItem, schema: str, *, fraction: bool) -> Outcome:
+@uses_row(schema_of)
+def score(item: RewardItem, validator: Any) -> Outcome:
+    """1.0 or 0.0, with the components `format` (it is JSON) and `fraction`."""
+    return _judge(item, validator, fraction=False)
+
+
+@uses_row(schema_of)
+def score_fraction(item: RewardItem, validator: Any) -> Outcome:
+    """The share of parts that keep the schema, with the components `format` and `all`."""
+    return _judge(item, validator, fraction=True)
+
+
+def _judge(item: RewardItem, validator: Any, *, fraction: bool) -> Outcome:
     from referencing.exceptions import Unresolvable
 
     other = "all" if fraction else "fraction"
     try:
-        validator = _validator(schema)
         answer = read(answer_text(item.response))
-    except SchemaError as error:
-        return Unscorable(str(error))
     except NoJsonError:
-        return Scored(0.0, {"format": 0.0, other: 0.0})
+        return Scored(0.0, {"format": 0.0, other: 0.0}, answer="")
     try:
         share = _share(validator, answer)
     except Unresolvable as error:
         return Unscorable(f"the schema refers to something that it does not contain: {error}")
     whole = float(share == 1.0)
     total, rest = (share, whole) if fraction else (whole, share)
-    return Scored(total, {"format": 1.0, other: rest})
+    return Scored(total, {"format": 1.0, other: rest}, answer=json.dumps(answer, sort_keys=True))
 
 
 @lru_cache(_KEPT)

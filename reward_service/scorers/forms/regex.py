@@ -10,17 +10,25 @@ they run in worker processes, which can be killed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from rollmesh.mesh.errors import RewardError
-from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
-from rollmesh.reward_service.scorers.exact_match import accepted_answers
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
+from rollmesh.reward_service.scorers.truths import TruthError, TruthScorer, texts, uses_row
 
 LONGEST = 1 << 16
 FIELD = "regex"
 # The group whose text is the answer.
 _GROUP = "answer"
 _LONGEST_PATTERN = 4096
+
+
+class Expected(NamedTuple):
+    """A pattern, and the texts that its group `answer` is compared with; none without that group."""
+
+    pattern: re.Pattern[str]
+    answers: Sequence[str]
 
 
 def with_pattern(pattern: str) -> Callable[[RewardItem], Outcome]:
@@ -33,20 +41,32 @@ def with_pattern(pattern: str) -> Callable[[RewardItem], Outcome]:
         compiled = _compiled(pattern)
     except ValueError as error:
         raise RewardError(f"regex: {error}", hint="write regex:PATTERN in the syntax of Python's re") from error
-    return lambda item: _score(item, compiled, item.ground_truth is not None)
+    return TruthScorer(lambda item: Expected(compiled, _answers(compiled, item.ground_truth)), _judge)
 
 
-def score(item: RewardItem) -> Outcome:
-    """1.0 or 0.0 by the row's own pattern; unscorable where there is none, or none that can be read."""
+def expected(item: RewardItem) -> Expected:
+    """The row's own pattern.
+
+    Raises:
+        TruthError: there is none, or none that can be read; or it has a group, and the row nothing to compare it with.
+    """
     own = item.extra_info.get(FIELD)
     pattern = item.ground_truth if own is None else own
-    if not isinstance(pattern, str):
-        return Unscorable(f"the row has no pattern: give extra_info.{FIELD}, or a ground truth that is one")
+    if not isinstance(pattern, str) or not pattern:
+        raise TruthError(f"the row has no pattern: give extra_info.{FIELD}, or a ground truth that is one")
     try:
         compiled = _compiled(pattern)
     except ValueError as error:
-        return Unscorable(str(error))
-    return _score(item, compiled, own is not None and item.ground_truth is not None)
+        raise TruthError(str(error)) from error
+    return Expected(compiled, _answers(compiled, None if own is None else item.ground_truth))
+
+
+def _answers(pattern: re.Pattern[str], truth: object) -> Sequence[str]:
+    if _GROUP not in pattern.groupindex:
+        return ()
+    if truth is None:
+        raise TruthError(f"the pattern has a group {_GROUP!r}, and the row no ground truth to compare it with")
+    return texts(truth)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -63,17 +83,20 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         raise ValueError(f"the pattern {pattern!r} cannot be read: {error}") from error
 
 
-def _score(item: RewardItem, pattern: re.Pattern[str], has_truth: bool) -> Outcome:
-    captures = _GROUP in pattern.groupindex
-    if captures and not has_truth:
-        return Unscorable(f"the pattern has a group {_GROUP!r}, and the row no ground truth to compare it with")
-    if len(item.response) > LONGEST:
-        return Scored(0.0, {"format": 0.0})
-    if not captures:
-        found = float(pattern.search(item.response) is not None)
-        return Scored(found, {"format": found})
+def _judge(item: RewardItem, truth: Expected) -> Outcome:
+    if not truth.answers:
+        found = len(item.response) <= LONGEST and truth.pattern.search(item.response) is not None
+        return Scored(float(found), {"format": float(found)})
     answer = None
-    for match in pattern.finditer(item.response):
-        answer = match[_GROUP]
-    right = answer is not None and answer.strip() in accepted_answers(item)
-    return Scored(float(right), {"format": float(answer is not None)})
+    if len(item.response) <= LONGEST:
+        for match in truth.pattern.finditer(item.response):
+            answer = match[_GROUP]
+    said = (answer or "").strip()
+    right = answer is not None and said in truth.answers
+    return Scored(float(right), {"format": float(answer is not None)}, answer=truth.answers[0] if right else said)
+
+
+@uses_row(expected)
+def score(item: RewardItem, truth: Expected) -> Outcome:
+    """1.0 or 0.0 by the row's own pattern; unscorable where there is none, or none that can be read."""
+    return _judge(item, truth)

@@ -9,16 +9,19 @@ also be kept by the response without its first row, its last row or its asterisk
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
 from rollmesh.reward_service.scorers.instructions.kinds import is_kept
+from rollmesh.reward_service.scorers.truths import TruthError, uses_row
 
 # The names of the list of instructions; the second is that of rows with a ground truth of their own.
 FIELDS = ("instruction_id_list", "instruction_id")
 Instruction = tuple[str, Mapping[str, Any]]
+# A text by which arguments are tried: an empty one looks at none.
+_PROBE = "A text."
 
 
 def instructions_of(item: RewardItem) -> list[Instruction]:
@@ -52,32 +55,45 @@ def instructions_of(item: RewardItem) -> list[Instruction]:
     ]
 
 
-def score(item: RewardItem) -> Outcome:
-    """1.0 where all instructions are kept, else 0.0; components `fraction` and `loose`."""
-    return _score(item, fraction=False)
+def usable_instructions(item: RewardItem) -> list[Instruction]:
+    """The same, each tried.
 
-
-def score_fraction(item: RewardItem) -> Outcome:
-    """The share of instructions that are kept; components `all` and `loose`."""
-    return _score(item, fraction=True)
-
-
-def _score(item: RewardItem, *, fraction: bool) -> Outcome:
+    Raises:
+        TruthError: there are none, one is not known, or its arguments do not fit.
+    """
     try:
         instructions = instructions_of(item)
-        kept = [is_kept(kind, item.response, arguments) for kind, arguments in instructions]
-        variants = _variants(item.response)
-        loose = [
-            strict or any(is_kept(kind, variant, arguments) for variant in variants)
-            for strict, (kind, arguments) in zip(kept, instructions, strict=True)
-        ]
+        for kind, arguments in instructions:
+            is_kept(kind, _PROBE, arguments)
     except ValueError as error:
-        return Unscorable(str(error))
-    share, everything = sum(kept) / len(kept), float(all(kept))
-    components = {"loose": sum(loose) / len(loose)}
-    if fraction:
-        return Scored(share, {"all": everything, **components})
-    return Scored(everything, {"fraction": share, **components})
+        raise TruthError(str(error)) from error
+    return instructions
+
+
+@uses_row(usable_instructions)
+def score(item: RewardItem, instructions: Sequence[Instruction]) -> Outcome:
+    """1.0 where all instructions are kept, else 0.0; components `fraction` and `loose`."""
+    kept, loose = _kept(item.response, instructions)
+    everything, share = float(all(kept)), sum(kept) / len(kept)
+    return Scored(everything, {"fraction": share, "loose": loose})
+
+
+@uses_row(usable_instructions)
+def score_fraction(item: RewardItem, instructions: Sequence[Instruction]) -> Outcome:
+    """The share of instructions that are kept; components `all` and `loose`."""
+    kept, loose = _kept(item.response, instructions)
+    return Scored(sum(kept) / len(kept), {"all": float(all(kept)), "loose": loose})
+
+
+def _kept(response: str, instructions: Sequence[Instruction]) -> tuple[list[bool], float]:
+    """For each instruction whether it is kept; and the share that is, by the loose measure."""
+    kept = [is_kept(kind, response, arguments) for kind, arguments in instructions]
+    variants = _variants(response)
+    loose = [
+        strict or any(is_kept(kind, variant, arguments) for variant in variants)
+        for strict, (kind, arguments) in zip(kept, instructions, strict=True)
+    ]
+    return kept, sum(loose) / len(loose)
 
 
 def _variants(response: str) -> list[str]:

@@ -121,7 +121,7 @@ def finished(member: int, *tokens: int) -> FinishedMember:
 
 def scored(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
     return reward_pb2.ScoreResult(
-        item_id=item.item_id, scored=reward_pb2.Scored(total=1.5, components={"sums": 1.0, "length": 0.5})
+        item_id=item.item_id, scored=reward_pb2.Scored(total=1.5, components={"sums": 1.0, "length": 0.5}, answer="2")
     )
 
 
@@ -144,6 +144,7 @@ async def test_outcomes_keep_their_type() -> None:
     assert first.head.meta.outcome == trajectory_pb2.OUTCOME_SCORED
     assert first.head.meta.reward == 1.5
     assert dict(first.head.meta.components) == {"sums": 1.0, "length": 0.5}
+    assert (first.head.meta.answer, second.head.meta.HasField("answer")) == ("2", False)
     assert (first.head.meta.oldest.version, first.head.meta.newest.version) == (4, 5)
     assert first.head.meta.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH
     assert (first.head.meta.prompt_tokens, first.head.meta.response_tokens, first.head.meta.finished_unix_ns) == (

@@ -15,6 +15,7 @@ from rollmesh.learner.evaluation.metrics import (
     pass_k_values,
     pass_metrics,
     prompt_metrics,
+    vote_of,
 )
 
 
@@ -32,6 +33,17 @@ def test_the_majority_is_rewarded_and_ties_are_halved() -> None:
     assert majority_reward(["7", "7"], [1.0, 0.5]) == 0.75, "equal answers may be rewarded differently"
 
 
+def test_a_response_without_an_answer_does_not_vote_where_others_do() -> None:
+    assert majority_reward(["", "", "7"], [0.0, 0.0, 1.0]) == 1.0
+    assert majority_reward(["", ""], [0.0, 1.0]) == 0.5
+
+
+def test_the_scorer_says_what_the_answer_is() -> None:
+    assert vote_of("so 3 = 3", "7") == "7"
+    assert vote_of("so 3 = 3", "") == ""
+    assert vote_of("so 3 = 3", None) == "3"
+
+
 @pytest.mark.parametrize(
     ("response", "answer"),
     [
@@ -41,6 +53,14 @@ def test_the_majority_is_rewarded_and_ties_are_halved() -> None:
         ("3+4=7", "7"),
         (" The answer  is four. ", "Theanswerisfour"),
         ("", ""),
+        ("So it is.\nAnswer: 42.", "42"),
+        ("**Answer:** 42\nAsk me more", "42"),
+        ("<answer> Paris </answer> is it", "Paris"),
+        ("#### 1,000.50", "1000.5"),
+        ("#### $7$", "7"),
+        ("x = 5 is one root.\nThe other one is 7", "x=5isoneroot.Theotheroneis7"),
+        ("#### 0.0", "0"),
+        ("...", "..."),
     ],
 )
 def test_what_a_response_says_in_the_end(response: str, answer: str) -> None:

@@ -126,3 +126,57 @@ def test_trl_logs_of_another_size_are_an_error() -> None:
     (failed, _) = _run(lambda completions, log_extra: log_extra("x", [1]), _item(), _item("41"))
     assert isinstance(failed, Failed)
     assert failed.code == "bad_output"
+
+
+@pytest.mark.parametrize(
+    "value", [1, True, np.float32(1), np.int64(1), np.bool_(True), np.array(1.0), np.array([1.0]), np.array([[1]])]
+)
+def test_numbers_of_all_libraries_are_numbers(value: Any) -> None:
+    def judge(solution_str: str, ground_truth: Any) -> dict[str, Any]:
+        return {
+            "score": value,
+            "part": value,
+            "list": [1, 2],
+            "two": np.array([1, 2]),
+            "text": np.str_("x"),
+            "no": None,
+        }
+
+    assert _run(judge, _item()) == [Scored(1.0, {"part": 1.0})]
+    assert _run(lambda solution_str, ground_truth: value, _item()) == [Scored(1.0)]
+
+    def logging(prompts: Any, completions: Any, log_extra: Any, **_: Any) -> list[Any]:
+        log_extra("part", [value])
+        return [value]
+
+    assert _run(logging, _item()) == [Scored(1.0, {"part": 1.0})]
+
+
+def test_a_tensor_of_one_element_is_a_number_and_one_of_two_is_none() -> None:
+    import torch
+
+    def judge(solution_str: str, ground_truth: Any) -> dict[str, Any]:
+        return {"score": torch.tensor([2.0]), "part": torch.tensor(0.5), "two": torch.ones(2)}
+
+    assert _run(judge, _item()) == [Scored(2.0, {"part": 0.5})]
+    for several in (torch.ones(2), np.ones(2), np.array([]), [1.0]):
+        (failed,) = _run(lambda solution_str, ground_truth, several=several: several, _item())
+        assert isinstance(failed, Failed)
+        assert failed.code == "bad_output"
+
+
+def test_a_score_of_none_in_a_dict_is_none() -> None:
+    (found,) = _run(lambda solution_str, ground_truth: {"score": None, "acc": 1.0}, _item())
+    assert isinstance(found, Unscorable)
+    (batched, _) = _run(lambda solution_strs, ground_truths: [{"score": None}, 1.0], _item(), _item("41"))
+    assert isinstance(batched, Unscorable)
+
+
+@pytest.mark.parametrize(("pred", "answer"), [("42", "42"), (42, "42"), (None, ""), ("[INVALID]", ""), ("", "")])
+def test_the_answer_of_verls_dict_is_kept(pred: Any, answer: str) -> None:
+    (found,) = _run(lambda solution_str, ground_truth: {"score": 1.0, "pred": pred}, _item())
+    assert isinstance(found, Scored)
+    assert found.answer == answer
+    (plain,) = _run(lambda solution_str, ground_truth: {"score": 1.0}, _item())
+    assert isinstance(plain, Scored)
+    assert plain.answer is None

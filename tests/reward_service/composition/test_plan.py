@@ -180,3 +180,16 @@ def test_lists_that_cannot_be_are_refused() -> None:
     with pytest.raises(RewardError, match="the gate of 'a' names no other part"):
         Composition([Part("a", gate="x")])
     assert composed([], []) == Failed("no_scorer", "no reward function is configured")
+
+
+def test_the_first_part_that_reads_answers_says_what_the_answer_is() -> None:
+    silent, read, other = Scored(1.0), Scored(0.0, answer="7"), Scored(1.0, answer="8")
+    for entries, outcomes, answer in (
+        (["math"], [read], "7"),
+        (["mine.py:f", "math", "qa"], [silent, read, other], "7"),
+        (["mine.py:f", "math"], [silent, NO_TRUTH], None),
+        (["math", "qa"], [Scored(0.0, answer=""), other], ""),
+    ):
+        found = composed(entries, outcomes)
+        assert isinstance(found, Scored)
+        assert found.answer == answer

@@ -1,5 +1,7 @@
 """Scorers of form: patterns, choices, and JSON under a schema."""
 
+# ruff: noqa: RUF001  # marks that look like ASCII ones
+
 from __future__ import annotations
 
 import json
@@ -71,7 +73,8 @@ LETTERED = [
     ("B", 1), ("(B)", 1), ("b", 1), ("B.", 1), ("B) Paris", 1), ("**B**", 1), ("Paris", 1), ("paris.", 1),
     ("B. Rome", 0), ("A", 0), ("", 0), ("I do not know", 0), ("A, B", 0), ("A or B", 0), ("B and C are wrong", 0),
     ("It is in France.\nThe answer is B.", 1), ("The answer is (B), as it is in France.", 1),
-    ("The correct answer is: **B**", 1), ("Answer: B", 1), ("answer: b", 1), ("#### B", 1), ("Final answer: Paris", 1),
+    ("The correct answer is: **B**", 1), ("Answer: B", 1), ("answer: b", 1), ("#### B", 1),
+    ("Final answer: Paris", 1),
     ("The best option is B because it is in France.", 1), ("the answer is option B", 1),
     ("The answer is B. No: the answer is C.", 0), ("The answer is C.\nSo the final answer is B", 1),
     ("The answer is A dog", 0), ("The answer is B or C", 0), ("The answer is not B", 0),
@@ -85,12 +88,44 @@ LETTERED = [
     ("I pick B", 1),
     ("C is wrong, A is too", 0), ("The answer is A because of this", 0),
 ]  # fmt: skip
+# A reader's judgement of answers in other words and languages; the right one is B.
+SAID = [
+    "B is correct.", "Option B is correct", "(B) is right.", "B is the correct answer.", "Only B is true.", "So B.",
+    "Therefore, (B).", "Thus the best choice would be B.", "It's B.", "I'd go with B.", "My answer: B", "Answer: {B}",
+    r"Answer: \(B\)", r"Answer: $\textbf{(B)}$", "Answer: <B>", "Answer: I think it is B", "Answer:\n**B. Paris**",
+    "The answer is not A, it is B.", "The answer isn't A; it's B.", "The answer is Paris, not Rome.",
+    "The answer is Paris because of the tower", r"The sum is \boxed{42}." "\nAnswer: B",
+    r"\boxed{B} and not \boxed{}",
+    "<answer>42</answer> Answer: B", "<think>\\boxed{A}</think> The answer is B", "Answer：B",
+    "答案：B", "答案是（B）", "答案为Ｂ。", "所以选B。",
+    "故选：B", "正确答案是 **B**", "B选项正确",
+    "答えはBです。", "正解：B", "정답은 B입니다.",
+    "La respuesta correcta es la B.", "Respuesta: B", "La bonne réponse est la B", "Réponse : B",
+    "Die Antwort lautet: B", "A resposta correta é a letra B.", "Risposta: B", "Het antwoord is B",
+    "Ответ: B", "Правильный ответ — B", "Odpowiedź: B", "Cevap: B", "Jawaban: B",
+    "Đáp án là B", "الإجابة الصحيحة هي B", "उत्तर: B", "คำตอบคือ B",
+]  # fmt: skip
+NOT_SAID = [
+    "B is incorrect", "B is not correct", "Neither A nor B is correct.", "A and B is correct",
+    "If B is correct, then C",
+    "I would not pick B", "I never choose B", "The wrong answer is B", "The answer isn't B.", r"\boxed{A, B}",
+    "<answer>A or B</answer> Answer: B", "Answer: B and C", "A oder B", "答案不是B", "不选B",
+    "答案：A和B", "La respuesta no es B", "Berlin", "Answer: Berlin",
+]  # fmt: skip
 
 
 class TestChoice:
     @pytest.mark.parametrize(("response", "expected"), LETTERED)
     def test_usual_answers(self, response: str, expected: float) -> None:
         assert total("choice", response, "B", choices=CITIES) == expected
+
+    @pytest.mark.parametrize("response", SAID)
+    def test_answers_in_other_words_and_languages(self, response: str) -> None:
+        assert total("choice", response, "B", choices=CITIES) == 1.0
+
+    @pytest.mark.parametrize("response", NOT_SAID)
+    def test_what_denies_an_answer_or_names_two(self, response: str) -> None:
+        assert total("choice", response, "B", choices=CITIES) == 0.0
 
     @pytest.mark.parametrize("truth", ["B", "b", "(B)", 1, "1", "Paris", " paris "])
     def test_a_truth_is_a_label_a_place_or_a_text(self, truth: Any) -> None:

@@ -67,7 +67,7 @@ def test_auto_picks_by_source_and_refuses_what_it_does_not_know() -> None:
 
 def test_every_scorer_has_a_version() -> None:
     assert VERSIONS.keys() == {*SCORERS, *CODE}
-    assert versions_of(["gsm8k", "mine.py:gsm8k", "regex:a:b"]) == {"gsm8k": "1", "regex": "1"}
+    assert versions_of(["gsm8k", "mine.py:gsm8k", "regex:a:b"]) == {"gsm8k": "2", "regex": "2"}
     assert {"auto", "math", "qa", "environment"} <= versions_of(["auto"]).keys()
     assert graders.versions(["mine.py:score"]) == {}
     assert list(graders.versions(["choice"])) == ["rollmesh", "choice"]

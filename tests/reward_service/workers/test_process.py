@@ -161,6 +161,8 @@ def test_answers_survive_and_are_bounded() -> None:
         Failed("code", "message", retryable=True, retry_after_s=2.0),
     ]
     assert unpack_answer(pack_answer(outcomes)) == outcomes
+    answers = [unpack_answer(pack_answer([Scored(1.0, answer=answer)]))[0] for answer in ("1/2", "", None)]
+    assert [found.answer for found in answers if isinstance(found, Scored)] == ["1/2", "", None]
     (huge,) = unpack_answer(pack_answer([Scored(1.0, {}, [0.0] * (ANSWER_BYTES // 8))]))
     assert isinstance(huge, Failed)
     (odd,) = unpack_answer(pack_answer([Scored(1.0, {"part": object()})]))  # type: ignore[dict-item]

@@ -115,6 +115,28 @@ def test_sources_that_no_function_scores_are_found(config: dict[str, Any]) -> No
         assert found(check({**config, "reward": reward})) == []
 
 
+def test_rows_that_their_scorer_cannot_use_are_named_with_the_reason(config: dict[str, Any]) -> None:
+    def truth(number: int, value: Any) -> dict[str, Any]:
+        return record(number, reward_model={"ground_truth": value})
+
+    report = check(config, record(0), truth(1, ["1", "2"]), truth(2, {"answer": "2"}))
+    [finding] = report.warnings
+    assert (finding.what, finding.count) == ("the row is unscorable by auto, and counts for nothing there", 2)
+    assert "row 1: the ground truth is a list of 2, and one answer is meant" in finding.examples[0]
+    assert report.errors == []
+    # Another scorer means the list, and a function of the user's anything.
+    for functions in (["exact_match"], ["mine.py:score"]):
+        used = check({**config, "reward": {"functions": functions}}, record(0), truth(1, ["1", "2"]))
+        assert found(used) == []
+    # One of two scorers is enough.
+    both = {**config, "reward": {"functions": ["exact_match", "arithmetic"]}}
+    assert [one[:2] for one in found(check(both, truth(1, ["1", "2"])))] == [
+        ("the row is unscorable by arithmetic, and counts for nothing there", False)
+    ]
+    alone = {**config, "reward": {"functions": ["arithmetic"]}}
+    assert check(alone, truth(1, "many")).errors[0].what == "no row of the source can be scored"
+
+
 def test_what_would_end_a_run_is_a_finding_of_its_source(config: dict[str, Any], tmp_path: Path) -> None:
     bad = write_jsonl(tmp_path / "bad.jsonl", [record(0, reward_model=...)])
     long = write_jsonl(tmp_path / "long.jsonl", [record(0, prompt="1" * 17)])

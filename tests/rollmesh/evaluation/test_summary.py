@@ -48,3 +48,17 @@ def test_a_summary_of_nothing_has_no_metrics() -> None:
     found = summarize_records([], name="m", folder="f", asked=2, n=1, right_at=1.0)
     assert (found.metrics, found.by_source, found.response_tokens, found.truncated) == ({}, {}, None, None)
     assert list(summary_lines(found))
+
+
+def test_the_majority_is_that_of_the_answers_that_are_stored() -> None:
+    spelled = record(0, [1.0, 1.0, 0.0, 0.0, 0.0])
+    for response, text, answer in zip(
+        spelled["responses"], ["0.5", "1/2", "A", "B", "so"], ["1/2", "1/2", "A", "B", ""], strict=True
+    ):
+        response["text"], response["answer"] = text, answer
+    found = summarize_records([spelled], name="m", folder="f", asked=1, n=5, right_at=1.0)
+    assert found.metrics["maj@5"].value == 1.0
+    for response in spelled["responses"]:
+        del response["answer"]
+    found = summarize_records([spelled], name="m", folder="f", asked=1, n=5, right_at=1.0)
+    assert found.metrics["maj@5"].value == pytest.approx(0.4), "the texts alone do not tell"
