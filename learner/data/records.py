@@ -51,20 +51,10 @@ class RowForm(Protocol[T_co]):
     """The form of a source's records, and what is made of one.
 
     `names` are the fields of a file's first row, which decide between forms.
-
-    Attributes:
-        nulls_alone: a row of a table has the form unless a required field is null: its columns have types.
     """
-
-    @property
-    def nulls_alone(self) -> bool: ...
 
     def columns(self, names: Collection[str]) -> list[str]:
         """Fields that are read where a file has columns."""
-        ...
-
-    def required(self, names: Collection[str]) -> list[str]:
-        """Fields that are null in no row; `a.b` is field b of field a."""
         ...
 
     def check(self, path: Path, index: int, record: Record, names: Collection[str]) -> None:
