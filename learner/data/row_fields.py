@@ -7,7 +7,7 @@ from typing import Any
 
 from rollmesh.learner.data.chat_turns import Messages
 from rollmesh.learner.data.parts.json_texts import kind_of
-from rollmesh.learner.data.parts.messages import joined_system, text_or_messages
+from rollmesh.learner.data.parts.messages import text_of, text_or_messages
 from rollmesh.learner.data.parts.tools import read_tools
 from rollmesh.learner.data.records import Record
 from rollmesh.mesh.errors import DataError
@@ -72,7 +72,16 @@ def with_system(messages: Messages, record: Record) -> Messages:
         DataError: the conversation has another one.
     """
     key = _system_key(record)
-    return messages if key is None else joined_system(list(messages), record[key], key)
+    if key is None:
+        return messages
+    if not messages or messages[0]["role"] != "system":
+        return [{"role": "system", "content": record[key]}, *messages]
+    if text_of(messages[0]) != record[key].strip():
+        raise DataError(
+            f"field `{key}` has another system prompt than the messages",
+            hint=f"keep one of them: leave {key} out, or the first message",
+        )
+    return messages
 
 
 def refuse_beside_texts(record: Record, remedy: str) -> None:

@@ -25,8 +25,10 @@ from rollmesh.mesh.masked_text import MaskedTokens, continuation
 
 _RESPONSES = ("completion", "response")
 _CONVERSATIONS = ("conversations", "conversation")
-_FORMS = "rows need `messages`, a prompt with `completion` or `response`, or `text`: see docs/trainers.md"
-
+_FORMS = (
+    "rows need `messages`, `text`, or a prompt with `completion` or `response`; data.prompt_key and data.response_key "
+    "name other fields of these two"
+)
 _PAIRS = "pairs are for `rollmesh dpo` and `rollmesh rm`"
 
 

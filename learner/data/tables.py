@@ -159,21 +159,15 @@ class TableRows(Generic[T_co]):
     Args:
         pieces: of the files.
         form: of the rows.
-        checked: False: rows are looked at when they are read.
-
-    Raises:
-        DataError: a needed field is missing, or null in some row (row and field named).
     """
 
-    def __init__(self, pieces: Pieces, form: RowForm[T_co], *, checked: bool = True) -> None:
+    def __init__(self, pieces: Pieces, form: RowForm[T_co]) -> None:
         self._pieces = pieces
         self._form = form
         self._names = tuple(pieces.names)
         self._starts = list(accumulate((piece.rows for piece in pieces.pieces), initial=0))
         self._held: OrderedDict[int, pa.Table] = OrderedDict()
         pieces.select(form.columns(self._names))
-        if checked and len(self):
-            self._check()
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -197,6 +191,16 @@ class TableRows(Generic[T_co]):
                 found[position] = self._form.parse(piece.path, piece.first + offset, record, self._names)
         return [found[position] for position in range(len(indices))]
 
+    def check(self) -> Iterator[int]:
+        """See `records.FileRows`; holds no piece but the present one."""
+        for number, piece in enumerate(self._pieces.pieces):
+            table = self._pieces.read(number)
+            for start in range(0, piece.rows, _LOOKED_AT):
+                offsets = range(start, min(start + _LOOKED_AT, piece.rows))
+                for offset, record in zip(offsets, self._records(table, offsets), strict=True):
+                    self._form.check(piece.path, piece.first + offset, record, self._names)
+                    yield self._starts[number] + offset + 1
+
     def _table(self, piece: int) -> pa.Table:
         if piece in self._held:
             self._held.move_to_end(piece)
@@ -219,15 +223,6 @@ class TableRows(Generic[T_co]):
         for field in schema:
             if (clean := cleaner_of(field.type)) is not None:
                 yield field.name, clean
-
-    def _check(self) -> None:
-        """Looks at every row."""
-        for number, piece in enumerate(self._pieces.pieces):
-            table = self._table(number)
-            for start in range(0, piece.rows, _LOOKED_AT):
-                offsets = range(start, min(start + _LOOKED_AT, piece.rows))
-                for offset, record in zip(offsets, self._records(table, offsets), strict=True):
-                    self._form.check(piece.path, piece.first + offset, record, self._names)
 
 
 @contextmanager

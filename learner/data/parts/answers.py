@@ -79,9 +79,7 @@ def split_last_answer(completion: Text, field: str) -> tuple[Messages, Messages]
         DataError: it is none, or the assistant answers several times, so that it does not say where its prompt ends.
     """
     if isinstance(completion, str) or completion[0]["role"] in _ANSWERS:
-        raise DataError(
-            f"no field has the prompt of `{field}`", hint="data.prompt_key names the field with the prompt"
-        )
+        raise DataError(f"no field has the prompt of `{field}`", hint="data.prompt_key names the field with the prompt")
     first = next((place for place, message in enumerate(completion) if message["role"] == "assistant"), 0)
     if any(message["role"] not in _ANSWERS for message in completion[first:]):
         raise DataError(

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rollmesh.learner.data.parts.json_texts import kind_of, structure, structures
+from rollmesh.learner.data.parts.json_texts import kind_of, structure
 from rollmesh.learner.data.parts.tools import read_calls
 from rollmesh.mesh.errors import DataError
 
@@ -30,7 +30,16 @@ _CALLS = ("function_call", "tool_call", "tool_calls")
 _SHAREGPT_HINT = "`from` is system, human, gpt, function_call or observation"
 # Clients write them as null where a message has none.
 _OPTIONAL = (
-    "name tool_calls tool_call_id function_call refusal audio annotations reasoning reasoning_content thinking".split()
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "function_call",
+    "refusal",
+    "audio",
+    "annotations",
+    "reasoning",
+    "reasoning_content",
+    "thinking",
 )
 
 
@@ -142,21 +151,4 @@ def _message(given: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 def _calls(given: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
     calls = read_calls(given.get("tool_calls"), f"{field}.tool_calls")
-    return calls or [*map(dict, read_calls(given.get("function_call"), f"{field}.function_call"))]
-
-
-def joined_system(messages: list[dict[str, Any]], system: Any, field: str) -> list[dict[str, Any]]:
-    """A conversation with the system prompt that its row holds in a column of its own.
-
-    Raises:
-        DataError: the conversation begins with another one.
-    """
-    if not isinstance(system, str) or not system.strip():
-        return messages
-    if messages and messages[0]["role"] == "system":
-        if text_of(messages[0]) != system.strip():
-            raise DataError(
-                f"field `{field}` has another system prompt than the messages", hint=f"keep one of them: leave {field} out"
-            )
-        return messages
-    return [{"role": "system", "content": system}, *messages]
+    return calls or read_calls(given.get("function_call"), f"{field}.function_call")

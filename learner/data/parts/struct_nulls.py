@@ -15,7 +15,7 @@ Cleaner = Callable[[Any], Any]
 
 
 def cleaner_of(kind: pa.DataType) -> Cleaner | None:
-    """Removes the fields of structs that are null, from values of a type; None where the type holds neither struct nor map.
+    """Removes the fields of structs that are null from values of a type; None where it holds neither struct nor map.
 
     Nulls in lists and in maps remain: no schema adds these.
     """

@@ -62,7 +62,7 @@ def _schema(tool: dict[str, Any], field: str) -> dict[str, Any]:
 
 def _call(call: dict[str, Any], field: str) -> dict[str, Any]:
     if "function" not in call and "name" in call:
-        outer = {name: call[name] for name in ("id", "index") if name in call}
+        outer: dict[str, Any] = {name: call[name] for name in ("id", "index") if name in call}
         function = {name: value for name, value in call.items() if name not in (*outer, "type")}
         call = {**outer, "type": "function", "function": function}
     function = _object(call.get("function"), f"{field}.function")

@@ -14,12 +14,25 @@ from typing import Any
 from rollmesh.learner.data.chat_turns import Messages
 from rollmesh.mesh.errors import DataError
 
-FLAGS = frozenset(
-    "weight train trainable is_trainable loss_mask mask loss trained is_trained training train_on_turn learnable "
-    "supervised compute_loss loss_weight".split()
+_TRAINED = (
+    "weight",
+    "train",
+    "trainable",
+    "is_trainable",
+    "trained",
+    "is_trained",
+    "training",
+    "train_on_turn",
+    "loss",
+    "loss_mask",
+    "loss_weight",
+    "compute_loss",
+    "mask",
+    "supervised",
+    "learnable",
 )
 # The opposite: true for turns that are not trained.
-_INVERTED = frozenset(("masked", "is_masked", "ignore_loss", "no_loss"))
+_INVERTED = ("masked", "is_masked", "ignore_loss", "no_loss")
 _LIKE_FLAGS = re.compile(r"train|loss|mask|weight|supervis", re.IGNORECASE)
 
 
@@ -39,9 +52,9 @@ def trained_turns(messages: Messages, first: int) -> list[int]:
         if place >= first and message["role"] == "assistant":
             trained += [place] if flag is not False else []
         elif flag:
-            where = " of the prompt" if place < first else ""
+            whose = f"{message['role']}, in the prompt" if place < first else message["role"]
             raise DataError(
-                f"message {place}{where}, of the {message['role']}, is to be trained: its `{name}` is {message[name]!r}",
+                f"message {place} ({whose}) has `{name}`: {message[name]!r}, as if it were trained",
                 hint=f"leave `{name}` out there, or write 0: only answers of the assistant are trained",
             )
     return trained
@@ -53,7 +66,7 @@ def without_flags(messages: Messages) -> Messages:
 
 
 def _is_flag(name: str) -> bool:
-    return name in FLAGS or name in _INVERTED
+    return name in _TRAINED or name in _INVERTED
 
 
 def _flag_of(message: Mapping[str, Any], place: int) -> tuple[str, bool | None]:
