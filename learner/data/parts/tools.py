@@ -53,7 +53,7 @@ def _schema(tool: dict[str, Any], field: str) -> dict[str, Any]:
     function = tool.get("function")
     if function is None:
         return tool
-    function = _object(function, f"{field}.function")
+    function = _mapping(function, f"{field}.function")
     if isinstance(function.get("parameters"), str):
         parameters = structure(function["parameters"], f"{field}.function.parameters")
         function = {**function, "parameters": {} if parameters is None else parameters}
@@ -65,16 +65,16 @@ def _call(call: dict[str, Any], field: str) -> dict[str, Any]:
         outer: dict[str, Any] = {name: call[name] for name in ("id", "index") if name in call}
         function = {name: value for name, value in call.items() if name not in (*outer, "type")}
         call = {**outer, "type": "function", "function": function}
-    function = _object(call.get("function"), f"{field}.function")
+    function = _mapping(call.get("function"), f"{field}.function")
     if not isinstance(function.get("name"), str) or not function["name"]:
         raise DataError(f"field `{field}.function.name` is missing", hint=_CALL_FORM)
     key = "parameters" if "parameters" in function and "arguments" not in function else "arguments"
-    arguments = _object(function.get(key), f"{field}.function.{key}", empty=True)
+    arguments = _mapping(function.get(key), f"{field}.function.{key}", empty=True)
     others = {name: value for name, value in function.items() if name not in ("name", key)}
     return {"type": "function", **call, "function": {"name": function["name"], "arguments": arguments, **others}}
 
 
-def _object(value: Any, field: str, *, empty: bool = False) -> dict[str, Any]:
+def _mapping(value: Any, field: str, *, empty: bool = False) -> dict[str, Any]:
     """An object, or its JSON text; where it may be empty, nothing is an empty one."""
     found = structure(value, field)
     if found is None and empty:
