@@ -15,7 +15,7 @@ import numpy as np
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.data.chat_turns import ChatEncoder, Messages
 from rollmesh.learner.data.examples import Example, ExampleForm, sequence_from, sequence_of
-from rollmesh.learner.data.parts.answers import Text, as_messages, divide, split_last_answer, split_prompt
+from rollmesh.learner.data.parts.answers import ANSWERS, Text, as_messages, divide, split_last_answer, split_prompt
 from rollmesh.learner.data.parts.turn_flags import trained_turns, without_flags
 from rollmesh.learner.data.records import Record
 from rollmesh.learner.data.row_fields import read_field, refuse_beside_texts, tools_of, value_at, with_system
@@ -25,6 +25,9 @@ from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.masked_text import MaskedTokens, continuation, tokenize_spans
 from rollmesh.mesh.scored_text import response_text, scored_tokens
 
+# Fields in which published answers have their prompt, where it is not `prompt`.
+_PROMPTS = ("question", "instruction", "query", "input", "problem")
+_CONVERSATIONS = ("conversations", "conversation", "messages", "context")
 _LARGEST_MARGIN = float(np.finfo(np.float32).max)
 
 
@@ -79,6 +82,8 @@ class PairForm(_ResponseForm):
         chosen, rejected = read_field(record, "chosen"), read_field(record, "rejected")
         if value_at(record, self._prompt_key) is None:
             prompt, chosen, rejected = split_prompt(chosen, rejected)
+            if isinstance(chosen, str) or not prompt:
+                _check_prompt(record, prompt, chosen)
         else:
             given = read_field(record, self._prompt_key)
             responses = {"chosen": chosen, "rejected": rejected}
@@ -191,6 +196,19 @@ def _conversation(prompt: Text, response: Text, record: Record) -> tuple[Message
     said = as_messages(response, "assistant")
     messages = with_system([*(as_messages(prompt, "user") if prompt else []), *said], record)
     return without_flags(messages), trained_turns(messages, len(messages) - len(said)), tools_of(record) or None
+
+
+def _check_prompt(record: Record, prompt: Text, chosen: Text) -> None:
+    """Refuses answers that stand alone: what they have in common is no prompt, and another field is."""
+    whole = f"{prompt}{chosen}"
+    asked = next((key for key in _PROMPTS if isinstance(text := record.get(key), str) and text not in whole), None)
+    alone = not prompt and (isinstance(chosen, str) or chosen[0]["role"] in ANSWERS)
+    if asked is not None or alone:
+        key = next((key for key in (asked, *_CONVERSATIONS) if key is not None and record.get(key)), None)
+        raise DataError(
+            "its answers stand alone, without the prompt to which they answer",
+            hint=f"set data.prompt_key: {key}" if key else "data.prompt_key names the field with the prompt",
+        )
 
 
 def _check_beside(prompt: Text, response: Text, record: Record) -> None:

@@ -1,7 +1,7 @@
-"""All rows of a start, looked at once in a thread, while the rest of the start goes on.
+"""All rows of a start, looked at once, in a thread, next to all else that a start does.
 
-Every row's fields are checked, and the first ones are made into what they are read for, template and tokens included.
-So a row that cannot be used ends a run before anything is trained, and a large file does not delay the loading of the
+Every row's fields are checked. The first rows are also made into what they are read for, template and tokens included.
+So a row that cannot be used ends a run before anything is trained. A large file does not delay the loading of the
 model.
 """
 

@@ -84,6 +84,8 @@ class PromptForm:
         if not isinstance(prompt, str):
             prompt = [dict(message) for message in without_flags(prompt)]
         given = record.get("images")
+        if isinstance(given, str) and given.lstrip().startswith("["):
+            given = structure(given, "images")
         if not isinstance(given, list | None):
             raise DataError(f"field `images` is {type(given).__name__}, expected a list")
         if self.has_columns(names):

@@ -1,7 +1,7 @@
 """Rows of supervised fine-tuning: conversations, prompts with responses, or texts.
 
-Forms (TRL's, verl's for SFT, ShareGPT's): `messages` or `conversations`, with `tools` if there are any; a prompt and a
-response, each a text or messages; `text`. Responses and texts end with the tokenizer's end token, conversations as
+Forms (TRL's, verl's for SFT, ShareGPT's): `messages` or `conversations`, with `tools`; a prompt and a response, each a
+text or messages; `text`. Responses and texts end with the tokenizer's end token, conversations as
 the chat template ends them.
 """
 

@@ -15,7 +15,7 @@ from rollmesh.learner.data.parts.messages import same_message, text_of
 from rollmesh.mesh.errors import DataError
 
 Text = str | Messages
-_ANSWERS = ("assistant", "tool")
+ANSWERS = ("assistant", "tool")
 _SYSTEM = ("system", "developer")
 # Fewer words stand at the beginning of answers by chance.
 _WORDS = 3
@@ -64,11 +64,6 @@ def split_prompt(chosen: Text, rejected: Text) -> tuple[Text, Text, Text]:
         return chosen[:cut], chosen[cut:], rejected[cut:]
     first, second = as_messages(chosen, "assistant"), as_messages(rejected, "assistant")
     begun, (first, second) = _divide_further([], first, second)
-    if not begun and first and first[0]["role"] in _ANSWERS:
-        raise DataError(
-            "its answers stand alone, and no field has their prompt",
-            hint="data.prompt_key names the field with the prompt",
-        )
     return begun, first, second
 
 
@@ -78,10 +73,10 @@ def split_last_answer(completion: Text, field: str) -> tuple[Messages, Messages]
     Raises:
         DataError: it is none, or the assistant answers several times, so that it does not say where its prompt ends.
     """
-    if isinstance(completion, str) or completion[0]["role"] in _ANSWERS:
+    if isinstance(completion, str) or completion[0]["role"] in ANSWERS:
         raise DataError(f"no field has the prompt of `{field}`", hint="data.prompt_key names the field with the prompt")
     first = next((place for place, message in enumerate(completion) if message["role"] == "assistant"), 0)
-    if any(message["role"] not in _ANSWERS for message in completion[first:]):
+    if any(message["role"] not in ANSWERS for message in completion[first:]):
         raise DataError(
             f"field `{field}` has several answers of the assistant, and no prompt tells which one is meant",
             hint="give the messages before the answer as `prompt`",
@@ -109,7 +104,7 @@ def _divide_texts(prompt: str, texts: list[str]) -> tuple[str, list[Text]]:
 
 
 def _divide(prompt: Text, response: Text, key: str, name: str) -> tuple[Text, Text]:
-    if isinstance(response, str) or not response or response[0]["role"] in _ANSWERS:
+    if isinstance(response, str) or not response or response[0]["role"] in ANSWERS:
         return prompt, response
     end = _end_of_text(prompt, response) if isinstance(prompt, str) else None
     if end is not None:

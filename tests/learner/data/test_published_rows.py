@@ -310,3 +310,10 @@ def test_prompts_with_calls_in_their_history(write: Write) -> None:
     read = prompts(write([{"prompt": given, "answer": "2"}] * 3))
     assert [row[0] for row in read] == [history] * 3
     assert read[0][3]["prompt_messages"] == history, "reward functions see the same"
+
+
+def test_images_may_be_a_text_of_their_list(write: Write) -> None:
+    rows = [{"prompt": "<image>?", "answer": "2", "images": '["a.png"]'}] * 3
+    source = DataSource(path=str(write(rows)))
+    [row] = open_rows(source, row_form(source, "prompt")).rows([0])
+    assert [image.name for image in row.images if isinstance(image, Path)] == ["a.png"]

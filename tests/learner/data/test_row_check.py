@@ -1,4 +1,4 @@
-"""All rows of a start are looked at before anything is trained, and the start goes on meanwhile."""
+"""All rows of a start are looked at before anything is trained, and do not hold up the start."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def gate(tmp_path: Path) -> Any:
     gate.open.set()
 
 
-def test_the_start_goes_on_while_rows_are_read(
+def test_rows_are_read_next_to_the_start(
     gate: tuple[Gate, RowCheck], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     form, check = gate

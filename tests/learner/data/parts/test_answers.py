@@ -119,9 +119,6 @@ def test_labeled_responses(record: dict[str, Any]) -> None:
         assert (list(found.messages), list(found.turns)) == ([ASKED, YES], [1])
 
 
-LEAVE_OUT = "leave `prompt` out"
-
-
 def dropped(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name != "prompt"}
 
@@ -160,14 +157,41 @@ def test_conversations_of_one_prompt_begin_alike() -> None:
     assert pair({**record, "rejected": [SYSTEM, ASKED, NO]}) == WITH_SYSTEM
 
 
-def test_answers_without_a_prompt_are_refused() -> None:
-    record = {"conversations": [ASKED], "chosen": YES, "rejected": NO}
-    with pytest.raises(DataError, match="answers stand alone, and no field has their prompt") as caught:
+@pytest.mark.parametrize(
+    ("key", "value", "chosen", "rejected"),
+    [
+        ("conversations", [ASKED], YES, NO),
+        ("context", [ASKED], [YES], [NO]),
+        ("question", "why so", "yes", "no"),
+        ("question", "why so", "the yes", "the no"),
+        ("instruction", "why so", [YES], [NO]),
+    ],
+)
+def test_answers_without_a_prompt_are_refused(key: str, value: Any, chosen: Any, rejected: Any) -> None:
+    """They would be trained without the question; what they have in common by chance is no prompt."""
+    record = {key: value, "chosen": chosen, "rejected": rejected}
+    with pytest.raises(DataError, match="its answers stand alone, without the prompt") as caught:
         pair(record)
-    assert "data.prompt_key names the field" in caught.value.hint
-    example = PairForm(CHAT, SECTION, "conversations").encode(record)
+    assert caught.value.hint == f"set data.prompt_key: {key}"
+    example = PairForm(CHAT, SECTION, key).encode(record)
+    assert example is not None
+    assert all("why so" in rendered(sequence)[0] for sequence in example.sequences)
+
+
+@pytest.mark.parametrize("answers", [("yes", "no"), ([YES], [NO])])
+def test_answers_without_any_prompt_are_refused(answers: tuple[Any, Any]) -> None:
+    record = dict(zip(("chosen", "rejected"), answers, strict=True))
+    with pytest.raises(DataError, match="its answers stand alone") as caught:
+        pair(record)
+    assert caught.value.hint == "data.prompt_key names the field with the prompt"
+    example = PairForm(CHAT, SECTION, "asked").encode({**record, "asked": [ASKED]})
     assert example is not None
     assert [rendered(sequence) for sequence in example.sequences] == ONCE
+
+
+def test_whole_texts_may_have_their_question_in_a_field_too() -> None:
+    record = {"question": "why so", "chosen": "q: why so a: yes", "rejected": "q: why so a: no"}
+    assert pair(record) == [("q: why so a:", " yes|"), ("q: why so a:", " no|")]
 
 
 def test_labels_of_several_answers_need_a_prompt() -> None:
