@@ -38,7 +38,7 @@ from rollmesh.learner.coordinator.checkpoint_scheduler import CheckpointSchedule
 from rollmesh.learner.coordinator.evaluation_setup import build_evaluation
 from rollmesh.learner.coordinator.mesh_session import MeshSession
 from rollmesh.learner.coordinator.priorities import PrioritySetter, priority_function
-from rollmesh.learner.coordinator.prompt_sources import open_prompts
+from rollmesh.learner.coordinator.prompt_sources import check_training_prompts, open_prompts
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.step_recorder import StepRecorder
 from rollmesh.learner.coordinator.takeover import RunTakeover, TakeoverResult
@@ -68,6 +68,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 log = logging.getLogger(__name__)
 _LEAVE_S = 60.0
 _PROBE_TOKENS = 64
+_AT_ONCE_S = 0.3
 
 
 class Coordinator:
@@ -97,6 +98,9 @@ class Coordinator:
         self._priority = priority_function(config)
         greedy = int(algorithm.needs.greedy_baseline)
         self._prompts, self._eval_tasks = open_prompts(config, self._tokenizer, greedy=greedy)
+        self._checked = check_training_prompts(config)
+        # Small data are refused before the mesh is joined.
+        self._checked.within(_AT_ONCE_S)
         self._copies = _open_copies(config)
         self._publisher = WeightPublisher(
             config.run.name,
@@ -161,7 +165,8 @@ class Coordinator:
             self._publisher.close()
 
     def _train(self, run: TakeoverResult) -> bool:
-        """Trains; True where the run is complete."""
+        """Trains, once all rows have been looked at; True where the run is complete."""
+        self._checked.wait()
         config, session, progress = self._config, self._session, run.progress
         folder = config.run.folder
         sweep(folder / CHECKPOINTS_NAME, progress.incarnation)

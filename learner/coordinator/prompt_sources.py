@@ -12,6 +12,7 @@ from rollmesh.learner.data.dataset import JoinedRows, open_source, row_form
 from rollmesh.learner.data.order import Order
 from rollmesh.learner.data.prompts import AgentPrompts, PromptEncoder, TaskShape
 from rollmesh.learner.data.records import RowSource
+from rollmesh.learner.data.row_check import RowCheck
 from rollmesh.learner.data.rows import Row
 from rollmesh.learner.data.stream import PromptStream
 from rollmesh.learner.data.training_rows import open_training_rows
@@ -147,10 +148,16 @@ def _encoder(config: Config, tokenizer: PreTrainedTokenizerBase, images: ImagePr
 
 
 def open_training_prompts(config: Config) -> tuple[RowSource[Row], Order]:
-    """The rows of all training sources, and the order in which they are used.
+    """The rows of all training sources, which `check_training_prompts` looks at, and the order in which they are used.
 
     Raises:
         DataError: see `learner.data`.
     """
     data = config.data
     return open_training_rows(data, lambda source: row_form(source, data.prompt_key), seed=config.run.seed)
+
+
+def check_training_prompts(config: Config) -> RowCheck:
+    """Begins to look at the rows of all training sources, once they are opened."""
+    data = config.data
+    return RowCheck([(source, row_form(source, data.prompt_key)) for source in data.train])

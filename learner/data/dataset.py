@@ -1,20 +1,20 @@
-"""Data sources, checked when they are opened and read row by row afterwards.
+"""Data sources: opened, checked row by row, and read in any order afterwards.
 
-Invariant: a source that was opened has no row without a needed field, so that a run does not stop hours later at row
+Invariant: a source that was checked has no row without a needed field, so that a run does not stop hours later at row
 40,000. Nothing is tokenised here, and no file is held in memory that is larger than `tables.HELD_BYTES`.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from rollmesh.learner.data.json_lines import JsonLines, check_first_lines
 from rollmesh.learner.data.locations import ARROW, PARQUET, data_files, is_hub_id
-from rollmesh.learner.data.records import Blocks, RowForm, RowSource, T_co
+from rollmesh.learner.data.records import Blocks, FileRows, RowForm, RowSource, T_co
 from rollmesh.learner.data.rows import PromptForm, Row
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.errors import DataError
@@ -26,24 +26,28 @@ _LOOKED_AT = 1000
 T = TypeVar("T")
 
 
-def open_rows(source: DataSource, form: RowForm[T], *, checked: bool = True) -> RowSource[T]:
+def open_rows(source: DataSource, form: RowForm[T], *, checked: bool = True) -> FileRows[T]:
     """Opens and checks a source.
 
     Args:
         source: as configured.
         form: of its rows.
-        checked: False: rows that cannot be used are errors when they are read.
+        checked: every row is looked at now; otherwise rows that cannot be used are errors when they are read.
 
     Raises:
         DataError: missing or unreadable file, no rows, or a row without a needed field (row and field named).
     """
-    rows = _open(data_files(source), form, checked=checked)
+    rows = _open(data_files(source), form)
     if len(rows) == 0:
         raise DataError(f"dataset {source.path} has no rows")
-    return rows if source.rows is None else first_rows(rows, source.rows)
+    if source.rows is not None and source.rows < len(rows):
+        rows = _FirstFileRows(rows, source.rows)
+    for _ in rows.check() if checked else ():
+        pass
+    return rows
 
 
-def open_source(source: DataSource, prompt_key: str = "prompt", *, checked: bool = True) -> RowSource[Row]:
+def open_source(source: DataSource, prompt_key: str = "prompt", *, checked: bool = True) -> FileRows[Row]:
     """Opens and checks a source of prompts.
 
     Args:
@@ -69,8 +73,8 @@ def check_first_rows(source: DataSource, prompt_key: str = "prompt") -> None:
         return
     form, first = row_form(source, prompt_key), data_files(source)[0]
     if first.suffix.lower() in (PARQUET, ARROW):
-        # The first row group, or batch, tells the columns; a null further on is found by statistics later.
-        _open([first], form)
+        rows = _open([first], form)
+        rows.rows(range(min(_LOOKED_AT, len(rows))))
     else:
         check_first_lines(first, form, _LOOKED_AT)
 
@@ -88,15 +92,15 @@ def row_form(source: DataSource, prompt_key: str) -> PromptForm:
     )
 
 
-def _open(files: Sequence[Path], form: RowForm[T], *, checked: bool = True) -> RowSource[T]:
+def _open(files: Sequence[Path], form: RowForm[T]) -> FileRows[T]:
     suffix = files[0].suffix.lower()
     if suffix in (PARQUET, ARROW):
         # pyarrow starts a thread, and processes are forked from one that has this module.
         from rollmesh.learner.data.tables import ArrowPieces, ParquetPieces, TableRows
 
-        return TableRows((ParquetPieces if suffix == PARQUET else ArrowPieces)(files), form, checked=checked)
-    parts = [JsonLines(file, form, checked=checked) for file in files]
-    return parts[0] if len(parts) == 1 else JoinedRows(parts)
+        return TableRows((ParquetPieces if suffix == PARQUET else ArrowPieces)(files), form)
+    parts = [JsonLines(file, form) for file in files]
+    return parts[0] if len(parts) == 1 else _JoinedFiles(parts)
 
 
 class JoinedRows(Generic[T_co]):
@@ -134,6 +138,20 @@ class JoinedRows(Generic[T_co]):
         return [found[position] for position in range(len(indices))]
 
 
+class _JoinedFiles(JoinedRows[T_co]):
+    """The rows of several files."""
+
+    def __init__(self, parts: Sequence[FileRows[T_co]]) -> None:
+        super().__init__(parts)
+        self._files = parts
+
+    def check(self) -> Iterator[int]:
+        """See `records.FileRows`."""
+        for start, part in zip(self.starts, self._files, strict=True):
+            for looked_at in part.check():
+                yield start + looked_at
+
+
 def first_rows(source: RowSource[T], count: int) -> RowSource[T]:
     """The first rows of a source; all of them, where there are no more."""
     return source if count >= len(source) else _FirstRows(source, count)
@@ -160,3 +178,15 @@ class _FirstRows(Generic[T_co]):
 
     def rows(self, indices: Sequence[int]) -> Sequence[T_co]:
         return self._source.rows(indices)
+
+
+class _FirstFileRows(_FirstRows[T_co]):
+    """The first rows of files."""
+
+    def __init__(self, source: FileRows[T_co], count: int) -> None:
+        super().__init__(source, count)
+        self._files = source
+
+    def check(self) -> Iterator[int]:
+        """See `records.FileRows`."""
+        yield from islice(self._files.check(), self._count)

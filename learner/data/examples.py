@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -35,21 +34,10 @@ ExampleSource = RowSource[Example | None]
 
 
 class ExampleForm(ABC):
-    """The form of a source's rows, and the example that is made of one; see `records.RowForm`.
-
-    Attributes:
-        needed: fields that no row may lack.
-        nulls_alone: see there; a conversation of the right type may have nothing to train.
-    """
-
-    needed: tuple[str, ...] = ()
-    nulls_alone: ClassVar[bool] = False
+    """The form of a source's rows, and the example that is made of one; see `records.RowForm`."""
 
     def columns(self, names: Collection[str]) -> list[str]:
         return list(names)
-
-    def required(self, names: Collection[str]) -> list[str]:
-        return [name for name in self.needed if name.partition(".")[0] in names]
 
     def check(self, path: Path, index: int, record: Record, names: Collection[str]) -> None:
         """Looks at the fields; nothing is tokenized."""

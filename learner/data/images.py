@@ -62,7 +62,7 @@ def split_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, 
     """Messages with lists of parts as contents: images as parts without content, and that content separately.
 
     Args:
-        messages: contents are strings, or lists of parts.
+        messages: contents are strings, or lists of parts; None in a message of calls alone.
 
     Returns:
         The messages, and the content of their image parts (None for an empty part), in their order.
@@ -74,6 +74,9 @@ def split_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, 
     brought: list[Any] = []
     for message in messages:
         content = message["content"]
+        if content is None:
+            found.append(dict(message))
+            continue
         given = [{"type": "text", "text": content}] if isinstance(content, str) else content
         parts: list[dict[str, Any]] = []
         for part in given:

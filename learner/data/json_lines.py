@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic
@@ -14,34 +15,24 @@ from rollmesh.mesh.errors import DataError
 
 
 class JsonLines(Generic[T_co]):
-    """Rows of one file with one JSON object per line, all checked when it is opened.
+    """Rows of one file with one JSON object per line.
 
     Args:
         path: the file.
         form: of its rows.
-        checked: False: rows are looked at when they are read.
-
-    Raises:
-        DataError: a row that is no object, or without a needed field (row and field named).
     """
 
-    def __init__(self, path: Path, form: RowForm[T_co], *, checked: bool = True) -> None:
+    def __init__(self, path: Path, form: RowForm[T_co]) -> None:
         self._path = path
         self._form = form
         self._offsets = array("q")
         self._names: Collection[str] = ()
         for index, (offset, line) in enumerate(_lines(path)):
             self._offsets.append(offset)
-            if not checked and self._names:
-                continue
-            try:
-                record = _record(path, index, line)
-                self._names = self._names or tuple(record)
-                if checked:
-                    form.check(path, index, record, self._names)
-            except DataError:
-                if checked:
-                    raise
+            if not self._names:
+                # A row that is no object is an error where rows are checked, or read.
+                with suppress(DataError):
+                    self._names = tuple(_record(path, index, line))
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -59,12 +50,18 @@ class JsonLines(Generic[T_co]):
                 found.append(self._form.parse(self._path, index, record, self._names))
         return found
 
+    def check(self) -> Iterator[int]:
+        """See `records.FileRows`."""
+        for index, (_, line) in enumerate(_lines(self._path)):
+            self._form.check(self._path, index, _record(self._path, index, line), self._names)
+            yield index + 1
+
 
 def check_first_lines(path: Path, form: RowForm[object], count: int) -> None:
     """Checks the first rows of a file.
 
     Raises:
-        DataError: as for `JsonLines`.
+        DataError: a row is no object, or has not the form that is needed.
     """
     names: Collection[str] = ()
     for index, (_, line) in enumerate(islice(_lines(path), count)):

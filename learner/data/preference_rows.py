@@ -1,28 +1,33 @@
 """Rows of preferences: pairs of responses to one prompt, or single responses with a label.
 
 Forms (TRL's): `chosen` and `rejected`, each a text or messages, with `prompt` or with a common beginning; `prompt`,
-`completion` and `label`. Pairs of reward models may have a `margin`.
+`completion` and `label`. Pairs of reward models may have a `margin`. Responses may be whole conversations.
 """
 
 from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.data.chat_turns import ChatEncoder, Messages
 from rollmesh.learner.data.examples import Example, ExampleForm, sequence_from, sequence_of
+from rollmesh.learner.data.parts.answers import ANSWERS, Text, as_messages, divide, split_last_answer, split_prompt
+from rollmesh.learner.data.parts.turn_flags import trained_turns, without_flags
 from rollmesh.learner.data.records import Record
-from rollmesh.learner.data.row_fields import as_messages, text_or_messages, value_at
+from rollmesh.learner.data.row_fields import read_field, refuse_beside_texts, tools_of, value_at, with_system
 from rollmesh.learner.data.supervised_rows import fit
 from rollmesh.mesh.config.trainers.sections import RowsSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.masked_text import MaskedTokens, continuation, tokenize_spans
 from rollmesh.mesh.scored_text import response_text, scored_tokens
 
-Text = str | Messages
+# Fields in which published answers have their prompt, where it is not `prompt`.
+_PROMPTS = ("question", "instruction", "query", "input", "problem")
+_CONVERSATIONS = ("conversations", "conversation", "messages", "context")
 _LARGEST_MARGIN = float(np.finfo(np.float32).max)
 
 
@@ -40,18 +45,18 @@ class _ResponseForm(ExampleForm):
         self._section = section
         self._prompt_key = prompt_key
 
-    def _sequences(self, prompt: Text, responses: Sequence[Text]) -> tuple[TrainSequence, ...]:
+    def _sequences(self, prompt: Text, responses: Sequence[Text], record: Record) -> tuple[TrainSequence, ...]:
         """A sequence of each response; none at all where one is too long, or has nothing to train."""
-        made = [self._sequence(prompt, response) for response in responses]
+        made = [self._sequence(prompt, response, record) for response in responses]
         there = tuple(sequence for sequence in made if sequence is not None)
         return there if len(there) == len(made) else ()
 
-    def _sequence(self, prompt: Text, response: Text) -> TrainSequence | None:
+    def _sequence(self, prompt: Text, response: Text, record: Record) -> TrainSequence | None:
         """A prompt with a response, which is trained; None where it is too long, or has nothing to train."""
         if isinstance(prompt, str) and isinstance(response, str):
             tokens = continuation(self._chat.tokenizer, prompt, response)
         else:
-            tokens = self._chat.encode(*_conversation(prompt, response))
+            tokens = self._chat.encode(*_conversation(prompt, response, record))
         fitting = self._fit(tokens)
         return None if fitting is None else sequence_of(fitting)
 
@@ -62,26 +67,34 @@ class _ResponseForm(ExampleForm):
 class PairForm(_ResponseForm):
     """The form of a source's pairs; see `_ResponseForm`."""
 
-    needed = ("chosen", "rejected")
+    _needed = ("chosen", "rejected")
     _labels_belong = "single responses with labels are trained with loss.name: kto"
 
     def advice(self, record: Record) -> str:
-        if all(record.get(name) is not None for name in self.needed):
+        if all(record.get(name) is not None for name in self._needed):
             return ""
-        if not any(name in record for name in self.needed) and "completion" in record and "label" in record:
+        if not any(name in record for name in self._needed) and "completion" in record and "label" in record:
             return self._labels_belong
         return "a pair has `chosen` and `rejected`, and `prompt` or a common beginning: see docs/trainers.md"
 
     def read(self, record: Record) -> tuple[Text, Text, Text]:
         """Prompt, chosen and rejected response."""
-        chosen, rejected = text_or_messages(record, "chosen"), text_or_messages(record, "rejected")
-        if value_at(record, self._prompt_key) is not None:
-            return text_or_messages(record, self._prompt_key), chosen, rejected
-        return split_prompt(chosen, rejected)
+        chosen, rejected = read_field(record, "chosen"), read_field(record, "rejected")
+        if value_at(record, self._prompt_key) is None:
+            prompt, chosen, rejected = split_prompt(chosen, rejected)
+            if isinstance(chosen, str) or not prompt:
+                _check_prompt(record, prompt, chosen)
+        else:
+            given = read_field(record, self._prompt_key)
+            responses = {"chosen": chosen, "rejected": rejected}
+            prompt, (chosen, rejected) = divide(given, responses, self._prompt_key)
+        for response in (chosen, rejected):
+            _check_beside(prompt, response, record)
+        return prompt, chosen, rejected
 
     def encode(self, record: Record) -> Example | None:
         prompt, *responses = self.read(record)
-        sequences = self._sequences(prompt, responses)
+        sequences = self._sequences(prompt, responses, record)
         return Example(sequences) if sequences else None
 
 
@@ -101,7 +114,7 @@ class ScoredPairForm(PairForm):
         margin, example = _margin(record), super().encode(record)
         return None if example is None else Example(example.sequences, {"margin": (margin, margin)})
 
-    def _sequence(self, prompt: Text, response: Text) -> TrainSequence | None:
+    def _sequence(self, prompt: Text, response: Text, record: Record) -> TrainSequence | None:
         tokenizer = self._chat.tokenizer
         if isinstance(prompt, str) and isinstance(response, str):
             before = prompt
@@ -109,8 +122,8 @@ class ScoredPairForm(PairForm):
                 tokenizer, prompt + response, [(len(prompt), len(prompt + response))], special_tokens=True
             )
         else:
-            messages, turns = _conversation(prompt, response)
-            text, spans = self._chat.render(messages, turns[-1:])
+            messages, turns, tools = _conversation(prompt, response, record)
+            text, spans = self._chat.render(messages, turns[-1:], tools)
             if not spans:
                 return None
             (first, last) = spans[0]
@@ -129,10 +142,10 @@ class ScoredPairForm(PairForm):
 class LabeledForm(_ResponseForm):
     """The form of a source's single responses, good or bad."""
 
-    needed = ("completion", "label")
+    _needed = ("completion", "label")
 
     def advice(self, record: Record) -> str:
-        if all(record.get(name) is not None for name in self.needed):
+        if all(record.get(name) is not None for name in self._needed):
             return ""
         if "chosen" in record and "rejected" in record:
             return "pairs are trained with loss.name: sigmoid, or ipo"
@@ -140,7 +153,6 @@ class LabeledForm(_ResponseForm):
 
     def read(self, record: Record) -> tuple[Text, Text, bool]:
         """Prompt, response, and whether that is good."""
-        prompt = text_or_messages(record, self._prompt_key)
         if (label := record.get("label")) is None:
             raise DataError("field `label` is missing")
         # Tables may have 0 and 1. Other numbers may mean either: -1 would be as true as 1.
@@ -149,11 +161,18 @@ class LabeledForm(_ResponseForm):
                 f"field `label` is {reprlib.repr(label)}, expected true or false (or 1 or 0)",
                 hint="write true for a good response, and false for a bad one",
             )
-        return prompt, text_or_messages(record, "completion"), bool(label)
+        completion, prompt = read_field(record, "completion"), value_at(record, self._prompt_key)
+        if prompt is None:
+            prompt, completion = split_last_answer(completion, "completion")
+        else:
+            given = read_field(record, self._prompt_key)
+            prompt, (completion,) = divide(given, {"completion": completion}, self._prompt_key)
+        _check_beside(prompt, completion, record)
+        return prompt, completion, bool(label)
 
     def encode(self, record: Record) -> Example | None:
         prompt, response, label = self.read(record)
-        sequences = self._sequences(prompt, [response])
+        sequences = self._sequences(prompt, [response], record)
         return Example(sequences, {"label": (float(label),)}) if sequences else None
 
 
@@ -172,31 +191,32 @@ def scored_at_its_end(tokens: MaskedTokens) -> TrainSequence | None:
     return sequence_from(tokens.ids[: places[0]], response, mask)
 
 
-def split_prompt(chosen: Text, rejected: Text) -> tuple[Text, Text, Text]:
-    """The common beginning of two texts or conversations, and what follows in each.
-
-    Texts are divided before a space, where tokenizers begin words.
-    """
-    if isinstance(chosen, str) and isinstance(rejected, str):
-        pairs = enumerate(zip(chosen, rejected, strict=False))
-        common = next((place for place, (a, b) in pairs if a != b), min(len(chosen), len(rejected)))
-        space = chosen.rfind(" ", 0, common + 1)
-        cut = common if common in (len(chosen), len(rejected)) else max(space, 0)
-        return chosen[:cut], chosen[cut:], rejected[cut:]
-    first, second = as_messages(chosen, "assistant"), as_messages(rejected, "assistant")
-    same = 0
-    # Each keeps a message of its own.
-    while same < min(len(first), len(second)) - 1 and first[same] == second[same]:
-        same += 1
-    return first[:same], first[same:], second[same:]
+def _conversation(prompt: Text, response: Text, record: Record) -> tuple[Messages, list[int], Sequence[Any] | None]:
+    """A prompt and a response as messages, the places of the turns to train, and the row's tools."""
+    said = as_messages(response, "assistant")
+    messages = with_system([*(as_messages(prompt, "user") if prompt else []), *said], record)
+    return without_flags(messages), trained_turns(messages, len(messages) - len(said)), tools_of(record) or None
 
 
-def _conversation(prompt: Text, response: Text) -> tuple[Messages, list[int]]:
-    """A prompt and a response as messages, and the places of the assistant's messages in the response."""
-    before = as_messages(prompt, "user") if prompt else []
-    messages = [*before, *as_messages(response, "assistant")]
-    turns = [i for i, message in enumerate(messages) if i >= len(before) and message["role"] == "assistant"]
-    return messages, turns
+def _check_prompt(record: Record, prompt: Text, chosen: Text) -> None:
+    """Refuses answers that stand alone: what they have in common is no prompt, and another field is."""
+    whole = f"{prompt}{chosen}"
+    asked = next((key for key in _PROMPTS if isinstance(text := record.get(key), str) and text not in whole), None)
+    alone = not prompt and (isinstance(chosen, str) or chosen[0]["role"] in ANSWERS)
+    if asked is not None or alone:
+        key = next((key for key in (asked, *_CONVERSATIONS) if key is not None and record.get(key)), None)
+        raise DataError(
+            "its answers stand alone, without the prompt to which they answer",
+            hint=f"set data.prompt_key: {key}" if key else "data.prompt_key names the field with the prompt",
+        )
+
+
+def _check_beside(prompt: Text, response: Text, record: Record) -> None:
+    """Checks flags, tools and system prompt, without a tokenizer."""
+    if isinstance(prompt, str) and isinstance(response, str):
+        refuse_beside_texts(record, "write the prompt and the responses as messages")
+    else:
+        _conversation(prompt, response, record)
 
 
 def _margin(record: Record) -> float:

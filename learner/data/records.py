@@ -6,7 +6,7 @@ examples of a trainer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -47,28 +47,33 @@ class RowSource(Protocol[T_co]):
         ...
 
 
+class FileRows(RowSource[T_co], Protocol[T_co]):
+    """Rows of files."""
+
+    def check(self) -> Iterator[int]:
+        """Looks at every row, in order; what was read stays as it is.
+
+        Yields:
+            The rows that have been looked at.
+
+        Raises:
+            DataError: a row has not the form that is needed; names row and field.
+        """
+        ...
+
+
 class RowForm(Protocol[T_co]):
     """The form of a source's records, and what is made of one.
 
     `names` are the fields of a file's first row, which decide between forms.
-
-    Attributes:
-        nulls_alone: a row of a table has the form unless a required field is null: its columns have types.
     """
-
-    @property
-    def nulls_alone(self) -> bool: ...
 
     def columns(self, names: Collection[str]) -> list[str]:
         """Fields that are read where a file has columns."""
         ...
 
-    def required(self, names: Collection[str]) -> list[str]:
-        """Fields that are null in no row; `a.b` is field b of field a."""
-        ...
-
     def check(self, path: Path, index: int, record: Record, names: Collection[str]) -> None:
-        """Looks at a record when its source is opened.
+        """Looks at a record, before anything is made of one.
 
         Args:
             path: its file.

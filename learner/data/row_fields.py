@@ -6,8 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollmesh.learner.data.chat_turns import Messages
+from rollmesh.learner.data.parts.json_texts import kind_of
+from rollmesh.learner.data.parts.messages import text_of, text_or_messages
+from rollmesh.learner.data.parts.tools import read_tools
 from rollmesh.learner.data.records import Record
 from rollmesh.mesh.errors import DataError
+
+# Columns in which published conversations have their system prompt; the first one with a text counts.
+_SYSTEM = ("system", "system_prompt")
+# Columns with schemas of tools; OpenAI's earlier rows have `functions`.
+_TOOLS = ("tools", "functions")
 
 
 def value_at(record: Record, key: str) -> Any:
@@ -28,38 +36,75 @@ def refuse_images(record: Record) -> None:
         raise _with_images("it has images")
 
 
-def text_or_messages(record: Record, key: str) -> str | Messages:
-    """A field that is a text, or a list of messages with `role` and `content`.
+def read_field(record: Record, key: str) -> str | Messages:
+    """A field that is a text, or a list of messages, in the form of `parts.messages`.
 
     Raises:
         DataError: it is neither, or a message has a part that is no text, as an image; names field and part.
     """
-    value = value_at(record, key)
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise DataError(f"field `{key}` is {_kind(value)}, expected a text or a list of messages")
-    for place, message in enumerate(value):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise DataError(f"field `{key}[{place}]` is no message: it has no `role`")
-        content = message.get("content")
-        # A call of a tool may stand alone.
-        if not isinstance(content, str | list) and not message.get("tool_calls"):
-            raise DataError(f"field `{key}[{place}].content` is {_kind(content)}, expected a text")
+    found = text_or_messages(value_at(record, key), key)
+    if not found and not isinstance(found, str):
+        raise DataError(f"field `{key}` is {kind_of(found)}, expected a text or a list of messages")
+    for place, message in enumerate(found if not isinstance(found, str) else ()):
+        content = message["content"]
         for part in content if isinstance(content, list) else ():
             if isinstance(part, Mapping) and part.get("type") != "text":
                 raise _with_images(f"field `{key}[{place}].content` has a part of type {part.get('type')!r}")
-    return value
+    return found
 
 
-def as_messages(value: str | Messages, role: str) -> Messages:
-    """Messages; a text becomes one of the role."""
-    return [{"role": role, "content": value}] if isinstance(value, str) else value
+def tools_of(record: Record) -> list[dict[str, Any]]:
+    """Schemas of the row's tools, see `parts.tools`; empty without any.
+
+    Raises:
+        DataError: they are something else.
+    """
+    for key in _TOOLS:
+        if tools := read_tools(record.get(key), key):
+            return tools
+    return []
+
+
+def with_system(messages: Messages, record: Record) -> Messages:
+    """A conversation with the system prompt of its row.
+
+    Raises:
+        DataError: the conversation has another one.
+    """
+    key = _system_key(record)
+    if key is None:
+        return messages
+    if not messages or messages[0]["role"] != "system":
+        return [{"role": "system", "content": record[key]}, *messages]
+    if text_of(messages[0]) != record[key].strip():
+        raise DataError(
+            f"field `{key}` has another system prompt than the messages",
+            hint=f"keep one of them: leave {key} out, or the first message",
+        )
+    return messages
+
+
+def refuse_beside_texts(record: Record, remedy: str) -> None:
+    """Refuses a row of texts with tools or a system prompt, which no template would show.
+
+    Args:
+        record: the row.
+        remedy: says how its texts become a conversation.
+
+    Raises:
+        DataError: it has one of these.
+    """
+    key = _system_key(record) or (next(key for key in _TOOLS if record.get(key)) if tools_of(record) else None)
+    if key is not None:
+        raise DataError(
+            f"field `{key}` belongs to a conversation, and this row has texts alone, without a template",
+            hint=f"{remedy}, or leave {key} out",
+        )
+
+
+def _system_key(record: Record) -> str | None:
+    return next((key for key in _SYSTEM if isinstance(text := record.get(key), str) and text.strip()), None)
 
 
 def _with_images(what: str) -> DataError:
     return DataError(f"{what}, and this command trains on text alone", hint="`rollmesh run` takes images")
-
-
-def _kind(value: Any) -> str:
-    return "missing" if value is None else "empty" if value == [] else type(value).__name__

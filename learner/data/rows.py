@@ -13,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rollmesh.learner.data.images import MARK, ImageSource, image_source, split_images
+from rollmesh.learner.data.parts.json_texts import structure
+from rollmesh.learner.data.parts.messages import text_or_messages
+from rollmesh.learner.data.parts.turn_flags import without_flags
 from rollmesh.learner.data.records import Record
 from rollmesh.mesh.config.inputs import SourceSampling
 from rollmesh.mesh.errors import DataError
@@ -51,10 +54,6 @@ class PromptForm:
     sampling: SourceSampling = field(default_factory=SourceSampling)
     confined: bool = False
 
-    @property
-    def nulls_alone(self) -> bool:
-        return True
-
     def has_columns(self, names: Collection[str]) -> bool:
         """True where a row with these fields has TRL's form."""
         truth = self.ground_truth_key is not None or any(name in names for name in _TRUTHS)
@@ -65,42 +64,46 @@ class PromptForm:
             return list(names)
         return [name for name in (self.prompt_key, *_VERL_FIELDS) if name in names]
 
-    def required(self, names: Collection[str]) -> list[str]:
-        if self.has_columns(names):
-            return [self.prompt_key, *([self.ground_truth_key] if self.ground_truth_key else [])]
-        return [self.prompt_key, *([] if self.name else ["data_source"]), "reward_model.ground_truth"]
-
     def check(self, path: Path, index: int, record: Record, names: Collection[str]) -> None:
         self.parse(path, index, record, names)
 
     def parse(self, path: Path, index: int, record: Record, names: Collection[str]) -> Row:
         """See `records.RowForm`; `names` say whether the file has TRL's form."""
-
-        def missing(field: str, found: str = "") -> DataError:
-            hint = "" if found else _FORM_HINT
-            return DataError(f"{path}, row {index}: field `{field}` {found or 'is missing'}", hint=hint)
-
-        key = self.prompt_key
-        for name in self.required(names):
-            if record.get(top := name.partition(".")[0]) is None:
-                raise missing(top)
-        prompt = _checked_prompt(record[key], key, missing)
-        given = record.get("images")
-        if not isinstance(given, list | None):
-            raise missing("images", f"is {type(given).__name__}, expected a list")
-        if self.has_columns(names):
-            data_source, ground_truth, extra_info = _column_parts(record, self)
-        else:
-            data_source, ground_truth, extra_info = _verl_parts(record, self, missing)
-        pictured = bool(given) or not (isinstance(prompt, str) or all(isinstance(m["content"], str) for m in prompt))
-        images: tuple[ImageSource, ...] = ()
-        if pictured:
-            try:
-                prompt, images = _with_images(prompt, given or [], path.parent, confined=self.confined)
-            except ValueError as error:
-                raise missing("images" if given else key, str(error)) from error
         origin = f"{path}, row {index}"
+        try:
+            return self._parse(path.parent, origin, record, names)
+        except DataError as error:
+            raise DataError(f"{origin}: {error.message}", hint=error.hint) from error
+
+    def _parse(self, folder: Path, origin: str, record: Record, names: Collection[str]) -> Row:
+        key = self.prompt_key
+        for name in self._required(names):
+            if record.get(name) is None:
+                raise _missing(name)
+        prompt = text_or_messages(record[key], key)
+        if not isinstance(prompt, str):
+            prompt = [dict(message) for message in without_flags(prompt)]
+        given = record.get("images")
+        if isinstance(given, str) and given.lstrip().startswith("["):
+            given = structure(given, "images")
+        if not isinstance(given, list | None):
+            raise DataError(f"field `images` is {type(given).__name__}, expected a list")
+        if self.has_columns(names):
+            data_source, ground_truth, extra_info = _column_parts(record, prompt, self)
+        else:
+            data_source, ground_truth, extra_info = _verl_parts(record, self)
+        images: tuple[ImageSource, ...] = ()
+        if given or not (isinstance(prompt, str) or _is_plain(prompt)):
+            try:
+                prompt, images = _with_images(prompt, given or [], folder, confined=self.confined)
+            except ValueError as error:
+                raise DataError(f"field `{'images' if given else key}` {error}") from error
         return Row(prompt, data_source, ground_truth, extra_info, images, self.template_kwargs, self.sampling, origin)
+
+    def _required(self, names: Collection[str]) -> list[str]:
+        if self.has_columns(names):
+            return [self.prompt_key, *([self.ground_truth_key] if self.ground_truth_key else [])]
+        return [self.prompt_key, *([] if self.name else ["data_source"]), "reward_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,48 +129,42 @@ class Row:
     origin: str = "a row"
 
 
-class _Missing(Protocol):
-    """Makes the error about a field."""
-
-    def __call__(self, field: str, found: str = ...) -> DataError: ...
+def _missing(field: str) -> DataError:
+    return DataError(f"field `{field}` is missing", hint=_FORM_HINT)
 
 
-def _checked_prompt(prompt: Any, key: str, missing: _Missing) -> str | list[dict[str, Any]]:
-    if isinstance(prompt, str):
-        return prompt
-    if not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
-        raise missing(key, f"is {type(prompt).__name__}, expected a string or a list of chat messages")
-    for position, message in enumerate(prompt):
-        for part in ("role", "content"):
-            value = message.get(part)
-            if not isinstance(value, str) and not (part == "content" and isinstance(value, list)):
-                raise missing(f"{key}[{position}].{part}", "is not a string")
-    return prompt
+def _is_plain(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """True for messages without parts; one with calls alone has no content."""
+    return not any(isinstance(message["content"], list) for message in messages)
 
 
-def _verl_parts(record: Mapping[str, Any], form: PromptForm, missing: _Missing) -> tuple[str, Any, Mapping[str, Any]]:
+def _verl_parts(record: Mapping[str, Any], form: PromptForm) -> tuple[str, Any, Mapping[str, Any]]:
     data_source = record.get("data_source")
     if not isinstance(data_source, str | None):
-        raise missing("data_source", "is not a string")
-    reward_model = record["reward_model"]
+        raise DataError("field `data_source` is not a string")
+    reward_model = structure(record["reward_model"], "reward_model")
     if not isinstance(reward_model, Mapping):
-        raise missing("reward_model", "is not an object")
+        raise DataError("field `reward_model` is not an object", hint=_FORM_HINT)
     if reward_model.get("ground_truth") is None:
-        raise missing("reward_model.ground_truth")
-    extra_info = record.get("extra_info")
+        raise _missing("reward_model.ground_truth")
+    extra_info = structure(record.get("extra_info"), "extra_info")
     if not isinstance(extra_info, Mapping | None):
-        raise missing("extra_info", "is not an object")
+        raise DataError("field `extra_info` is not an object")
     return data_source or form.name or "", reward_model["ground_truth"], extra_info or {}
 
 
-def _column_parts(record: Mapping[str, Any], form: PromptForm) -> tuple[str, Any, Mapping[str, Any]]:
-    """TRL passes every column but the prompt to the reward; chat messages of the prompt are passed as they are."""
+def _column_parts(
+    record: Mapping[str, Any], prompt: str | list[dict[str, Any]], form: PromptForm
+) -> tuple[str, Any, Mapping[str, Any]]:
+    """TRL passes every column but the prompt to the reward; chat messages of the prompt are passed as they are read."""
     columns = {name: value for name, value in record.items() if name not in (form.prompt_key, "images")}
-    inner = columns.pop("extra_info", None)
+    inner = columns.get("extra_info")
+    if isinstance(inner, str) and inner.lstrip().startswith("{"):
+        inner = structure(inner, "extra_info")
     if isinstance(inner, Mapping):
+        del columns["extra_info"]
         columns = {**inner, **columns}
-    prompt = record[form.prompt_key]
-    if isinstance(prompt, list) and all(isinstance(message["content"], str) for message in prompt):
+    if isinstance(prompt, list) and _is_plain(prompt):
         columns["prompt_messages"] = prompt
     truth = form.ground_truth_key or next((name for name in _TRUTHS if name in record), "")
     data_source = columns.get("data_source")

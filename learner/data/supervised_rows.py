@@ -1,26 +1,34 @@
 """Rows of supervised fine-tuning: conversations, prompts with responses, or texts.
 
-Forms (TRL's, and verl's for SFT): `messages`, with `tools` if there are any; a prompt and a response, each a text or
-messages; `text`. Responses and texts end with the tokenizer's end token, conversations as the chat template ends them.
+Forms (TRL's, verl's for SFT, ShareGPT's): `messages` or `conversations`, with `tools`; a prompt and a response, each a
+text or messages; `text`. Responses and texts end with the tokenizer's end token, conversations as
+the chat template ends them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rollmesh.learner.data.chat_turns import ChatEncoder, Messages
 from rollmesh.learner.data.examples import Example, ExampleForm, sequence_of
+from rollmesh.learner.data.parts.answers import Text, as_messages, divide
+from rollmesh.learner.data.parts.messages import read_messages
+from rollmesh.learner.data.parts.tools import holds_calls, read_calls
+from rollmesh.learner.data.parts.turn_flags import trained_turns, without_flags
 from rollmesh.learner.data.records import Record
-from rollmesh.learner.data.row_fields import as_messages, text_or_messages, value_at
+from rollmesh.learner.data.row_fields import read_field, refuse_beside_texts, tools_of, value_at, with_system
 from rollmesh.mesh.config.trainers.sections import SupervisedRowsSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.masked_text import MaskedTokens, continuation
 
 _RESPONSES = ("completion", "response")
-_FORMS = "rows need `messages`, a prompt with `completion` or `response`, or `text`: see docs/trainers.md"
-
+_CONVERSATIONS = ("conversations", "conversation")
+_FORMS = (
+    "rows need `messages`, `text`, or a prompt with `completion` or `response`; data.prompt_key and data.response_key "
+    "name other fields of these two"
+)
 _PAIRS = "pairs are for `rollmesh dpo` and `rollmesh rm`"
 
 
@@ -66,30 +74,36 @@ class SupervisedForm(ExampleForm):
         self._section = section
         self._prompt_key = prompt_key
 
-    def required(self, names: Collection[str]) -> list[str]:
-        if "messages" in names:
-            return ["messages"]
-        response = self._section.response_key or next((key for key in _RESPONSES if key in names), None)
-        if response is not None:
-            # Statistics know of no deeper ones.
-            return [".".join(key.split(".")[:2]) for key in (self._prompt_key, response)]
-        return ["text"] if "text" in names else []
-
     def read(self, record: Record) -> Continuation | Conversation:
         if record.get("messages") is not None:
-            messages = as_messages(text_or_messages(record, "messages"), "user")
-            return self._conversation(messages, 0, record)
+            return self._conversation(_messages(record, "messages"), 0, record)
         if (response_key := self._response_key(record)) is not None:
-            prompt = text_or_messages(record, self._prompt_key)
-            response = text_or_messages(record, response_key)
-            if isinstance(prompt, str) and isinstance(response, str) and not self._section.as_chat:
-                return Continuation(prompt, response)
-            before = as_messages(prompt, "user")
-            return self._conversation([*before, *as_messages(response, "assistant")], len(before), record)
+            return self._response(record, response_key)
+        if (key := next((key for key in _CONVERSATIONS if record.get(key) is not None), None)) is not None:
+            return self._conversation(_messages(record, key), 0, record)
         if isinstance(text := record.get("text"), str):
             return Continuation("", text)
         pairs = "chosen" in record and "rejected" in record
         raise DataError(f"its fields are {', '.join(record) or 'none'}", hint=_PAIRS if pairs else _FORMS)
+
+    def _response(self, record: Record, response_key: str) -> Continuation | Conversation:
+        prompt = read_field(record, self._prompt_key)
+        calls = value_at(record, response_key)
+        if holds_calls(calls) and tools_of(record):
+            # Calls are published so, next to the tools that they call.
+            calls = read_calls(calls, response_key)
+            response: Text = [{"role": "assistant", "content": None, "tool_calls": calls}]
+        else:
+            response = read_field(record, response_key)
+        if isinstance(prompt, str) and isinstance(response, str):
+            if not self._section.as_chat:
+                refuse_beside_texts(record, "set data.as_chat: true")
+                return Continuation(prompt, response)
+        else:
+            prompt, (response,) = divide(prompt, {response_key: response}, self._prompt_key)
+        said = as_messages(response, "assistant")
+        messages = with_system([*as_messages(prompt, "user"), *said], record)
+        return self._conversation(messages, len(messages) - len(said), record)
 
     def encode(self, record: Record) -> Example | None:
         found = self.read(record)
@@ -107,11 +121,19 @@ class SupervisedForm(ExampleForm):
         return next((key for key in _RESPONSES if value_at(record, key) is not None), None)
 
     def _conversation(self, messages: Messages, first: int, record: Record) -> Conversation:
-        turns = [index for index, message in enumerate(messages) if index >= first and message["role"] == "assistant"]
-        if not turns:
+        if not any(message["role"] == "assistant" for message in messages[first:]):
             raise DataError("no message of the assistant is to be trained", hint=_FORMS)
-        chosen = turns[-1:] if self._section.train_on == "last" else turns
-        return Conversation(messages, chosen, record.get("tools"))
+        turns = trained_turns(messages, first)
+        if self._section.train_on == "last":
+            last = max(place for place, message in enumerate(messages) if message["role"] == "assistant")
+            turns = [turn for turn in turns if turn == last]
+        return Conversation(without_flags(messages), turns, tools_of(record) or None)
+
+
+def _messages(record: Record, key: str) -> Messages:
+    """The conversation of a row."""
+    found = read_field(record, key)
+    return with_system(read_messages(found, key) if isinstance(found, str) else found, record)
 
 
 def fit(tokens: MaskedTokens, most: int, on_long: Literal["skip", "truncate", "refuse"]) -> MaskedTokens | None:

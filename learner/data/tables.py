@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Generic, Protocol
+from typing import Any, Generic, Protocol
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rollmesh.learner.data.parts.struct_nulls import Cleaner, cleaner_of
 from rollmesh.learner.data.records import Blocks, RowForm, T_co
 from rollmesh.mesh.errors import DataError
 
@@ -61,17 +61,8 @@ class Pieces(Protocol):
         """Pieces that memory may hold; None: all of them."""
         ...
 
-    @property
-    def small(self) -> bool:
-        """True where the selected columns are small enough to look at every row."""
-        ...
-
     def select(self, columns: Sequence[str]) -> None:
         """Reads these columns alone from now on."""
-        ...
-
-    def doubtful(self, required: Sequence[str]) -> Iterator[int]:
-        """Pieces where one of these fields may be null; `a.b` is field b of column a."""
         ...
 
     def read(self, piece: int) -> pa.Table: ...
@@ -107,20 +98,11 @@ class ParquetPieces:
                 self.pieces.append(Piece(path, number, first, rows))
                 first += rows
 
-    @property
-    def small(self) -> bool:
-        return self.held is None
-
     def select(self, columns: Sequence[str]) -> None:
         self._columns = columns
         sizes = [self._bytes(piece) for piece in self.pieces]
         if sum(sizes) > HELD_BYTES:
             self.held = max(1, HELD_BYTES // max(sizes))
-
-    def doubtful(self, required: Sequence[str]) -> Iterator[int]:
-        for number, piece in enumerate(self.pieces):
-            if not all(self._is_full(piece, column) for column in required):
-                yield number
 
     def read(self, piece: int) -> pa.Table:
         chosen = self.pieces[piece]
@@ -138,13 +120,6 @@ class ParquetPieces:
         """Size of the selected columns in memory, about."""
         return sum(
             leaf.total_uncompressed_size for column in self._columns or () for leaf in self._leaves(piece, column)
-        )
-
-    def _is_full(self, piece: Piece, field: str) -> bool:
-        """True where the file's statistics tell that a field has no nulls."""
-        return any(
-            leaf.is_stats_set and leaf.statistics.has_null_count and leaf.statistics.null_count == 0
-            for leaf in self._leaves(piece, field)
         )
 
 
@@ -171,16 +146,8 @@ class ArrowPieces:
                     first += batch.num_rows
         self.names = self._batches[0].schema.names if self._batches else []
 
-    @property
-    def small(self) -> bool:
-        return sum(batch.select(self._columns).nbytes for batch in self._batches) <= HELD_BYTES
-
     def select(self, columns: Sequence[str]) -> None:
         self._columns = list(columns)
-
-    def doubtful(self, required: Sequence[str]) -> Iterator[int]:
-        del required  # to look costs little: validity lies apart from the values
-        yield from range(len(self.pieces))
 
     def read(self, piece: int) -> pa.Table:
         return pa.Table.from_batches([self._batches[piece]]).select(self._columns)
@@ -192,21 +159,15 @@ class TableRows(Generic[T_co]):
     Args:
         pieces: of the files.
         form: of the rows.
-        checked: False: rows are looked at when they are read.
-
-    Raises:
-        DataError: a needed field is missing, or null in some row (row and field named).
     """
 
-    def __init__(self, pieces: Pieces, form: RowForm[T_co], *, checked: bool = True) -> None:
+    def __init__(self, pieces: Pieces, form: RowForm[T_co]) -> None:
         self._pieces = pieces
         self._form = form
         self._names = tuple(pieces.names)
         self._starts = list(accumulate((piece.rows for piece in pieces.pieces), initial=0))
         self._held: OrderedDict[int, pa.Table] = OrderedDict()
         pieces.select(form.columns(self._names))
-        if checked and len(self):
-            self._check()
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -225,10 +186,20 @@ class TableRows(Generic[T_co]):
         for number, positions in places.items():
             piece, start = self._pieces.pieces[number], self._starts[number]
             offsets = [indices[position] - start for position in positions]
-            records = self._table(number).take(pa.array(offsets, type=pa.int64())).to_pylist()
+            records = self._records(self._table(number), offsets)
             for position, offset, record in zip(positions, offsets, records, strict=True):
                 found[position] = self._form.parse(piece.path, piece.first + offset, record, self._names)
         return [found[position] for position in range(len(indices))]
+
+    def check(self) -> Iterator[int]:
+        """See `records.FileRows`; holds no piece but the present one."""
+        for number, piece in enumerate(self._pieces.pieces):
+            table = self._pieces.read(number)
+            for start in range(0, piece.rows, _LOOKED_AT):
+                offsets = range(start, min(start + _LOOKED_AT, piece.rows))
+                for offset, record in zip(offsets, self._records(table, offsets), strict=True):
+                    self._form.check(piece.path, piece.first + offset, record, self._names)
+                    yield self._starts[number] + offset + 1
 
     def _table(self, piece: int) -> pa.Table:
         if piece in self._held:
@@ -240,34 +211,18 @@ class TableRows(Generic[T_co]):
         self._held[piece] = self._pieces.read(piece)
         return self._held[piece]
 
-    def _check(self) -> None:
-        """Looks at every row; where types say enough, or files are large, at those that lack a required field."""
-        if self._pieces.small and not self._form.nulls_alone:
-            for number, piece in enumerate(self._pieces.pieces):
-                self._look_at(number, range(piece.rows))
-            return
-        required = self._form.required(self._names)
-        self._look_at(bisect.bisect_right(self._starts, 0) - 1, [0])
-        for number in self._pieces.doubtful(required):
-            table = self._table(number)
-            lacking = {
-                row for name in required for row in np.flatnonzero(_field(table, name).is_null().to_numpy()).tolist()
-            }
-            self._look_at(number, sorted(lacking))
+    def _records(self, table: pa.Table, offsets: Sequence[int]) -> list[dict[str, Any]]:
+        """Rows of a piece as objects, each with the fields of its own."""
+        records: list[dict[str, Any]] = table.take(pa.array(offsets, type=pa.int64())).to_pylist()
+        for name, clean in self._cleaners(table.schema):
+            for record in records:
+                record[name] = clean(record[name])
+        return records
 
-    def _look_at(self, number: int, offsets: Sequence[int]) -> None:
-        """Checks rows of a piece."""
-        piece, table = self._pieces.pieces[number], self._table(number)
-        for start in range(0, len(offsets), _LOOKED_AT):
-            chosen = offsets[start : start + _LOOKED_AT]
-            for offset, record in zip(chosen, table.take(pa.array(chosen, type=pa.int64())).to_pylist(), strict=True):
-                self._form.check(piece.path, piece.first + offset, record, self._names)
-
-
-def _field(table: pa.Table, name: str) -> pa.ChunkedArray:
-    """A column, or with `a.b` field b of column a."""
-    column, _, inner = name.partition(".")
-    return table.select([column]).flatten()[name] if inner else table[column]
+    def _cleaners(self, schema: pa.Schema) -> Iterator[tuple[str, Cleaner]]:
+        for field in schema:
+            if (clean := cleaner_of(field.type)) is not None:
+                yield field.name, clean
 
 
 @contextmanager

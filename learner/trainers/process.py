@@ -46,7 +46,7 @@ from rollmesh.learner.trainers.loop import LoopRules, TrainingLoop
 from rollmesh.learner.trainers.objectives.interface import Preparation, PreparationInterrupted
 from rollmesh.learner.trainers.objectives.registry import build_objective
 from rollmesh.learner.trainers.records import Records
-from rollmesh.learner.trainers.rows import held_out_rows, training_rows
+from rollmesh.learner.trainers.rows import check_of, held_out_rows, training_rows
 from rollmesh.mesh.config import save_config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
@@ -56,6 +56,7 @@ from rollmesh.mesh.runtime.ranks import check_ranks, choose_interface
 from rollmesh.mesh.tokenizer_files import load_tokenizer
 
 log = logging.getLogger(__name__)
+_AT_ONCE_S = 0.3
 
 
 def train_rank(command: str, config: TrainerConfig, controls: ControlRequests) -> bool:
@@ -104,6 +105,9 @@ class _Training:
         epochs = data.epochs or (None if config.learner.steps else 1)
         self._train = training_rows(data, self._objective.form, seed=config.run.seed, epochs=epochs)
         self._held_out = held_out_rows(data, self._objective.form, config.eval.rows)
+        self._checked = check_of(data, self._objective.form)
+        # Small data are refused before the model is loaded.
+        self._checked.within(_AT_ONCE_S)
         by_epochs = self._train.steps(config.learner.batch.rows)
         self._steps = min(steps for steps in (config.learner.steps, by_epochs) if steps is not None)
         check_schedule("learner.optimizer", config.learner.optimizer, self._steps)
@@ -133,6 +137,7 @@ class _Training:
 
     def _train_and_export(self, begun: Beginning | None, records: Records | None) -> bool:
         engine = self._open_engine()
+        self._checked.wait()
         loader = ExampleLoader(engine.world)
         self._closers.callback(loader.close)
         events = records.callbacks if records is not None else NO_CALLBACKS

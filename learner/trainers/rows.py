@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rollmesh.learner.data.dataset import first_rows, open_rows
 from rollmesh.learner.data.examples import Example, ExampleForm, ExampleSource
 from rollmesh.learner.data.order import DataOrder, Order
+from rollmesh.learner.data.row_check import MADE_ROWS, RowCheck
 from rollmesh.learner.data.training_rows import open_training_rows
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.trainers.sections import RowsSection
@@ -86,7 +87,7 @@ def training_rows(data: RowsSection, form_of: FormOf, *, seed: int, epochs: int 
 
 
 def held_out_rows(data: RowsSection, form_of: FormOf, most: int | None) -> dict[str, OrderedRows]:
-    """The rows of `data.eval` by the names of their sources, each once and in their order.
+    """The rows of `data.eval` by the names of their sources, each once and in their order; see `check_of`.
 
     Args:
         data: of the configuration.
@@ -100,8 +101,19 @@ def held_out_rows(data: RowsSection, form_of: FormOf, most: int | None) -> dict[
     for source in data.eval or ():
         if left == 0:
             break
-        rows = open_rows(source, form_of(source))
+        rows: ExampleSource = open_rows(source, form_of(source), checked=False)
         rows = rows if left is None else first_rows(rows, left)
         left = None if left is None else left - len(rows)
         found[source.label] = rows_of(rows, epochs=1)
     return found
+
+
+def check_of(data: RowsSection, form_of: FormOf) -> RowCheck:
+    """Begins to look at the rows of `data.train` and `data.eval`.
+
+    Args:
+        data: of the configuration; its sources have been opened, so that none is downloaded twice.
+        form_of: see there.
+    """
+    sources = [*data.train, *(data.eval or ())]
+    return RowCheck([(source, form_of(source)) for source in sources], made=MADE_ROWS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,10 +38,11 @@ def _digest(text: str, images: Sequence[ImageSource]) -> int:
 
 def _text(prompt: Prompt) -> str:
     """The texts of a prompt; who says them does not count."""
-    return prompt if isinstance(prompt, str) else "\n".join(_content(message["content"]) for message in prompt)
+    return prompt if isinstance(prompt, str) else "\n".join(map(_said, prompt))
 
 
-def _content(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(str(part.get("text", "")) for part in content)
+def _said(message: Mapping[str, Any]) -> str:
+    content = message["content"] or ""
+    text = content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
+    calls = message.get("tool_calls")
+    return text + json.dumps(calls, default=str) if calls else text

@@ -168,15 +168,8 @@ def _longest(records: Iterable[Record], key: str, model: ModelLook) -> int | Non
 class _AnyRecord:
     """The form of rows that are taken as they are; see `records.RowForm`."""
 
-    @property
-    def nulls_alone(self) -> bool:
-        return True
-
     def columns(self, names: Collection[str]) -> list[str]:
         return list(names)
-
-    def required(self, names: Collection[str]) -> list[str]:  # noqa: ARG002
-        return []
 
     def check(self, path: Path, index: int, record: Record, names: Collection[str]) -> None:
         """Takes every record."""

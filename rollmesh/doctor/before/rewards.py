@@ -14,6 +14,7 @@ import grpc
 from rollmesh.doctor.findings import Finding, not_checked, ok, problem, warning
 from rollmesh.learner.data.dataset import open_source
 from rollmesh.learner.data.locations import is_hub_id
+from rollmesh.learner.data.parts.messages import text_of
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
@@ -231,7 +232,7 @@ async def reach_all(config: Config) -> dict[str, str]:
 
 
 def _item(row: Row, item_id: str, response: str) -> reward_pb2.ScoreItem:
-    prompt = row.prompt if isinstance(row.prompt, str) else "\n".join(str(m["content"]) for m in row.prompt)
+    prompt = row.prompt if isinstance(row.prompt, str) else "\n".join(map(text_of, row.prompt))
     return item(
         item_id,
         response,

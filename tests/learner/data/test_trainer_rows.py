@@ -272,8 +272,8 @@ def test_conversations_of_tables_are_looked_at_before_the_first_step(
         open_rows(DataSource(path=str(tmp_path / "rows.parquet")), SupervisedForm(CHAT, section, "prompt"))
 
 
-def test_large_tables_are_checked_by_their_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every row that lacks a field is looked at, not the first one alone: that may have another form."""
+def test_large_tables_are_checked_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one alone tells too little: later ones may have another form."""
     monkeypatch.setattr("rollmesh.learner.data.tables.HELD_BYTES", 1)
     rows: list[dict[str, Any]] = [{"messages": TURNS, "text": None} for _ in range(6)]
     section = SupervisedRowsSection.model_validate({"train": "x"})

@@ -263,3 +263,12 @@ def test_row_groups_too_large_to_be_shuffled_are_found(
     [(what, fails, count, _)] = found(check_data(load_config(config), examples=1))
     assert what.startswith("only 1 row groups fit")
     assert (fails, count) == (False, 1)
+
+
+def test_prompts_differ_by_their_calls() -> None:
+    def prompt(city: str) -> list[dict[str, Any]]:
+        call = {"type": "function", "function": {"name": "weather", "arguments": {"city": city}}}
+        return [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "12"}]
+
+    assert normalized_key(prompt("Paris")) == normalized_key(prompt("Paris"))
+    assert normalized_key(prompt("Paris")) != normalized_key(prompt("Rome"))

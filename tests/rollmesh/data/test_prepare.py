@@ -131,8 +131,8 @@ def test_fields_that_only_later_records_have_are_kept(tmp_path: Path) -> None:
     sources = [write(tmp_path / "hendrycks.jsonl", first), write(tmp_path / "math500.jsonl", [MATH_500])]
     [written] = prepare(recipe_named("math"), sources, [], tmp_path / "out")
     found = rows(written)
-    assert (found[0].extra_info["type"], found[0].extra_info["subject"]) == ("Prealgebra", None)
-    assert (found[-1].extra_info["type"], found[-1].extra_info["subject"]) == (None, "Algebra")
+    assert (found[0].extra_info["type"], "subject" in found[0].extra_info) == ("Prealgebra", False)
+    assert ("type" in found[-1].extra_info, found[-1].extra_info["subject"]) == (False, "Algebra")
 
 
 def test_folders_with_a_file_per_problem_are_read(tmp_path: Path) -> None:

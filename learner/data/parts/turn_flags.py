@@ -1,0 +1,94 @@
+"""Flags by which rows say which turns are trained.
+
+OpenAI's rows have `weight`, those of other trainers `train`, `loss_mask` and the like. True and 1 train a turn, false
+and 0 do not. Flags that cannot be obeyed are refused: a fraction, or a turn of the user that is to be trained.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from rollmesh.learner.data.chat_turns import Messages
+from rollmesh.mesh.errors import DataError
+
+_TRAINED = (
+    "weight",
+    "train",
+    "trainable",
+    "is_trainable",
+    "trained",
+    "is_trained",
+    "training",
+    "train_on_turn",
+    "loss",
+    "loss_mask",
+    "loss_weight",
+    "compute_loss",
+    "mask",
+    "supervised",
+    "learnable",
+)
+# The opposite: true for turns that are not trained.
+_INVERTED = ("masked", "is_masked", "ignore_loss", "no_loss")
+_LIKE_FLAGS = re.compile(r"train|loss|mask|weight|supervis", re.IGNORECASE)
+
+
+def trained_turns(messages: Messages, first: int) -> list[int]:
+    """Places of the assistant's messages that are trained, ascending.
+
+    Args:
+        messages: the conversation of a row, with its flags.
+        first: place of the first message that may be trained; those before are the prompt.
+
+    Raises:
+        DataError: a flag says neither yes nor no, or says yes of a message that cannot be trained.
+    """
+    trained = []
+    for place, message in enumerate(messages):
+        name, flag = _flag_of(message, place)
+        if place >= first and message["role"] == "assistant":
+            trained += [place] if flag is not False else []
+        elif flag:
+            whose = f"{message['role']}, in the prompt" if place < first else message["role"]
+            raise DataError(
+                f"message {place} ({whose}) has `{name}`: {message[name]!r}, as if it were trained",
+                hint=f"leave `{name}` out there, or write 0: only answers of the assistant are trained",
+            )
+    return trained
+
+
+def without_flags(messages: Messages) -> Messages:
+    """The messages as templates see them."""
+    return [{name: value for name, value in message.items() if not _is_flag(name)} for message in messages]
+
+
+def _is_flag(name: str) -> bool:
+    return name in _TRAINED or name in _INVERTED
+
+
+def _flag_of(message: Mapping[str, Any], place: int) -> tuple[str, bool | None]:
+    """The flag of a message by its name; None without one."""
+    found: list[tuple[str, bool]] = []
+    for name, value in message.items():
+        if value is None:
+            continue
+        if _is_flag(name):
+            # 1.0 and 0.0 come from tables, which have one type for a column.
+            if not isinstance(value, int | float) or value not in (0, 1):
+                raise DataError(
+                    f"message {place}: `{name}` is {reprlib.repr(value)}, expected true or false (or 1 or 0)",
+                    hint="write 1 for a turn that is trained, 0 for one that is not, or leave the field out",
+                )
+            found.append((name, bool(value) != (name in _INVERTED)))
+        elif isinstance(value, int | float) and _LIKE_FLAGS.search(name):
+            raise DataError(
+                f"message {place}: `{name}` looks as if it said whether the turn is trained, and is not known",
+                hint="name it `train` (1 for a turn that is trained), or leave it out",
+            )
+    if len({flag for _, flag in found}) > 1:
+        names = " and ".join(f"`{name}`" for name, _ in found)
+        raise DataError(f"message {place} has {names}, which contradict each other", hint="keep one of them")
+    return found[0] if found else ("", None)

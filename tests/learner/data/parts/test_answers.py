@@ -1,0 +1,223 @@
+"""Every published shape of preference rows gives each message once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollmesh.learner.data.chat_turns import ChatEncoder
+from rollmesh.learner.data.preference_rows import LabeledForm, PairForm, ScoredPairForm
+from rollmesh.learner.data.supervised_rows import Conversation, SupervisedForm
+from rollmesh.mesh.config.trainers.sections import RowsSection, SupervisedRowsSection
+from rollmesh.mesh.errors import DataError
+from tests.learner.data.test_chat_turns import PLAIN, make_tokenizer
+
+CHAT = ChatEncoder(make_tokenizer(PLAIN))
+SECTION = RowsSection.model_validate({"train": "x"})
+ASKED, SYSTEM = {"role": "user", "content": "why so"}, {"role": "system", "content": "be good"}
+MORE = {"role": "user", "content": "and then"}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+YES, NO = said("yes"), said("no")
+
+
+def rendered(sequence: Any) -> tuple[str, str]:
+    tokens = CHAT.tokenizer.convert_ids_to_tokens
+    return "".join(tokens(sequence.prompt_ids.tolist())), "".join(tokens(sequence.response_ids.tolist()))
+
+
+def pair(record: dict[str, Any]) -> list[tuple[str, str]]:
+    form = PairForm(CHAT, SECTION, "prompt")
+    form.check(Path("f"), 0, record, tuple(record))
+    example = form.encode(record)
+    assert example is not None
+    return [rendered(sequence) for sequence in example.sequences]
+
+
+def labeled(record: dict[str, Any]) -> tuple[str, str]:
+    example = LabeledForm(CHAT, SECTION, "prompt").encode({"label": True, **record})
+    assert example is not None
+    return rendered(example.sequences[0])
+
+
+ONCE = [("[u]why so|[a]", "yes|"), ("[u]why so|[a]", "no|")]
+WITH_SYSTEM = [(f"[s]be good|{prompt}", response) for prompt, response in ONCE]
+SHAPES: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
+    ({"prompt": "why so", "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, ONCE),
+    ({"prompt": " why so\n", "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, ONCE),
+    ({"prompt": [ASKED], "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, ONCE),
+    ({"chosen": [ASKED, YES], "rejected": [ASKED, NO]}, ONCE),
+    ({"prompt": [ASKED], "chosen": [YES], "rejected": [NO]}, ONCE),
+    ({"prompt": [ASKED], "chosen": YES, "rejected": NO}, ONCE),
+    ({"prompt": [ASKED], "chosen": "yes", "rejected": "no"}, ONCE),
+    ({"prompt": "why so", "chosen": [YES], "rejected": [NO]}, ONCE),
+    ({"prompt": "why so", "chosen": [ASKED, YES], "rejected": [NO]}, ONCE),
+    ({"prompt": "why so", "chosen": [ASKED, YES], "rejected": "no"}, ONCE),
+    ({"prompt": "why so", "chosen": [SYSTEM, ASKED, YES], "rejected": [SYSTEM, ASKED, NO]}, WITH_SYSTEM),
+    ({"prompt": [ASKED], "chosen": [SYSTEM, ASKED, YES], "rejected": [SYSTEM, ASKED, NO]}, WITH_SYSTEM),
+    ({"prompt": [SYSTEM, ASKED], "chosen": [SYSTEM, ASKED, YES], "rejected": [SYSTEM, ASKED, NO]}, WITH_SYSTEM),
+    ({"prompt": [SYSTEM, ASKED], "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, WITH_SYSTEM),
+    ({"prompt": [SYSTEM], "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, WITH_SYSTEM),
+    ({"system": "be good", "prompt": "why so", "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, WITH_SYSTEM),
+    ({"system": "be good", "chosen": [SYSTEM, ASKED, YES], "rejected": [SYSTEM, ASKED, NO]}, WITH_SYSTEM),
+    (
+        {"prompt": "q: why so a:", "chosen": "q: why so a: yes", "rejected": "q: why so a: no"},
+        [("q: why so a:", " yes|"), ("q: why so a:", " no|")],
+    ),
+    ({"prompt": "hi", "chosen": "hi yes", "rejected": "hi no"}, [("hi", "hi yes|"), ("hi", "hi no|")]),
+    (
+        {"prompt": "why so", "chosen": [ASKED, said("so"), MORE, YES], "rejected": [ASKED, said("so"), MORE, NO]},
+        [("[u]why so|[a]so|[u]and then|[a]", "yes|"), ("[u]why so|[a]so|[u]and then|[a]", "no|")],
+    ),
+    (
+        {"prompt": [ASKED, said("so"), MORE], "chosen": [MORE, YES], "rejected": [MORE, NO]},
+        [("[u]why so|[a]so|[u]and then|[a]", "yes|"), ("[u]why so|[a]so|[u]and then|[a]", "no|")],
+    ),
+    (
+        {"prompt": "and then", "chosen": [ASKED, said("so"), MORE, YES], "rejected": [ASKED, said("so"), MORE, NO]},
+        [("[u]why so|[a]so|[u]and then|[a]", "yes|"), ("[u]why so|[a]so|[u]and then|[a]", "no|")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("record", "expected"), SHAPES)
+def test_pairs(record: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    assert pair(record) == expected
+
+
+@pytest.mark.parametrize(("record", "expected"), SHAPES)
+def test_reward_models_see_the_same_prompts(record: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    example = ScoredPairForm(CHAT, SECTION, "prompt").encode(record)
+    assert example is not None
+    assert [rendered(sequence)[0] for sequence in example.sequences] == [prompt for prompt, _ in expected]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": "why so", "completion": [ASKED, YES]},
+        {"prompt": [ASKED], "completion": [ASKED, YES]},
+        {"completion": [ASKED, YES]},
+        {"prompt": [ASKED], "completion": [YES]},
+        {"prompt": [ASKED], "completion": "yes"},
+        {"prompt": "why so", "completion": [YES]},
+    ],
+)
+def test_labeled_responses(record: dict[str, Any]) -> None:
+    assert labeled(record) == ONCE[0]
+    conversation = SupervisedForm(CHAT, SupervisedRowsSection.model_validate({"train": "x"}), "prompt")
+    if "prompt" in record:
+        found = conversation.read(record)
+        assert isinstance(found, Conversation)
+        assert (list(found.messages), list(found.turns)) == ([ASKED, YES], [1])
+
+
+def dropped(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name != "prompt"}
+
+
+def alone(record: dict[str, Any]) -> dict[str, Any]:
+    return {**record, "chosen": record["chosen"][-1:], "rejected": record["rejected"][-1:]}
+
+
+@pytest.mark.parametrize("remedy", [dropped, alone])
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": "what", "chosen": [ASKED, YES], "rejected": [ASKED, NO]},
+        {"prompt": [MORE], "chosen": [ASKED, YES], "rejected": [ASKED, NO]},
+        {"prompt": [SYSTEM, MORE], "chosen": [ASKED, YES], "rejected": [ASKED, NO]},
+        {"prompt": [MORE], "chosen": [SYSTEM, ASKED, YES], "rejected": [SYSTEM, ASKED, NO]},
+        {"prompt": [{**SYSTEM, "content": "be bad"}, ASKED], "chosen": [SYSTEM, ASKED, YES], "rejected": [ASKED, NO]},
+        {"prompt": [MORE, said("so")], "chosen": [ASKED, YES], "rejected": [ASKED, NO]},
+    ],
+)
+def test_a_prompt_that_contradicts_the_conversations_is_refused(
+    record: dict[str, Any], remedy: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    with pytest.raises(DataError, match="field `prompt` is not how the conversation of `chosen` begins") as caught:
+        pair(record)
+    assert "leave `prompt` out" in caught.value.hint
+    assert "begin it with the assistant's answer" in caught.value.hint
+    assert [response for _, response in pair(remedy(record))] == ["yes|", "no|"]
+
+
+def test_conversations_of_one_prompt_begin_alike() -> None:
+    record = {"prompt": "why so", "chosen": [SYSTEM, ASKED, YES], "rejected": [ASKED, NO]}
+    with pytest.raises(DataError, match="`chosen` and `rejected` begin with other messages") as caught:
+        pair(record)
+    assert caught.value.hint == "give both the same beginning"
+    assert pair({**record, "rejected": [SYSTEM, ASKED, NO]}) == WITH_SYSTEM
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "chosen", "rejected"),
+    [
+        ("conversations", [ASKED], YES, NO),
+        ("context", [ASKED], [YES], [NO]),
+        ("question", "why so", "yes", "no"),
+        ("question", "why so", "the yes", "the no"),
+        ("instruction", "why so", [YES], [NO]),
+    ],
+)
+def test_answers_without_a_prompt_are_refused(key: str, value: Any, chosen: Any, rejected: Any) -> None:
+    """They would be trained without the question; what they have in common by chance is no prompt."""
+    record = {key: value, "chosen": chosen, "rejected": rejected}
+    with pytest.raises(DataError, match="its answers stand alone, without the prompt") as caught:
+        pair(record)
+    assert caught.value.hint == f"set data.prompt_key: {key}"
+    example = PairForm(CHAT, SECTION, key).encode(record)
+    assert example is not None
+    assert all("why so" in rendered(sequence)[0] for sequence in example.sequences)
+
+
+@pytest.mark.parametrize("answers", [("yes", "no"), ([YES], [NO])])
+def test_answers_without_any_prompt_are_refused(answers: tuple[Any, Any]) -> None:
+    record = dict(zip(("chosen", "rejected"), answers, strict=True))
+    with pytest.raises(DataError, match="its answers stand alone") as caught:
+        pair(record)
+    assert caught.value.hint == "data.prompt_key names the field with the prompt"
+    example = PairForm(CHAT, SECTION, "asked").encode({**record, "asked": [ASKED]})
+    assert example is not None
+    assert [rendered(sequence) for sequence in example.sequences] == ONCE
+
+
+def test_whole_texts_may_have_their_question_in_a_field_too() -> None:
+    record = {"question": "why so", "chosen": "q: why so a: yes", "rejected": "q: why so a: no"}
+    assert pair(record) == [("q: why so a:", " yes|"), ("q: why so a:", " no|")]
+
+
+def test_labels_of_several_answers_need_a_prompt() -> None:
+    completion = [ASKED, said("so"), MORE, YES]
+    with pytest.raises(DataError, match="field `completion` has several answers") as caught:
+        labeled({"completion": completion})
+    assert caught.value.hint == "give the messages before the answer as `prompt`"
+    assert labeled({"prompt": completion[:3], "completion": completion[3:]})[1] == "yes|"
+    with pytest.raises(DataError, match="no field has the prompt of `completion`"):
+        labeled({"completion": "yes"})
+
+
+@pytest.mark.parametrize("field", ["tools", "system"])
+def test_texts_alone_show_neither_tools_nor_system_prompts(field: str) -> None:
+    value = {"tools": [{"type": "function", "function": {"name": "f"}}], "system": "be good"}[field]
+    record = {"prompt": "why so", "chosen": "yes", "rejected": "no", field: value}
+    with pytest.raises(DataError, match=f"field `{field}` belongs to a conversation") as caught:
+        pair(record)
+    assert f"write the prompt and the responses as messages, or leave {field} out" in caught.value.hint
+    assert pair({**record, "prompt": [ASKED]})[0][1] == "yes|"
+    assert pair({**record, field: None})[0][1] == "yes|"
+    section = SupervisedRowsSection.model_validate({"train": "x"})
+    supervised = {"prompt": "why so", "completion": "yes", field: value}
+    with pytest.raises(DataError, match=f"field `{field}` belongs to a conversation") as caught:
+        SupervisedForm(CHAT, section, "prompt").read(supervised)
+    assert "set data.as_chat: true" in caught.value.hint
+    found = SupervisedForm(CHAT, section.model_copy(update={"as_chat": True}), "prompt").read(supervised)
+    assert isinstance(found, Conversation)
+    assert (found.tools or found.messages[0]["content"]) in (value, "be good")
