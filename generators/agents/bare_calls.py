@@ -25,7 +25,7 @@ PYTHONIC_TAGS = re.compile(r"<\|python_(?:start|end)\|>")
 _BETWEEN = re.compile(r"[; \n\t]*")
 # The beginning of a call, where the rest of it is no JSON.
 _BEGUN_CALL = re.compile(
-    r'[\[{\s]*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:parameters|arguments)"\s*:'
+    r'(?:\[\s*)?\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:parameters|arguments)"\s*:'
 )
 _PYTHON_TOKEN = re.compile(
     r'"""(?:\\.|[^\\])*?"""|' r"'''(?:\\.|[^\\])*?'''|" r'"(?:\\.|[^"\\])*"|' r"'(?:\\.|[^'\\])*'|" r"[\"'()\[\]{}]",

@@ -18,6 +18,7 @@ from rollmesh.generators.agents.python_literals import read_literal
 _WORDS = {"true": True, "false": False, "null": None}
 # Names that authors of schemas use for JSON's types.
 _TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object", "list": "array"}
+_CLASSES = {float: "number", str: "string", list: "array", dict: "object"}
 # Keywords that tell the type where `type` is missing.
 _TELLING = {
     **dict.fromkeys(("properties", "required", "additionalProperties"), "object"),
@@ -36,7 +37,9 @@ class ArgumentSchemas:
         self._document = parameters
 
     def read(self, name: str, text: str) -> Any:
-        """An argument's value: the first reading of its text that its schema takes; the text itself comes last.
+        """An argument's value: the first reading of its text that its schema takes.
+
+        Where the schema takes text as well, only null, lists and objects are read.
 
         Args:
             name: of the argument.
@@ -47,9 +50,15 @@ class ArgumentSchemas:
         if isinstance(schema, Mapping) and schema.get("type") == "string" and not schema.get("nullable"):
             return text
         try:
-            return next((value for value in _readings(text) if self._takes(schema, value, schema, {})), text)
+            return next((value for value in _readings(text) if self._is_meant(schema, value, text)), text)
         except RecursionError:
             return text
+
+    def _is_meant(self, schema: Any, value: Any, text: str) -> bool:
+        if not self._takes(schema, value, schema, {}):
+            return False
+        # A number or a truth value is a word as well: of these the text goes first.
+        return value is None or isinstance(value, list | dict) or not self._takes(schema, text, schema, {})
 
     def _parts(self, schema: Any) -> list[Mapping[str, Any]]:
         """A schema and those that it is composed of."""
@@ -149,7 +158,7 @@ def _kinds(value: Any) -> set[str]:
         return {"null" if value is None else "boolean"}
     if isinstance(value, int):
         return {"integer", "number"}
-    return {"number" if isinstance(value, float) else "array" if isinstance(value, list) else "object"}
+    return {next(kind for known, kind in _CLASSES.items() if isinstance(value, known))}
 
 
 def _same(value: Any, member: Any) -> bool:
