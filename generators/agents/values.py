@@ -26,8 +26,10 @@ def as_text(result: Any) -> str:
         return f"<{type(result).__name__} that cannot be shown: {type(error).__name__}>"
 
 
-def describe_error(error: Exception) -> str:
-    """The error of a user's code, as text."""
+def describe_error(error: BaseException) -> str:
+    """The error of a user's code, as text; of a group its first one."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     return f"{type(error).__name__}: {as_text(error)}"
 
 
