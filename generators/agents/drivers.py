@@ -18,6 +18,7 @@ from rollmesh.generators.agents.chat_template import ChatRenderer, Message
 from rollmesh.generators.agents.tool_call_parsers import Parser
 from rollmesh.generators.agents.tool_calls import ParsedTurn, ToolCall
 from rollmesh.generators.agents.toolbox import Observation, Toolbox
+from rollmesh.generators.agents.turn_scanner import opens_thoughts
 
 # Calls of one turn that are run; further ones are answered with an error.
 _MAX_CALLS = 16
@@ -142,10 +143,16 @@ class ToolTurns:
         self._chat = chat
         self._parser = parser
         self._counts = counts
+        self._opened = opens_thoughts(chat.text_after_turn([{"role": "user", "content": "?"}]))
 
-    def read(self, turn: Sequence[int]) -> tuple[Message, tuple[ToolCall | str, ...]]:
-        """A turn as a chat message, and its calls; of surplus calls only the first, which is answered with an error."""
-        parsed = self._parser(self._chat.decode_turn(turn))
+    def read(self, turn: Sequence[int], toolbox: Toolbox) -> tuple[Message, tuple[ToolCall | str, ...]]:
+        """A turn as a chat message, and its calls; of surplus calls only the first, which is answered with an error.
+
+        Args:
+            turn: its tokens.
+            toolbox: has the tools.
+        """
+        parsed = self._parser(self._chat.decode_turn(turn), opened=self._opened, names=toolbox.names)
         return _assistant(parsed), parsed.calls[: _MAX_CALLS + 1]
 
     async def run(self, toolbox: Toolbox, number: int, call: ToolCall | str) -> Observation:
@@ -199,7 +206,7 @@ class ToolDriver(StatelessDriver):
         self._toolbox = toolbox
 
     async def answer(self, turn: Sequence[int], *, last: bool) -> DriverAnswer:
-        message, calls = self._turns.read(turn)
+        message, calls = self._turns.read(turn, self._toolbox)
         if not calls:
             return DriverAnswer(message, ended_by="turn")
         if last:
@@ -209,7 +216,7 @@ class ToolDriver(StatelessDriver):
         return DriverAnswer(message, self._turns.tool_messages(calls, observed))
 
     def recall(self, turn: Sequence[int], between: Sequence[int]) -> DriverAnswer:
-        message, calls = self._turns.read(turn)
+        message, calls = self._turns.read(turn, self._toolbox)
         return DriverAnswer(message, self._turns.recalled_tool_messages(calls, turn, between))
 
 

@@ -157,10 +157,10 @@ class ToolEnvironmentDriver(_EnvironmentDriver):
 
     async def answer(self, turn: Sequence[int], *, last: bool) -> DriverAnswer:
         del last  # a call may change the reward
-        message, calls = self._turns.read(turn)
+        assert self._toolbox is not None, "begun before"
+        message, calls = self._turns.read(turn, self._toolbox)
         if not calls:
             return DriverAnswer(message, ended_by="turn")
-        assert self._toolbox is not None, "begun before"
         observed = []
         for number, call in enumerate(calls):
             observed.append(await self._turns.run(self._toolbox, number, call))

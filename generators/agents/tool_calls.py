@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from rollmesh.generators.agents.schema_values import ArgumentSchemas
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,7 @@ class ToolCall:
         name: of the tool.
         arguments: by name.
         call_id: as the model gave it; empty where the format has none.
-        textual: values came as text without a type: those of arguments that are no strings are JSON.
+        textual: values came as text without a type; see `typed_arguments`.
     """
 
     name: str
@@ -49,7 +50,7 @@ class ParsedTurn:
 
 
 def typed_arguments(call: ToolCall, parameters: Any) -> dict[str, Any]:
-    """A call's arguments; text without a type is read as JSON where it can be and no text is expected.
+    """A call's arguments; text without a type is read as the tool's schema says, and stays text where it cannot be.
 
     Args:
         call: as it was read.
@@ -57,24 +58,5 @@ def typed_arguments(call: ToolCall, parameters: Any) -> dict[str, Any]:
     """
     if not call.textual:
         return dict(call.arguments)
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    schemas = properties if isinstance(properties, Mapping) else {}
-    return {name: value if _may_be_text(schemas.get(name)) else _read(value) for name, value in call.arguments.items()}
-
-
-def _may_be_text(schema: Any) -> bool:
-    """True where a JSON schema takes a string; a schema without a type does."""
-    if not isinstance(schema, Mapping):
-        return True
-    ways = schema.get("anyOf") or schema.get("oneOf")
-    if isinstance(ways, list):
-        return any(map(_may_be_text, ways))
-    kinds = schema.get("type", "string")
-    return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
-
-
-def _read(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
+    schemas = ArgumentSchemas(parameters)
+    return {name: schemas.read(name, value) for name, value in call.arguments.items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NotRequired, get_type_hints
@@ -56,6 +56,11 @@ class Toolbox:
         self._tools = {tool.name: (tool, _argument_validator(tool)) for tool in tools}
         self._user_calls = user_calls
         self._timeout_s = timeout_s
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the tools."""
+        return self._tools.keys()
 
     async def run(self, call: ToolCall | str) -> Observation:
         """Runs one call; one that could not be read is answered with the reason."""

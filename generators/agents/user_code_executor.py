@@ -2,7 +2,8 @@
 
 Invariants: no user code runs in the generator's event loop: plain functions run in threads, coroutines on a loop of
 their own. Every call ends in its result, in its own error, or in `OverdueError` when its time is up. A thread that does
-not return is abandoned (it cannot be ended from outside) and replaced, up to `_MAX_LOST` at a time.
+not return is abandoned (it cannot be ended from outside) and replaced, up to `_MAX_LOST` at a time. So is a loop that
+does not answer.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from rollmesh.mesh.runtime.async_bridge import AsyncBridge
+from rollmesh.generators.agents.agent_loop import AgentLoop
+from rollmesh.generators.agents.values import describe_error
 
 log = logging.getLogger(__name__)
 _MAX_LOST = 64
 # Seconds that a live loop has to report its own time-outs before it counts as blocked.
 _GRACE_S = 0.5
+# Seconds that it has to answer after a call was cancelled.
+_ANSWER_S = 5.0
 
 
 class OverdueError(Exception):
@@ -71,7 +75,7 @@ class UserCodeExecutor:
         self._jobs: queue.SimpleQueue[tuple[_Call, Callable[[], None]] | None] = queue.SimpleQueue()
         self._idle = 0
         self._threads = 0
-        self._bridge: AsyncBridge | None = None
+        self._agents: AgentLoop | None = None
         self.lost = 0
 
     async def call(self, function: Callable[[], Any], *, timeout_s: float) -> Any:
@@ -90,9 +94,9 @@ class UserCodeExecutor:
         """Ends threads and loop; calls that hang are left to the end of the process (the threads are daemons)."""
         for _ in range(self._threads):
             self._jobs.put(None)
-        if self._bridge is not None:
-            threading.Thread(target=self._bridge.close, name="agent-loop-close", daemon=True).start()
-            self._bridge = None
+        if self._agents is not None and self._agents.is_running:
+            threading.Thread(target=self._agents.close, name="agent-loop-close", daemon=True).start()
+        self._agents = None
 
     async def _in_thread(self, function: Callable[[], Any], timeout_s: float) -> Any:
         await self._free.acquire()
@@ -136,23 +140,32 @@ class UserCodeExecutor:
             log.warning("%d calls of tools or environments hang in this process", self.lost)
 
     async def _on_loop(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
-        if self._bridge is None:
-            self._bridge = AsyncBridge("agent-loop")
-        bridge = self._bridge
-        future = asyncio.wrap_future(bridge.submit(_run_within(coroutine, timeout_s)))
+        if self._agents is None or not self._agents.is_running:
+            self._agents = AgentLoop()
+        agents = self._agents
+        future = asyncio.wrap_future(agents.submit(_run_within(coroutine, timeout_s)))
         future.add_done_callback(_retrieve_exception)
         try:
             done, _ = await asyncio.wait((future,), timeout=timeout_s + _GRACE_S)
         except asyncio.CancelledError:
             future.cancel()
+            asyncio.get_running_loop().call_later(_ANSWER_S, self._expect, agents.ask(), agents)
             raise
         if not done:
             future.cancel()
-            log.warning("an async tool or environment blocks its event loop; the loop is abandoned")
-            if self._bridge is bridge:
-                self._bridge = None
+            self._abandon_loop(agents)
             raise OverdueError(f"no answer within {timeout_s:g} s")
         return future.result()
+
+    def _expect(self, answered: threading.Event, agents: AgentLoop) -> None:
+        if not answered.is_set():
+            self._abandon_loop(agents)
+
+    def _abandon_loop(self, agents: AgentLoop) -> None:
+        """Gives later calls another loop."""
+        if self._agents is agents:
+            log.warning("an async agent, tool or environment blocks its event loop; the loop is abandoned")
+            self._agents = None
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -177,9 +190,11 @@ async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Turns SystemExit or CancelledError of a user's code, which would end a task or a loop, into a plain error."""
     try:
         return await coroutine
+    except Exception:
+        raise
     except BaseException as error:
         task = asyncio.current_task()
-        if isinstance(error, Exception) or (task is not None and task.cancelling()):
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
         raise _as_exception(error) from error
 
@@ -188,7 +203,7 @@ def _as_exception(error: BaseException) -> Exception:
     """The same error in a form that has no special meaning in an event loop's task."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    return RuntimeError(f"{type(error).__name__}: {error}")
+    return RuntimeError(describe_error(error))
 
 
 def _retrieve_exception(future: asyncio.Future[Any]) -> None:

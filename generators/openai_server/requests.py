@@ -12,19 +12,26 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import pydantic
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
+from rollmesh.generators.openai_server import server_fields
 from rollmesh.generators.openai_server.errors import ApiError
 
 # Fields that decide the distribution that tokens are drawn from, or the draws.
 FORCED = (
     "temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty", "logit_bias",
+    *server_fields.FORCED,
 )  # fmt: skip
 _MOST_CHOICES = 128
+_MOST_STOPS = 64
 _Item = TypeVar("_Item")
 # The first item that is wrong is named, and no further one looked for.
 _List = Annotated[list[_Item], Field(fail_fast=True)]
 _Token = Annotated[int, Field(ge=0, lt=1 << 31)]
+# One text stands for a list of it.
+_Stops = Annotated[
+    list[str], Field(max_length=_MOST_STOPS), BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)
+]
 # Characters of a wrong name that are repeated.
 _SHOWN = 64
 # OpenAI's own default for text completions.
@@ -34,7 +41,7 @@ _UNFORCED = "nothing forces the model's tokens"
 _WHY = {
     "tool_choice": f"only `auto` and `none` are possible: {_UNFORCED}",
     "response_format": f"only `text` is possible: {_UNFORCED}",
-    "best_of": "it must equal n",
+    **server_fields.WHY,
 }
 
 
@@ -60,7 +67,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class Request(_IgnoredFields, ABC):
+class Request(_IgnoredFields, server_fields.SamplingFields, ABC):
     """The fields of both forms.
 
     Attributes:
@@ -71,6 +78,7 @@ class Request(_IgnoredFields, ABC):
         "presence_penalty": (0,),
         "frequency_penalty": (0,),
         "logit_bias": ({},),
+        **server_fields.SAMPLING_NOTHING,
     }
 
     model: str
@@ -82,7 +90,7 @@ class Request(_IgnoredFields, ABC):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     seed: int | None = None
-    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    stop: _Stops | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Any = None
@@ -101,8 +109,7 @@ class Request(_IgnoredFields, ABC):
     @property
     def stops(self) -> tuple[str, ...]:
         """Strings that end an answer."""
-        texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return tuple(text for text in texts if text)
+        return tuple(text for text in self.stop or () if text)
 
     @property
     def include_usage(self) -> bool:
@@ -126,7 +133,7 @@ class Request(_IgnoredFields, ABC):
 
     def forced(self) -> list[str]:
         """The given fields that training does not leave to the client."""
-        return [name for name in FORCED if getattr(self, name) not in (None, {})]
+        return [name for name in FORCED if getattr(self, name) not in (None, {}, [])]
 
     def check_supported(self, *, training: bool) -> None:
         """Refuses fields that would have to be ignored though they matter.
@@ -138,13 +145,16 @@ class Request(_IgnoredFields, ABC):
             value = getattr(self, name)
             if value is not None and value not in nothing and not (training and name in FORCED):
                 raise _unsupported(name)
+        if self.best_of not in (None, self.choices):
+            raise _unsupported("best_of")
 
 
-class ChatRequest(Request):
+class ChatRequest(Request, server_fields.ChatFields):
     """`POST /v1/chat/completions`."""
 
     NOTHING = {
         **Request.NOTHING,
+        **server_fields.CHAT_NOTHING,
         "tool_choice": ("none", "auto"),
         "response_format": ({"type": "text"},),
         "modalities": (["text"],),
@@ -203,7 +213,6 @@ class TextRequest(Request):
     prompt: str | _List[str] | _List[_Token] | _List[_List[_Token]]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
-    best_of: int | None = None
     suffix: str | None = None
 
     @property
@@ -233,8 +242,6 @@ class TextRequest(Request):
 
     def check_supported(self, *, training: bool) -> None:
         super().check_supported(training=training)
-        if self.best_of not in (None, self.choices):
-            raise _unsupported("best_of")
         if not self.prompts or not all(self.prompts):
             raise ApiError(400, "the prompt is empty", param="prompt")
 
@@ -255,7 +262,9 @@ def parse(form: Form, body: Any, *, training: bool) -> ChatRequest | TextRequest
         ApiError: 400, naming the first field that is wrong.
     """
     fields = _FORMS[form].model_fields
-    unknown = next((name for name in body if name not in fields), None) if isinstance(body, dict) else None
+    given = body if isinstance(body, dict) else {}
+    # A null asks for nothing, whatever its name.
+    unknown = next((name for name, value in given.items() if name not in fields and value is not None), None)
     if unknown is not None:
         unknown = unknown[:_SHOWN]
         message = f"unrecognized request argument supplied: {unknown}"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from rollmesh.generators.agents.chat_template import ChatRenderer, as_unicode, longest_token
 from rollmesh.generators.agents.tool_call_parsers import choose_parser
 from rollmesh.generators.agents.tool_calls import typed_arguments
+from rollmesh.generators.agents.turn_scanner import opens_thoughts
 from rollmesh.generators.openai_server.chat_codec import ParsedAnswer, TooLongError
 from rollmesh.generators.openai_server.conversations.messages import Message
 from rollmesh.generators.openai_server.errors import ApiError
@@ -113,14 +115,26 @@ class TemplateChatCodec:
             parse = choose_parser(self._parser, self._template_text())
         except ConfigError as error:
             raise ApiError(400, str(error), param="tools") from error
-        parsed = parse(self._chat(tools).decode_turn(ids))
+        chat = self._chat(tools)
+        opened = opens_thoughts(chat.text_after_turn([{"role": "user", "content": "?"}]))
+        read = partial(parse, opened=opened, names={tool["function"]["name"] for tool in tools})
+        turn = chat.decode_turn(ids)
+        parsed = read(turn)
         if not parsed.valid:
             # Calls that cannot be read stay in the text: the agent sees what the model wrote.
             return ParsedAnswer(text)
+        cut = self._before_stop(chat, ids, text)
         return ParsedAnswer(
-            parsed.content,
+            parsed.content if cut == turn else read(cut).content,
             tuple((call.name, typed_arguments(call, _parameters(tools, call.name))) for call in parsed.valid),
         )
+
+    def _before_stop(self, chat: ChatRenderer, ids: Sequence[int], text: str) -> str:
+        """A turn's text with special tokens, as far as `text` goes without them."""
+        if len(self.decode(ids)) == len(text):
+            return chat.decode_turn(ids)
+        whole = bisect_right(range(len(ids) + 1), len(text), key=lambda count: len(self.decode(ids[:count]))) - 1
+        return chat.decode_turn(ids[:whole]) + text[len(self.decode(ids[:whole])) :]
 
     def check_tools(self, tools: Sequence[Any]) -> None:
         try:

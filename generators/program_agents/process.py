@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Protocol, Self
 
 from rollmesh.generators.agents.user_code_executor import OverdueError, UserCodeExecutor
-from rollmesh.generators.agents.values import as_number, as_text, describe_error
+from rollmesh.generators.agents.values import as_number, as_text, cause_of, describe_error
 from rollmesh.mesh.errors import ConfigError, RollmeshError
 from rollmesh.mesh.runtime.child_processes import start_process
 from rollmesh.mesh.user_code import load_callable
@@ -32,7 +32,9 @@ from rollmesh.mesh.user_code import load_callable
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE")
 # Bytes of a command's output that are kept of each stream.
 _OUTPUT_BYTES = 64 << 10
-_ERROR_CHARACTERS = 500
+# Characters of an error that become the episode's failure, and of all that was printed that are logged.
+_ERROR_CHARACTERS, _LOGGED_CHARACTERS = 500, 2000
+log = logging.getLogger(__name__)
 _LINE_END = re.compile(r"[\r\n]+")
 # Seconds in which the output of a command is read once it is gone.
 _STREAMS_S = 2.0
@@ -229,7 +231,11 @@ class CommandProgram:
                 for stream in streams:
                     stream.cancel()
         if code != 0:
-            raise AgentError(f"the agent ended with code {code}: {stderr.text.strip()[-_ERROR_CHARACTERS:]}")
+            log.warning(
+                "an agent ended with code %d; its last words: %s", code, stderr.text.strip()[-_LOGGED_CHARACTERS:]
+            )
+            cause = cause_of(stderr.text) or cause_of(stdout.text) or "it printed nothing"
+            raise AgentError(f"the agent ended with code {code}: {cause[:_ERROR_CHARACTERS]}")
         return parse_last_line(stdout.text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -39,6 +40,15 @@ async def one_turn(task: dict[str, Any], base_url: str, api_key: str, model: str
 async def breaks(task: dict[str, Any], base_url: str, api_key: str, model: str) -> None:
     await one_turn(task, base_url, api_key, model)
     raise KeyError("tool")
+
+
+async def exits_in_a_task(task: dict[str, Any], base_url: str, api_key: str, model: str) -> None:
+    """As clients of some services leave without a key."""
+
+    async def enter() -> None:
+        raise SystemExit("no key")
+
+    await asyncio.create_task(enter())
 
 
 class Odd:

@@ -176,11 +176,14 @@ async def test_what_has_left_a_commands_process_group_is_not_waited_for(serving:
     ("agent", "opening", "reason"),
     [
         ({"program": f"{AGENTS}:breaks"}, "<user>", "the agent raised KeyError: 'tool'"),
+        ({"program": f"{AGENTS}:exits_in_a_task"}, "<user>", "the agent raised RuntimeError: SystemExit: no key"),
         ({"program": f"{AGENTS}:huge"}, "<user>", "int), not a number"),
         ({"program": f"{AGENTS}:odd"}, "<user>", "Odd), not a number"),
         ({"program": f"{AGENTS}:silent"}, "<user>", "the agent never called the model"),
         ({"program": f"{AGENTS}:one_turn"}, "the", "has to begin as the model's chat template does"),
         ({"command": [sys.executable, "-c", "raise SystemExit('lost')"]}, "<user>", "ended with code 1: lost"),
+        ({"command": [sys.executable, "-c", "{}['lost']"]}, "<user>", "ended with code 1: KeyError: 'lost'"),
+        ({"command": [sys.executable, "-c", "print('lost'); exit(3)"]}, "<user>", "ended with code 3: lost"),
         ({"command": [sys.executable, "-c", "print('[' * 60000)"]}, "<user>", "the agent never called the model"),
     ],
 )
