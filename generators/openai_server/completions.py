@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -15,8 +16,9 @@ from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.engines.types import GenerationRequest, SamplingParams
 from rollmesh.generators.openai_server.chat_codec import ChatCodec, TooLongError
 from rollmesh.generators.openai_server.completion_stream import CompletionCall, CompletionPrompt
-from rollmesh.generators.openai_server.conversations.conversation_keys import totals_of_messages, totals_of_text
-from rollmesh.generators.openai_server.conversations.messages import Message, normalize
+from rollmesh.generators.openai_server.conversations.conversation_keys import totals_of_text
+from rollmesh.generators.openai_server.conversations.known_answers import Cause
+from rollmesh.generators.openai_server.conversations.messages import normalize
 from rollmesh.generators.openai_server.conversations.prefix_index import Totals
 from rollmesh.generators.openai_server.conversations.sessions import RunningAnswer, Session
 from rollmesh.generators.openai_server.conversations.turn_tree import Turn
@@ -154,36 +156,44 @@ class Completions:
 
     def _chat(self, request: ChatRequest, session: Session | None, limit: int) -> CompletionPrompt:
         messages = tuple(normalize(message, index) for index, message in enumerate(request.messages))
-        tools = request.offered_tools
-        if tools:
+        tools = request.tools or []
+        if request.callable_tools:
             self.codec.check_tools(tools)
         if session is None:
             return CompletionPrompt(self.codec.prompt(messages, tools, limit), messages)
-        conversation_totals = totals_of_messages(messages, tools)
-        match = session.record.longest_known(conversation_totals[:-1])
-        if match is not None:
-            length, turn = match
-            answer = turn.sampled.response_ids.tolist()
-            more = _encode_after(turn, limit, partial(self.codec.continuation, answer, messages[length - 1 :], tools))
-            if more is not None:
-                return _session_prompt(session, turn, more, messages, conversation_totals)
-        return _session_prompt(session, None, self.codec.prompt(messages, tools, limit), messages, conversation_totals)
+        followed = session.record.follow(messages, tools)
+        cause = followed.cause
+        if followed.answer is not None:
+            turn, place = followed.answer
+            if tools and not place.tools:
+                cause = Cause.TOOLS
+            else:
+                answer = turn.sampled.response_ids.tolist()
+                new = messages[followed.length :]
+                continued = partial(self.codec.continuation, answer, new, place.tools, added=followed.added)
+                more = _encode_after(turn, limit, continued)
+                if more is not None:
+                    session.count_call(cause, tools, place.tools)
+                    prompt = _session_prompt(session, turn, more)
+                    return replace(prompt, messages=messages, conversation=followed.conversation, tools=place.tools)
+                cause = Cause.TEMPLATE
+        session.count_call(cause, tools, tools)
+        prompt = _session_prompt(session, None, self.codec.prompt(messages, tools, limit))
+        return replace(prompt, messages=messages, conversation=followed.conversation, tools=tools)
 
     def _text(self, prompt: str | list[int], session: Session | None, limit: int) -> CompletionPrompt:
         if session is None:
             return CompletionPrompt(self.codec.encode(prompt, limit) if isinstance(prompt, str) else prompt)
         if not isinstance(prompt, str):
             return _session_prompt(session, None, prompt)
-        conversation_totals = totals_of_text(prompt)
-        match = session.record.longest_known(conversation_totals)
+        text_totals = totals_of_text(prompt)
+        match = session.record.longest_known(text_totals)
         if match is None:
-            return _session_prompt(
-                session, None, self.codec.encode(prompt, limit), conversation_totals=conversation_totals
-            )
+            return _session_prompt(session, None, self.codec.encode(prompt, limit), text_totals)
         length, turn = match
         more = prompt[length - 1 :]
         new_ids = _encode_after(turn, limit, partial(self.codec.encode_more, more)) if more else []
-        return _session_prompt(session, turn, new_ids, conversation_totals=conversation_totals)
+        return _session_prompt(session, turn, new_ids, text_totals)
 
     # ------------------------------------------------------------------------------------------------ requests
 
@@ -229,16 +239,13 @@ def _encode_after(turn: Turn, limit: int, encode: Callable[[int], M]) -> M:
 
 
 def _session_prompt(
-    session: Session,
-    before: Turn | None,
-    more: list[int],
-    messages: tuple[Message, ...] = (),
-    conversation_totals: Totals | None = None,
+    session: Session, before: Turn | None, more: list[int], text_totals: Totals | None = None
 ) -> CompletionPrompt:
     """A prompt of a session: the tokens of the turn that it continues, and more."""
     ids = more if before is None else [*before.ids().tolist(), *more]
     replay = None if session.policy is None else session.policy.replay_of(ids)
-    return CompletionPrompt(ids, messages, session.record.locate(before, more), conversation_totals, replay)
+    position = session.record.locate(before, more)
+    return CompletionPrompt(ids, position=position, text_totals=text_totals, replay=replay)
 
 
 def _client_sampling(request: ChatRequest | TextRequest, choice: int, max_tokens: int) -> SamplingParams:

@@ -178,8 +178,8 @@ class ChatRequest(Request):
         return bool(self.top_logprobs)
 
     @property
-    def offered_tools(self) -> list[dict[str, Any]]:
-        """Tools that the model may call."""
+    def callable_tools(self) -> list[dict[str, Any]]:
+        """Tools that the model may call; the others stand in its prompt alone."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     def check_supported(self, *, training: bool) -> None:

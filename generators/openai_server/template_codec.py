@@ -71,16 +71,16 @@ class TemplateChatCodec:
         return self.encode_more(text, max_tokens)
 
     def continuation(
-        self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any], max_tokens: int
+        self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any], max_tokens: int, *, added: str = ""
     ) -> list[int] | None:
         if any(not isinstance(value, str) for message in new for value in message.values()):
             return None
-        chat = self._chat(tools)
         try:
+            chat = self._chat(tools)
             text = chat.text_after_turn(new)
         except ConfigError:
             return None
-        return chat.after_end(answer, self.encode_more(text, max_tokens))
+        return chat.after_end(answer, self.encode_more(added + text, max_tokens))
 
     def encode(self, text: str, max_tokens: int) -> list[int]:
         return self._encoded(text, max_tokens, lambda part: encode_text(self._tokenizer, part))

@@ -18,10 +18,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from rollmesh.generators.engines.types import SamplingParams
+from rollmesh.generators.openai_server.conversations.known_answers import Cause
 from rollmesh.generators.openai_server.conversations.turn_tree import PromptPosition, TurnTree
 from rollmesh.generators.openai_server.errors import overloaded, session_ended, session_full
 from rollmesh.mesh.config.rollout import EndpointSection
@@ -95,7 +97,9 @@ class Session:
         over: takes no call any more.
         calls: answered, being answered, or refused for their prompts.
         counts: of calls. `aborted`; `forced`: those that asked for another sampling than training has. `no_room`: those
-            that were refused because the conversation has used up its tokens, or the session its answers.
+            that were refused because the conversation has used up its tokens, or the session its answers. `hidden`:
+            those that offer tools of which the conversation's prompt shows none of the name.
+        causes: of calls that do not continue the answers that were given.
     """
 
     def __init__(self, name: str, policy: SamplingPolicy | None, max_answers: int) -> None:
@@ -109,6 +113,7 @@ class Session:
         self.over = False
         self.calls = 0
         self.counts: Counter[str] = Counter()
+        self.causes: Counter[Cause] = Counter()
         self.used_at = 0.0
 
     def check_room(self, answers: int, context: int) -> None:
@@ -132,6 +137,20 @@ class Session:
         if full:
             self.counts["no_room"] += 1
             raise session_full(self.name, full)
+
+    def count_call(self, cause: Cause | None, offered: Sequence[Any], shown: Sequence[Any]) -> None:
+        """Counts a call whose prompt is made.
+
+        Args:
+            cause: why it does not continue the answers that were given; None: it does, or there are none.
+            offered: its tools.
+            shown: those in its prompt.
+        """
+        if cause is not None:
+            self.causes[cause] += 1
+        names = {tool["function"]["name"] for tool in shown}
+        if any(tool["function"]["name"] not in names for tool in offered):
+            self.counts["hidden"] += 1
 
     def next_call(self) -> int:
         """The number of a call that begins."""
