@@ -17,7 +17,6 @@ from rollmesh.generators.engines.types import GenerationRequest, SamplingParams
 from rollmesh.generators.openai_server.chat_codec import ChatCodec, TooLongError
 from rollmesh.generators.openai_server.completion_stream import CompletionCall, CompletionPrompt
 from rollmesh.generators.openai_server.conversations.conversation_keys import totals_of_text
-from rollmesh.generators.openai_server.conversations.known_answers import Cause
 from rollmesh.generators.openai_server.conversations.messages import normalize
 from rollmesh.generators.openai_server.conversations.prefix_index import Totals
 from rollmesh.generators.openai_server.conversations.sessions import RunningAnswer, Session
@@ -27,6 +26,7 @@ from rollmesh.generators.openai_server.errors import INVALID, ApiError, not_read
 from rollmesh.generators.openai_server.requests import ChatRequest, TextRequest
 from rollmesh.generators.openai_server.worker_threads import Workers
 from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.trajectory.branches import Cause
 
 M = TypeVar("M", list[int], list[int] | None)
 

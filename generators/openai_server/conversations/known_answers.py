@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from rollmesh.generators.openai_server.conversations.meaning import (
@@ -22,23 +21,7 @@ from rollmesh.generators.openai_server.conversations.meaning import (
     tools_digest,
 )
 from rollmesh.generators.openai_server.conversations.messages import Message
-
-
-class Cause(StrEnum):
-    """The reason why a call of a session that has answers already continues none, or not the last one."""
-
-    REWRITTEN = "rewritten"
-    """An answer has come back with another meaning."""
-    HISTORY = "history"
-    """Other messages than answers have changed, or are gone."""
-    REPEATED = "repeated"
-    """The same is asked once more."""
-    ANOTHER = "another"
-    """A conversation of its own."""
-    TOOLS = "tools"
-    """The first tools of a conversation come in a later call: its prompt shows none."""
-    TEMPLATE = "template"
-    """The chat template cannot continue after an answer."""
+from rollmesh.mesh.trajectory.branches import Cause
 
 
 class AnsweredTurn(Protocol):
@@ -104,7 +87,7 @@ class Followed(Generic[T]):
         answer: the last answer in it; None: it has none.
         length: messages up to and with that answer.
         added: text that the client has added to that answer's end.
-        cause: why it does not go on from an answer that was given after the same messages; None: it does.
+        cause: why it does not continue the answers that were given; None: it does, or there are none.
     """
 
     conversation: bytes = ROOT

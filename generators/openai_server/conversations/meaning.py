@@ -1,6 +1,6 @@
 """The meaning of messages: digests that are equal where two messages say the same in other forms.
 
-Of an assistant's message its thoughts, its text and its tool calls count. Thoughts may stand in the text between tags,
+An assistant's message counts by its thoughts, its text and its tool calls. Thoughts may stand in the text between tags,
 or apart. White space at the ends of thoughts and text does not count. Nor do a name, the ids of calls, the order of an
 object's keys and the form of a whole number (1 or 1.0). A result of a tool refers to a call by its place: ids may be
 rewritten as long as calls and results agree. All other messages count letter by letter.

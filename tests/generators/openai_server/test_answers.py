@@ -18,7 +18,7 @@ from openai import AsyncOpenAI, OpenAI
 from rollmesh.generators.engines.types import SleepLevel, TokenEvent
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
-from tests.generators.openai_server.world import CALL, EOS, TOOL, Serving, soon
+from tests.generators.openai_server.world import EOS, TOOL, Serving, soon
 
 HELLO: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the quick fox"}]
 IDS: Any = {"return_token_ids": True}

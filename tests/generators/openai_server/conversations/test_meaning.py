@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from rollmesh.generators.openai_server.conversations.known_answers import (
     AnswerPlace,
-    Cause,
     Followed,
     KnownAnswers,
 )
 from rollmesh.generators.openai_server.conversations.messages import normalize
+from rollmesh.mesh.trajectory.branches import Cause
 
 ASK = {"role": "user", "content": "Weather?"}
 TOOLS = [{"type": "function", "function": {"name": "weather"}}]
