@@ -68,6 +68,7 @@ class InferenceEngine(ABC):
     """Continuous batching over one copy of the model. All methods may be called from any thread."""
 
     name: ClassVar[str]
+    takes_grammars: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

@@ -79,6 +79,19 @@ class ChatCodec(Protocol):
         """
         ...
 
+    def call_grammar(self, prompt: Sequence[int], tools: Sequence[Any], *, many: bool) -> str:
+        """The grammar (`engines.token_grammar`) of an answer that calls tools and says nothing else.
+
+        Args:
+            prompt: tokens before the answer.
+            tools: one of them is called.
+            many: several calls are allowed.
+
+        Raises:
+            ApiError: 400: the model's form of calls, or a schema, has no grammar.
+        """
+        ...
+
     def encode(self, text: str, max_tokens: int) -> list[int]:
         """Token ids of a text completion's prompt, with the tokenizer's own special tokens.
 

@@ -71,6 +71,7 @@ class CompletionPrompt:
         text_totals: of a text in a session (`conversation_keys`).
         conversation: of a chat in a session: the digest of its messages (`known_answers`); None: of no chat.
         tools: of a chat: those that the prompt shows.
+        grammar: that the answer has to be of; empty: any.
         replay: of a session: the recorded answer to this prompt, whole or its beginning.
     """
 
@@ -80,6 +81,7 @@ class CompletionPrompt:
     text_totals: Totals | None = None
     conversation: bytes | None = None
     tools: Sequence[Any] = ()
+    grammar: str = ""
     replay: Trajectory | None = None
 
 

@@ -140,7 +140,7 @@ class Completions:
         limit = self._limit(session)
         try:
             if isinstance(request, ChatRequest):
-                prompts = [self._chat(request, session, limit)]
+                prompts = [self._constrained(request, self._chat(request, session, limit))]
             elif session is not None and len(request.prompts) > 1:
                 raise ApiError(400, "in a session there is one prompt per call", param="prompt")
             else:
@@ -181,6 +181,22 @@ class Completions:
         prompt = _session_prompt(session, None, self.codec.prompt(messages, tools, limit))
         return replace(prompt, messages=messages, conversation=followed.conversation, tools=tools)
 
+    def _constrained(self, request: ChatRequest, prompt: CompletionPrompt) -> CompletionPrompt:
+        """A prompt with the grammar of its answer, where a call of a tool is required."""
+        forced = request.forced_tools
+        if not forced:
+            return prompt
+        if not self._engine.takes_grammars:
+            raise ApiError(
+                400,
+                f"tool_choice can only be `auto` or `none`: the engine {self._engine.name} forces no calls; "
+                "rollout.engine: hf and vllm do",
+                reason="unsupported_value",
+                param="tool_choice",
+            )
+        grammar = self.codec.call_grammar(prompt.ids, forced, many=request.many_calls)
+        return replace(prompt, grammar=grammar)
+
     def _text(self, prompt: str | list[int], session: Session | None, limit: int) -> CompletionPrompt:
         if session is None:
             return CompletionPrompt(self.codec.encode(prompt, limit) if isinstance(prompt, str) else prompt)
@@ -215,6 +231,7 @@ class Completions:
                 prefix = prompt.replay.part(0, min(len(prompt.replay), max_tokens))
         else:
             sampling = _client_sampling(request, choice, max_tokens)
+        sampling = replace(sampling, grammar=prompt.grammar)
         return GenerationRequest(
             request_id=self._calls.new_id(),
             prompt_ids=prompt.ids,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rollmesh.generators.agents.chat_template import ChatRenderer, as_unicode, longest_token
 from rollmesh.generators.agents.tool_call_parsers import choose_parser
 from rollmesh.generators.agents.tool_calls import typed_arguments
+from rollmesh.generators.openai_server.call_grammar import Thinks, call_grammar, find_form
 from rollmesh.generators.openai_server.chat_codec import ParsedAnswer, TooLongError
 from rollmesh.generators.openai_server.conversations.messages import Message
 from rollmesh.generators.openai_server.errors import ApiError
@@ -24,6 +25,8 @@ from rollmesh.mesh.masked_text import encode_text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# Tokens at the end of a prompt in which thoughts may be opened.
+_OPENING = 8
 # Sets of tools for which renderings are kept.
 _TOOL_SETS = 16
 # Characters of a text that may be too long which are tokenised first, for each token that is allowed.
@@ -128,6 +131,34 @@ class TemplateChatCodec:
             self._chat(tools)
         except ConfigError as error:
             raise ApiError(400, str(error), param="tools") from error
+
+    def call_grammar(self, prompt: Sequence[int], tools: Sequence[Any], *, many: bool) -> str:
+        from llguidance import LLMatcher
+
+        template = self._template_text()
+        parse = choose_parser(self._parser, template)
+        form = find_form(lambda text: [(call.name, dict(call.arguments)) for call in parse(text).valid], template)
+        if form is None:
+            raise ApiError(
+                400,
+                "tool_choice can only be `auto` or `none` with this model: there is no grammar for the form of calls "
+                "that its parser reads (rollout.agent.parser)",
+                param="tool_choice",
+            )
+        end = self._chat(tools).decode_turn(prompt[-_OPENING:]).rstrip()
+        thinks: Thinks = "does" if end.endswith("<think>") else "may"
+        if "</think>" not in template or end.endswith("</think>"):
+            thinks = "no"
+        grammar = call_grammar(form, tools, self._special_id, many=many, thinks=thinks)
+        if error := LLMatcher.validate_grammar(grammar):
+            first = error.partition("\n")[0]
+            raise ApiError(400, f"tool_choice: the schemas of the tools have no grammar: {first}", param="tools")
+        return grammar
+
+    def _special_id(self, text: str) -> int | None:
+        number = self._tokenizer.get_vocab().get(text)
+        token = None if number is None else self._tokenizer.added_tokens_decoder.get(number)
+        return number if token is not None and token.special else None
 
     def _ask(self, tools: bool) -> tuple[ChatTemplate, TemplateFacts]:
         template = ChatTemplate.of(self._tokenizer, self._template_kwargs, tools=tools)
