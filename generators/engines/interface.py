@@ -69,6 +69,10 @@ class InferenceEngine(ABC):
 
     name: ClassVar[str]
     takes_grammars: ClassVar[bool] = False
+    """Whether it takes `SamplingParams.grammar`."""
+    resumes_grammars: ClassVar[bool] = False
+    """Whether such a response can continue after tokens that are there. Else it takes no prefix, streams no tokens, and
+    an interrupted one is drawn anew."""
 
     @classmethod
     @abstractmethod

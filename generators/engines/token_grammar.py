@@ -116,6 +116,20 @@ class _PlainTokens:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
 
+def check_known(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses tokenizers that llguidance cannot read by itself, as an engine of its own would have it do.
+
+    Raises:
+        PayloadError: saying why.
+    """
+    from llguidance.hf import from_tokenizer
+
+    try:
+        from_tokenizer(tokenizer)  # type: ignore[arg-type]  # others raise
+    except ValueError as error:
+        raise PayloadError("sampling.grammar", f"this engine's grammars do not know the tokenizer: {error}") from error
+
+
 def _tokenizer(tokenizer: PreTrainedTokenizerBase, vocabulary: int, end_ids: Sequence[int]) -> LLTokenizer:
     from llguidance import LLTokenizer, TokenizerWrapper
     from llguidance.hf import from_tokenizer

@@ -232,13 +232,14 @@ class Completions:
         else:
             sampling = _client_sampling(request, choice, max_tokens)
         sampling = replace(sampling, grammar=prompt.grammar)
+        whole = bool(prompt.grammar) and not self._engine.resumes_grammars
         return GenerationRequest(
             request_id=self._calls.new_id(),
             prompt_ids=prompt.ids,
             sampling=sampling,
             pinned=policy is not None and policy.pinned,
-            prefix=prefix,
-            stream=bool(request.stream),
+            prefix=None if whole else prefix,
+            stream=bool(request.stream) and not whole,
             outside=policy is None,
         )
 
