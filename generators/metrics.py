@@ -66,6 +66,7 @@ _OF_SNAPSHOT = {
     "agent_branches_dropped": _counter(
         "agent_branches_dropped", "Ends of conversations of programs that are in no trajectory"
     ),
+    "agent_turns_dropped": _counter("agent_turns_dropped", "Turns of programs that are in no trajectory"),
     "agent_tokens_dropped": _counter("agent_tokens_dropped", "Tokens sampled for programs that are in no trajectory"),
     "agent_timeouts": _counter("agent_timeouts", "Episodes of programs that were ended because their time was up"),
     "agent_calls_hanging": _gauge("agent_calls_hanging", "Calls of tools and environments that do not return"),

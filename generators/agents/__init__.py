@@ -11,7 +11,6 @@ from rollmesh.generators.agents.drivers import Driver, ToolDriver
 from rollmesh.generators.agents.environments import Environments, StepDriver, ToolEnvironmentDriver
 from rollmesh.generators.agents.episode import EpisodeLimits
 from rollmesh.generators.agents.runner import AgentRunner
-from rollmesh.generators.agents.tool_call_parsers import choose_parser
 from rollmesh.generators.agents.toolbox import Toolbox
 from rollmesh.generators.agents.user_code_executor import UserCodeExecutor
 from rollmesh.generators.engines.interface import InferenceEngine
@@ -68,13 +67,13 @@ def _driver_maker(
     agent = config.rollout.agent
     tools, timeout_s = load_tools(agent.tools), agent.call_timeout_s
     if agent.environment is None:
-        parser, toolbox = choose_parser(agent.parser, chat.template), Toolbox(tools, user_calls, timeout_s=timeout_s)
+        parser, toolbox = chat.parser(agent.parser), Toolbox(tools, user_calls, timeout_s=timeout_s)
         return lambda _request: ToolDriver(chat, parser, toolbox)
     source = load_environment(agent.environment)
     environments = Environments(source, user_calls, timeout_s=timeout_s)
     if source.form == "step":
         return lambda request: StepDriver(chat, environments, request.task)
-    parser = choose_parser(agent.parser, chat.template)
+    parser = chat.parser(agent.parser)
 
     def make_toolbox(environment: object) -> Toolbox:
         return Toolbox([*tools, *source.tools(environment)], user_calls, timeout_s=timeout_s)

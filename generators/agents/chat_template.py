@@ -16,10 +16,12 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
+from rollmesh.generators.agents.tool_call_parsers import Parser, choose_parser
 from rollmesh.mesh.agent_tools import Schema
 from rollmesh.mesh.chat.fitting import fit
 from rollmesh.mesh.chat.probing import facts_of
 from rollmesh.mesh.chat.template import ChatTemplate, special_texts
+from rollmesh.mesh.config.rollout import ParserName
 from rollmesh.mesh.errors import ChatTemplateError, ConfigError
 
 if TYPE_CHECKING:
@@ -80,15 +82,19 @@ class ChatRenderer:
     def _longest_token(self) -> int:
         return longest_token(self._tokenizer)
 
-    @property
-    def template(self) -> str:
-        """The chat template's text."""
-        return self._template.source
+    def parser(self, name: ParserName) -> Parser:
+        """The parser of the model's calls; see `choose_parser`."""
+        return choose_parser(name, self._template.source, self._facts)
 
     @property
     def shows_tools(self) -> bool:
         """Whether the template shows the model its tools, or the configuration has no tools."""
         return self._tools is None or self._facts.tools
+
+    @property
+    def opens_thoughts(self) -> bool:
+        """Whether turns begin within thoughts, which their prompt has opened."""
+        return bool(self._facts.opened_thoughts)
 
     def render_opening(self, observation: str) -> list[int]:
         """Tokens after a prompt that ends within its last user message: an observation, and up to the first turn."""

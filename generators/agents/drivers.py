@@ -18,7 +18,6 @@ from rollmesh.generators.agents.chat_template import ChatRenderer, Message
 from rollmesh.generators.agents.tool_call_parsers import Parser
 from rollmesh.generators.agents.tool_calls import ParsedTurn, ToolCall
 from rollmesh.generators.agents.toolbox import Observation, Toolbox
-from rollmesh.generators.agents.turn_scanner import opens_thoughts
 
 # Calls of one turn that are run; further ones are answered with an error.
 _MAX_CALLS = 16
@@ -143,7 +142,7 @@ class ToolTurns:
         self._chat = chat
         self._parser = parser
         self._counts = counts
-        self._opened = opens_thoughts(chat.text_after_turn([{"role": "user", "content": "?"}]))
+        self._opened = chat.opens_thoughts
 
     def read(self, turn: Sequence[int], toolbox: Toolbox) -> tuple[Message, tuple[ToolCall | str, ...]]:
         """A turn as a chat message, and its calls; of surplus calls only the first, which is answered with an error.

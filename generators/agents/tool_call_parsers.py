@@ -24,6 +24,9 @@ from rollmesh.generators.agents.marked_calls import DEEP_ALL, OPEN, TOOL_CALLS, 
 from rollmesh.generators.agents.tool_calls import ParsedTurn
 from rollmesh.generators.agents.turn_scanner import Reader, scan
 from rollmesh.generators.agents.xml_calls import qwen3_coder
+from rollmesh.mesh.chat.facts import TemplateFacts
+from rollmesh.mesh.chat.probing import PROBED_CALL
+from rollmesh.mesh.chat.thoughts import THOUGHT_MARKS
 from rollmesh.mesh.config.rollout import ParserName
 from rollmesh.mesh.errors import ConfigError
 
@@ -36,7 +39,7 @@ class Parser(Protocol):
 
         Args:
             text: of the turn.
-            opened: the prompt ended within thoughts that it had opened (`opens_thoughts`).
+            opened: the prompt ended within thoughts that it had opened (`TemplateFacts.opened_thoughts`).
             names: of the tools, without which a form that looks like other text may take an answer for a call; None:
                 not known.
         """
@@ -70,7 +73,7 @@ PARSERS: dict[ParserName, Parser] = {
     "deepseek": _between_marks(DEEP_ALL, deepseek),
     "pythonic": _pythonic,
 }
-# Marks in a chat template that speaks of tools, the most specific first.
+# Marks in a chat template that tells the model how to write calls, the most specific first.
 _TRACES: tuple[tuple[str, ParserName], ...] = (
     ("<function=", "qwen3_coder"),
     (TOOL_CALLS, "mistral"),
@@ -81,16 +84,41 @@ _TRACES: tuple[tuple[str, ParserName], ...] = (
 )
 
 
-def choose_parser(name: ParserName, template: str) -> Parser:
-    """The parser of a name; `auto`: by the marks in the chat template.
+def choose_parser(name: ParserName, template: str, facts: TemplateFacts | None = None) -> Parser:
+    """The parser of a name; `auto`: the one that reads a call as the chat template writes it.
+
+    Args:
+        name: of the configuration.
+        template: the chat template; if it writes no calls, its words about them tell the form.
+        facts: about it.
 
     Raises:
-        ConfigError: the template does not say which.
+        ConfigError: no parser reads its calls, or it does not tell their form.
     """
-    found = next((known for trace, known in _TRACES if trace in template), None) if name == "auto" else name
+    if name != "auto":
+        return PARSERS[name]
+    if facts is not None and facts.call:
+        reading = next((parse for parse in PARSERS.values() if _reads(parse, facts)), None)
+        if reading is None:
+            raise ConfigError(
+                f"the chat template writes tool calls in a form that no parser reads: {facts.call!r}",
+                hint="use a model whose template writes calls in another form, or an environment without tools",
+            )
+        return reading
+    found = next((known for trace, known in _TRACES if trace in template), None)
     if found is None:
         raise ConfigError(
             "the chat template does not show how the model writes tool calls",
             hint=f"set rollout.agent.parser to one of: {', '.join(PARSERS)}",
         )
     return PARSERS[found]
+
+
+def _reads(parse: Parser, facts: TemplateFacts) -> bool:
+    """Whether a parser reads the probed call, and nothing else but thoughts."""
+    name, arguments = PROBED_CALL
+    parsed = parse(facts.call, opened=bool(facts.opened_thoughts), names={name})
+    content = parsed.content
+    for opening, closing in THOUGHT_MARKS:
+        content = content.replace(opening, "").replace(closing, "")
+    return [(call.name, call.arguments) for call in parsed.valid] == [(name, arguments)] and not content.strip()

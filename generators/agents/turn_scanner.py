@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollmesh.generators.agents.tool_calls import ParsedTurn, ToolCall
+from rollmesh.mesh.chat.thoughts import THOUGHT_MARKS
 
 Found = ToolCall | str
 _SHOWN = 120
 # Characters of a value that are read first, and those at their end where an error may come of the cut.
 _WINDOW, _EDGE = 1024, 16
-# The pairs that models write: most of them, and Mistral's.
-THOUGHTS = {"<think>": "</think>", "[THINK]": "[/THINK]"}
+THOUGHTS = dict(THOUGHT_MARKS)
 _ENDS = re.compile("|".join(map(re.escape, THOUGHTS.values())))
 _SPACE = re.compile(r"\s*")
 _decode = json.JSONDecoder().raw_decode
@@ -59,15 +59,6 @@ class Marks:
         """The first one that begins at a place or after it."""
         index = bisect_left(self._starts, place)
         return self._matches[index] if index < len(self._matches) else None
-
-
-def opens_thoughts(prompt: str) -> bool:
-    """Whether a prompt ends within the thoughts that it has opened.
-
-    Args:
-        prompt: its text, special tokens included; the end of it is enough.
-    """
-    return prompt.rstrip().endswith(tuple(THOUGHTS))
 
 
 def scan(text: str, opened: bool, opening: re.Pattern[str], read: Reader) -> ParsedTurn:

@@ -31,7 +31,7 @@ from rollmesh.generators.engines.types import (
     SwapTimings,
     WakeStep,
 )
-from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.trajectory.images import ImageProcessor
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -78,7 +78,18 @@ class ControlledEngine(InferenceEngine):
         checked = tuple(requests)
         for request in checked:
             check_request(request, self._limits, self._images if request.images else None)
+            if request.sampling.grammar:
+                self._check_grammar(request)
         return checked
+
+    def _check_grammar(self, request: GenerationRequest) -> None:
+        if not self.takes_grammars:
+            raise PayloadError("sampling.grammar", f"engine {self.name} takes none")
+        if not self.resumes_grammars and (request.prefix is not None or request.stream):
+            raise PayloadError(
+                "sampling.grammar",
+                f"engine {self.name} draws such a response whole: without a prefix, and not streamed",
+            )
 
     def update_weights(self, version: PolicyVersion, weights: WeightSet | None, digest: str) -> Future[SwapTimings]:
         done: Future[SwapTimings] = Future()

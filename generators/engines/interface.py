@@ -68,6 +68,11 @@ class InferenceEngine(ABC):
     """Continuous batching over one copy of the model. All methods may be called from any thread."""
 
     name: ClassVar[str]
+    takes_grammars: ClassVar[bool] = False
+    """Whether it takes `SamplingParams.grammar`."""
+    resumes_grammars: ClassVar[bool] = False
+    """Whether such a response can continue after tokens that are there. Else it takes no prefix, streams no tokens, and
+    an interrupted one is drawn anew."""
 
     @classmethod
     @abstractmethod

@@ -130,6 +130,8 @@ def _check_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
         raise PayloadError("sampling.stop", "an empty stop string would end every response at once")
     if sampling.stop and not limits.text:
         raise PayloadError("sampling.stop", "stop strings need a tokenizer, and the model folder has none")
+    if sampling.grammar and not limits.text:
+        raise PayloadError("sampling.grammar", "a grammar needs a tokenizer, and the model folder has none")
 
 
 def _check_prefix(request: GenerationRequest, prefix: Trajectory, limits: RequestLimits) -> None:

@@ -61,6 +61,8 @@ class SamplingParams:
         top_k: number of most likely tokens kept; 0 is off. Applied before `top_p`.
         max_tokens: upper bound of response tokens, the end token included.
         stop: strings that end the response; the text up to and including the match is kept.
+        grammar: text that the response has to be of, see `token_grammar`; log-probs are of the allowed tokens alone.
+            Empty: any.
         seed: seed of the draws; 0 lets the engine choose. Requests with the same prompt and seed draw alike, so
             that the members of a group need different seeds. After a prefix, draws never repeat those of the
             response's first tokens; whether they are those of an uninterrupted response is left to the engine.
@@ -72,6 +74,7 @@ class SamplingParams:
     max_tokens: int = 1024
     stop: tuple[str, ...] = ()
     seed: int = 0
+    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True)

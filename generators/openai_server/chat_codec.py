@@ -42,7 +42,7 @@ class ChatCodec(Protocol):
 
         Args:
             messages: in normal form.
-            tools: offered to the model.
+            tools: shown to the model.
             max_tokens: most tokens allowed.
 
         Raises:
@@ -52,15 +52,16 @@ class ChatCodec(Protocol):
         ...
 
     def continuation(
-        self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any], max_tokens: int
+        self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any], max_tokens: int, *, added: str = ""
     ) -> list[int] | None:
         """The tokens between the model's last token and its next turn.
 
         Args:
             answer: sampled tokens.
             new: messages that follow.
-            tools: offered to the model.
+            tools: that the prompt of the conversation shows.
             max_tokens: most tokens allowed.
+            added: text at the end of the model's turn that it did not sample; the turn has no end token then.
 
         Returns:
             token ids; None: the template cannot continue with such messages.
@@ -71,10 +72,23 @@ class ChatCodec(Protocol):
         ...
 
     def check_tools(self, tools: Sequence[Any]) -> None:
-        """Refuses tools with calls that could not be read.
+        """Refuses tools whose calls could not be read.
 
         Raises:
             ApiError: 400.
+        """
+        ...
+
+    def call_grammar(self, prompt: Sequence[int], tools: Sequence[Any], *, many: bool) -> str:
+        """The grammar (`engines.token_grammar`) of an answer that calls tools and says nothing else.
+
+        Args:
+            prompt: tokens before the answer.
+            tools: one of them is called.
+            many: several calls are allowed.
+
+        Raises:
+            ApiError: 400: the model's form of calls, or a schema, has no grammar.
         """
         ...
 

@@ -16,9 +16,9 @@ from rollmesh.generators.openai_server.chat_codec import ChatCodec
 from rollmesh.generators.openai_server.conversations.conversation_keys import (
     ConversationKey,
     extend_key,
-    message_symbol,
     text_symbols,
 )
+from rollmesh.generators.openai_server.conversations.known_answers import AnswerPlace
 from rollmesh.generators.openai_server.conversations.messages import Message, normalize
 from rollmesh.generators.openai_server.conversations.prefix_index import Totals
 from rollmesh.generators.openai_server.conversations.sessions import RunningAnswer, Session
@@ -68,14 +68,20 @@ class CompletionPrompt:
         ids: tokens.
         messages: that they are made of; none: of a text, or given as they are.
         position: of a session: see `TurnTree`.
-        conversation_totals: of a session (`conversation_keys`); None: tokens were given.
+        text_totals: of a text in a session (`conversation_keys`).
+        conversation: of a chat in a session: the digest of its messages (`known_answers`); None: of no chat.
+        tools: of a chat: those that the prompt shows.
+        grammar: that the answer has to be of; empty: any.
         replay: of a session: the recorded answer to this prompt, whole or its beginning.
     """
 
     ids: Sequence[int]
     messages: tuple[Message, ...] = ()
     position: PromptPosition | None = None
-    conversation_totals: Totals | None = None
+    text_totals: Totals | None = None
+    conversation: bytes | None = None
+    tools: Sequence[Any] = ()
+    grammar: str = ""
     replay: Trajectory | None = None
 
 
@@ -88,6 +94,7 @@ class _ReadAnswer:
     message: Message
     reason: str
     key: ConversationKey | None = None
+    place: AnswerPlace | None = None
     messages: tuple[Message, ...] = ()
 
 
@@ -181,6 +188,7 @@ class CompletionCall:
                 result.sampled,
                 result.finish_reason,
                 key=answer.key,
+                place=answer.place,
                 messages=answer.messages,
                 text=answer.decoded,
             )
@@ -195,16 +203,17 @@ class CompletionCall:
         if not isinstance(self._request, ChatRequest):
             message: Message = {"role": "assistant", "content": text}
             # Every text begins with an empty one.
-            before = prompt.conversation_totals
+            before = prompt.text_totals
             key = extend_key(before, text_symbols(text)) if before is not None and len(before) + len(text) > 2 else None
             return _ReadAnswer(decoded, text, message, reason, key)
-        message = self._message(ids, text, self._request.offered_tools)
+        message = self._message(ids, text, self._request.callable_tools)
         reason = "tool_calls" if "tool_calls" in message and reason == "stop" else reason
-        if prompt.conversation_totals is None:
+        if prompt.conversation is None:
             return _ReadAnswer(decoded, text, message, reason)
         answer = normalize(message)
-        key = extend_key(prompt.conversation_totals, [message_symbol(answer)])
-        return _ReadAnswer(decoded, text, message, reason, key, (*prompt.messages, answer))
+        stopped = decoded if len(text) < len(decoded) else ""
+        place = AnswerPlace.of(prompt.conversation, answer, prompt.tools, stopped)
+        return _ReadAnswer(decoded, text, message, reason, place=place, messages=(*prompt.messages, answer))
 
     def _message(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> Message:
         if not tools:

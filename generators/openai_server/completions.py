@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -15,8 +16,8 @@ from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.engines.types import GenerationRequest, SamplingParams
 from rollmesh.generators.openai_server.chat_codec import ChatCodec, TooLongError
 from rollmesh.generators.openai_server.completion_stream import CompletionCall, CompletionPrompt
-from rollmesh.generators.openai_server.conversations.conversation_keys import totals_of_messages, totals_of_text
-from rollmesh.generators.openai_server.conversations.messages import Message, normalize
+from rollmesh.generators.openai_server.conversations.conversation_keys import totals_of_text
+from rollmesh.generators.openai_server.conversations.messages import normalize
 from rollmesh.generators.openai_server.conversations.prefix_index import Totals
 from rollmesh.generators.openai_server.conversations.sessions import RunningAnswer, Session
 from rollmesh.generators.openai_server.conversations.turn_tree import Turn
@@ -25,6 +26,7 @@ from rollmesh.generators.openai_server.errors import INVALID, ApiError, not_read
 from rollmesh.generators.openai_server.requests import ChatRequest, TextRequest
 from rollmesh.generators.openai_server.worker_threads import Workers
 from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.trajectory.branches import Cause
 
 M = TypeVar("M", list[int], list[int] | None)
 
@@ -138,7 +140,7 @@ class Completions:
         limit = self._limit(session)
         try:
             if isinstance(request, ChatRequest):
-                prompts = [self._chat(request, session, limit)]
+                prompts = [self._constrained(request, self._chat(request, session, limit))]
             elif session is not None and len(request.prompts) > 1:
                 raise ApiError(400, "in a session there is one prompt per call", param="prompt")
             else:
@@ -154,36 +156,60 @@ class Completions:
 
     def _chat(self, request: ChatRequest, session: Session | None, limit: int) -> CompletionPrompt:
         messages = tuple(normalize(message, index) for index, message in enumerate(request.messages))
-        tools = request.offered_tools
-        if tools:
+        tools = request.tools or []
+        if request.callable_tools:
             self.codec.check_tools(tools)
         if session is None:
             return CompletionPrompt(self.codec.prompt(messages, tools, limit), messages)
-        conversation_totals = totals_of_messages(messages, tools)
-        match = session.record.longest_known(conversation_totals[:-1])
-        if match is not None:
-            length, turn = match
-            answer = turn.sampled.response_ids.tolist()
-            more = _encode_after(turn, limit, partial(self.codec.continuation, answer, messages[length - 1 :], tools))
-            if more is not None:
-                return _session_prompt(session, turn, more, messages, conversation_totals)
-        return _session_prompt(session, None, self.codec.prompt(messages, tools, limit), messages, conversation_totals)
+        followed = session.record.follow(messages, tools)
+        cause = followed.cause
+        if followed.answer is not None:
+            turn, place = followed.answer
+            if tools and not place.tools:
+                cause = Cause.TOOLS
+            else:
+                answer = turn.sampled.response_ids.tolist()
+                new = messages[followed.length :]
+                continued = partial(self.codec.continuation, answer, new, place.tools, added=followed.added)
+                more = _encode_after(turn, limit, continued)
+                if more is not None:
+                    session.count_call(cause, tools, place.tools)
+                    prompt = _session_prompt(session, turn, more)
+                    return replace(prompt, messages=messages, conversation=followed.conversation, tools=place.tools)
+                cause = Cause.TEMPLATE
+        session.count_call(cause, tools, tools)
+        prompt = _session_prompt(session, None, self.codec.prompt(messages, tools, limit))
+        return replace(prompt, messages=messages, conversation=followed.conversation, tools=tools)
+
+    def _constrained(self, request: ChatRequest, prompt: CompletionPrompt) -> CompletionPrompt:
+        """A prompt with the grammar of its answer, where a call of a tool is required."""
+        forced = request.forced_tools
+        if not forced:
+            return prompt
+        if not self._engine.takes_grammars:
+            raise ApiError(
+                400,
+                f"tool_choice can only be `auto` or `none`: the engine {self._engine.name} forces no calls; "
+                "rollout.engine: hf and vllm do",
+                reason="unsupported_value",
+                param="tool_choice",
+            )
+        grammar = self.codec.call_grammar(prompt.ids, forced, many=request.many_calls)
+        return replace(prompt, grammar=grammar)
 
     def _text(self, prompt: str | list[int], session: Session | None, limit: int) -> CompletionPrompt:
         if session is None:
             return CompletionPrompt(self.codec.encode(prompt, limit) if isinstance(prompt, str) else prompt)
         if not isinstance(prompt, str):
             return _session_prompt(session, None, prompt)
-        conversation_totals = totals_of_text(prompt)
-        match = session.record.longest_known(conversation_totals)
+        text_totals = totals_of_text(prompt)
+        match = session.record.longest_known(text_totals)
         if match is None:
-            return _session_prompt(
-                session, None, self.codec.encode(prompt, limit), conversation_totals=conversation_totals
-            )
+            return _session_prompt(session, None, self.codec.encode(prompt, limit), text_totals)
         length, turn = match
         more = prompt[length - 1 :]
         new_ids = _encode_after(turn, limit, partial(self.codec.encode_more, more)) if more else []
-        return _session_prompt(session, turn, new_ids, conversation_totals=conversation_totals)
+        return _session_prompt(session, turn, new_ids, text_totals)
 
     # ------------------------------------------------------------------------------------------------ requests
 
@@ -205,13 +231,15 @@ class Completions:
                 prefix = prompt.replay.part(0, min(len(prompt.replay), max_tokens))
         else:
             sampling = _client_sampling(request, choice, max_tokens)
+        sampling = replace(sampling, grammar=prompt.grammar)
+        whole = bool(prompt.grammar) and not self._engine.resumes_grammars
         return GenerationRequest(
             request_id=self._calls.new_id(),
             prompt_ids=prompt.ids,
             sampling=sampling,
             pinned=policy is not None and policy.pinned,
-            prefix=prefix,
-            stream=bool(request.stream),
+            prefix=None if whole else prefix,
+            stream=bool(request.stream) and not whole,
             outside=policy is None,
         )
 
@@ -229,16 +257,13 @@ def _encode_after(turn: Turn, limit: int, encode: Callable[[int], M]) -> M:
 
 
 def _session_prompt(
-    session: Session,
-    before: Turn | None,
-    more: list[int],
-    messages: tuple[Message, ...] = (),
-    conversation_totals: Totals | None = None,
+    session: Session, before: Turn | None, more: list[int], text_totals: Totals | None = None
 ) -> CompletionPrompt:
     """A prompt of a session: the tokens of the turn that it continues, and more."""
     ids = more if before is None else [*before.ids().tolist(), *more]
     replay = None if session.policy is None else session.policy.replay_of(ids)
-    return CompletionPrompt(ids, messages, session.record.locate(before, more), conversation_totals, replay)
+    position = session.record.locate(before, more)
+    return CompletionPrompt(ids, position=position, text_totals=text_totals, replay=replay)
 
 
 def _client_sampling(request: ChatRequest | TextRequest, choice: int, max_tokens: int) -> SamplingParams:

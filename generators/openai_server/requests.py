@@ -39,7 +39,6 @@ _TEXT_TOKENS = 16
 _UNFORCED = "nothing forces the model's tokens"
 # Explanations for the refusal of some fields.
 _WHY = {
-    "tool_choice": f"only `auto` and `none` are possible: {_UNFORCED}",
     "response_format": f"only `text` is possible: {_UNFORCED}",
     **server_fields.WHY,
 }
@@ -155,7 +154,6 @@ class ChatRequest(Request, server_fields.ChatFields):
     NOTHING = {
         **Request.NOTHING,
         **server_fields.CHAT_NOTHING,
-        "tool_choice": ("none", "auto"),
         "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         **dict.fromkeys(("audio", "functions", "function_call", "web_search_options"), ()),
@@ -188,8 +186,21 @@ class ChatRequest(Request, server_fields.ChatFields):
         return bool(self.top_logprobs)
 
     @property
-    def offered_tools(self) -> list[dict[str, Any]]:
-        """Tools that the model may call."""
+    def forced_tools(self) -> list[dict[str, Any]]:
+        """Tools of which the model has to call one; empty: it need not call any."""
+        if self.tool_choice == "required":
+            return self.tools or []
+        name = _named_function(self.tool_choice)
+        return [tool for tool in self.tools or [] if tool["function"]["name"] == name] if name else []
+
+    @property
+    def many_calls(self) -> bool:
+        """True where an answer may have several calls."""
+        return self.parallel_tool_calls is not False and not _named_function(self.tool_choice)
+
+    @property
+    def callable_tools(self) -> list[dict[str, Any]]:
+        """Tools that the model may call; the others stand in its prompt alone."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     def check_supported(self, *, training: bool) -> None:
@@ -203,6 +214,24 @@ class ChatRequest(Request, server_fields.ChatFields):
             function = tool.get("function")
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
                 raise ApiError(400, "a tool is a function with a name", param=f"tools[{index}]")
+        self._check_tool_choice()
+
+    def _check_tool_choice(self) -> None:
+        if self.tool_choice in (None, "auto", "none"):
+            return
+        name = _named_function(self.tool_choice)
+        if self.tool_choice != "required" and not name:
+            raise ApiError(
+                400,
+                "tool_choice is `none`, `auto`, `required`, or a function by its name: "
+                '{"type": "function", "function": {"name": ...}}',
+                reason="invalid_value",
+                param="tool_choice",
+            )
+        if not self.forced_tools:
+            known = ", ".join(tool["function"]["name"] for tool in self.tools or []) or "none"
+            wanted = f"the function {name[:_SHOWN]!r}" if name else "a call"
+            raise ApiError(400, f"tool_choice asks for {wanted}; tools in this request: {known}", param="tool_choice")
 
 
 class TextRequest(Request):
@@ -244,6 +273,13 @@ class TextRequest(Request):
         super().check_supported(training=training)
         if not self.prompts or not all(self.prompts):
             raise ApiError(400, "the prompt is empty", param="prompt")
+
+
+def _named_function(choice: Any) -> str:
+    """The function that a `tool_choice` names; empty where it names none."""
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else ""
 
 
 Form = Literal["chat", "text"]

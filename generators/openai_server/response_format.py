@@ -48,7 +48,7 @@ class ResponseFormatter:
     @property
     def holds_text_back(self) -> bool:
         """True where text is sent at the end alone: tool calls may be hidden in it."""
-        return isinstance(self.request, ChatRequest) and bool(self.request.offered_tools)
+        return isinstance(self.request, ChatRequest) and bool(self.request.callable_tools)
 
     # ---------------------------------------------------------------------------------------------- in one piece
 

@@ -9,9 +9,8 @@ from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from rollmesh.generators.agents.chat_template import ChatRenderer, as_unicode, longest_token
-from rollmesh.generators.agents.tool_call_parsers import choose_parser
 from rollmesh.generators.agents.tool_calls import typed_arguments
-from rollmesh.generators.agents.turn_scanner import opens_thoughts
+from rollmesh.generators.openai_server.call_grammar import Thinks, call_grammar, find_form
 from rollmesh.generators.openai_server.chat_codec import ParsedAnswer, TooLongError
 from rollmesh.generators.openai_server.conversations.messages import Message
 from rollmesh.generators.openai_server.errors import ApiError
@@ -26,6 +25,8 @@ from rollmesh.mesh.masked_text import encode_text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# Tokens at the end of a prompt in which thoughts may be opened.
+_OPENING = 8
 # Sets of tools for which renderings are kept.
 _TOOL_SETS = 16
 # Characters of a text that may be too long which are tokenised first, for each token that is allowed.
@@ -73,16 +74,16 @@ class TemplateChatCodec:
         return self.encode_more(text, max_tokens)
 
     def continuation(
-        self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any], max_tokens: int
+        self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any], max_tokens: int, *, added: str = ""
     ) -> list[int] | None:
         if any(not isinstance(value, str) for message in new for value in message.values()):
             return None
-        chat = self._chat(tools)
         try:
+            chat = self._chat(tools)
             text = chat.text_after_turn(new)
         except ConfigError:
             return None
-        return chat.after_end(answer, self.encode_more(text, max_tokens))
+        return chat.after_end(answer, self.encode_more(added + text, max_tokens))
 
     def encode(self, text: str, max_tokens: int) -> list[int]:
         return self._encoded(text, max_tokens, lambda part: encode_text(self._tokenizer, part))
@@ -112,12 +113,11 @@ class TemplateChatCodec:
 
     def answer(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> ParsedAnswer:
         try:
-            parse = choose_parser(self._parser, self._template_text())
+            parse = self._chat(tools).parser(self._parser)
         except ConfigError as error:
             raise ApiError(400, str(error), param="tools") from error
         chat = self._chat(tools)
-        opened = opens_thoughts(chat.text_after_turn([{"role": "user", "content": "?"}]))
-        read = partial(parse, opened=opened, names={tool["function"]["name"] for tool in tools})
+        read = partial(parse, opened=chat.opens_thoughts, names={tool["function"]["name"] for tool in tools})
         turn = chat.decode_turn(ids)
         parsed = read(turn)
         if not parsed.valid:
@@ -138,10 +138,37 @@ class TemplateChatCodec:
 
     def check_tools(self, tools: Sequence[Any]) -> None:
         try:
-            choose_parser(self._parser, self._template_text())
-            self._chat(tools)
+            self._chat(tools).parser(self._parser)
         except ConfigError as error:
             raise ApiError(400, str(error), param="tools") from error
+
+    def call_grammar(self, prompt: Sequence[int], tools: Sequence[Any], *, many: bool) -> str:
+        from llguidance import LLMatcher
+
+        template = self._template_text()
+        parse = self._chat(tools).parser(self._parser)
+        form = find_form(lambda text: [(call.name, dict(call.arguments)) for call in parse(text).valid], template)
+        if form is None:
+            raise ApiError(
+                400,
+                "tool_choice can only be `auto` or `none` with this model: there is no grammar for the form of calls "
+                "that its parser reads (rollout.agent.parser)",
+                param="tool_choice",
+            )
+        end = self._chat(tools).decode_turn(prompt[-_OPENING:]).rstrip()
+        thinks: Thinks = "does" if end.endswith("<think>") else "may"
+        if "</think>" not in template or end.endswith("</think>"):
+            thinks = "no"
+        grammar = call_grammar(form, tools, self._special_id, many=many, thinks=thinks)
+        if error := LLMatcher.validate_grammar(grammar):
+            first = error.partition("\n")[0]
+            raise ApiError(400, f"tool_choice: the schemas of the tools have no grammar: {first}", param="tools")
+        return grammar
+
+    def _special_id(self, text: str) -> int | None:
+        number = self._tokenizer.get_vocab().get(text)
+        token = None if number is None else self._tokenizer.added_tokens_decoder.get(number)
+        return number if token is not None and token.special else None
 
     def _ask(self, tools: bool) -> tuple[ChatTemplate, TemplateFacts]:
         template = ChatTemplate.of(self._tokenizer, self._template_kwargs, tools=tools)

@@ -43,6 +43,7 @@ from rollmesh.generators.rollout.awake_clock import AwakeClock
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 from rollmesh.mesh.config.rollout import AgentSection
 from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.trajectory.branches import DROPPED, MANY, Cause, branches_text
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.protos import trajectory_pb2
 
@@ -56,9 +57,12 @@ _COUNTED = (
     "calls_aborted",
     "calls_sampling_ignored",
     "branches_dropped",
+    DROPPED,
     "tokens_dropped",
     "timeouts",
 )
+# Turns from which the share of branches says something.
+_ENOUGH_TURNS = 20
 
 
 def program_of(section: AgentSection, at_once: int) -> Program:
@@ -139,6 +143,8 @@ class ProgramRunner:
         self._episodes: dict[str, _Episode] = {}
         self._closed = False
         self._stats: Counter[str] = Counter()
+        self._branches: Counter[Cause] = Counter()
+        self._warned: set[str] = set()
 
     def connect(self, on_results: Callable[[list[GenerationResult]], None]) -> None:
         """Sets the callback for results, which runs in the event loop's thread."""
@@ -221,7 +227,26 @@ class ProgramRunner:
         self._stats["episodes_failed"] += bool(result.failure)
         for name in _COUNTED:
             self._stats[name] += int(result.stats.get(name, 0))
+        for cause in Cause:
+            self._branches[cause] += int(result.stats.get(cause.metric, 0))
+        self._warn(episode.session)
         self._on_results([result])
+
+    def _warn(self, session: Session) -> None:
+        """Logs once that many turns will not be trained, and once that a model cannot know of tools."""
+        turns, dropped = self._stats["turns"], self._stats[DROPPED]
+        texts = {}
+        if turns + dropped >= _ENOUGH_TURNS and dropped > MANY * (turns + dropped):
+            texts["branches"] = branches_text(turns, self._branches)
+        if session.hidden_tools:
+            names = ", ".join(sorted(session.hidden_tools))
+            texts["tools"] = (
+                f"a conversation's prompt does not show {names}, which a later call offers: the model cannot know of "
+                "it; see docs/endpoint.md#branches"
+            )
+        for kind in texts.keys() - self._warned:
+            self._warned.add(kind)
+            log.warning("%s", texts[kind])
 
     async def _call(self, session: Session, request: MemberRequest) -> _CallEnd:
         context = LaunchContext(f"{self._base_url()}/sessions/{session.name}/v1", session.key, self._model)
@@ -325,12 +350,15 @@ def _missing_reason(request: MemberRequest, chain: Sequence[Turn]) -> str:
 
 def _stats(session: Session, record: TurnTree, chain: Sequence[Turn], *, overdue: bool) -> dict[str, float]:
     dropped = record.dropped(chain)
+    causes = session.causes_of(dropped)
     return {
         "turns": len(chain),
         "calls": session.calls,
         "calls_aborted": session.counts["aborted"],
         "calls_sampling_ignored": session.counts["forced"],
         "branches_dropped": branches(dropped),
+        DROPPED: len(dropped),
+        **{cause.metric: causes[cause] for cause in Cause},
         "tokens_dropped": sum(len(turn.sampled) for turn in dropped),
         "timeouts": float(overdue),
     }

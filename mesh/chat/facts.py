@@ -42,7 +42,7 @@ class TemplateFacts:
         tools: whether schemas of tools are shown.
         arguments: the form in which a call's arguments reach the text once; empty: no call does.
         nine_letter_ids: whether ids of calls must be nine letters or digits.
-        call: a turn that calls `probe_tool` with `probe_key: "probevalue"`, as the template writes it.
+        call: a turn that makes `probing.PROBED_CALL`, as the template writes it, without its end; empty: none is.
     """
 
     contents: Mapping[str, tuple[ContentForm, ...]]

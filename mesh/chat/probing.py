@@ -16,11 +16,14 @@ from rollmesh.mesh.errors import ChatTemplateError
 # Neither Python, JSON nor HTML writes them as they are, so that they are missed in a text where one does.
 _ODD = ' "é"\n& <more> '
 _USER, _ANSWER, _NEXT, _SYSTEM = (f"{word}{_ODD}end" for word in ("first", "answer", "second", "system"))
+_TOOL_NAME = "probe_tool"
 _RESULT, _THOUGHT, _KEY, _VALUE = "toolresult", "innerthought", "probe_key", "probevalue"
+PROBED_CALL: tuple[str, dict[str, str]] = _TOOL_NAME, {_KEY: _VALUE}
+"""Name and arguments of the call that `TemplateFacts.call` writes."""
 _TOOL = {
     "type": "function",
     "function": {
-        "name": "probe_tool",
+        "name": _TOOL_NAME,
         "description": "A probe.",
         "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]},
     },
@@ -57,23 +60,25 @@ class _Probe:
         prompt = self._try([user], generation_prompt=True)
         opened = opened_thoughts(prompt.removeprefix(self._try([user]) or "")) if prompt is not None else ""
         form, nine, call = self._call(forms)
-        end = self._end(alone, followed)
+        first = self._end(alone, followed)
+        end = self._with_end_of_calls(first, alone, forms, form, nine)
+        call = call.rstrip()
         return TemplateFacts(
             contents=forms,
-            end=self._with_end_of_calls(end, alone, forms, form, nine),
+            end=end,
             begin=bool(begin := self.template.tokenizer.bos_token) and alone.startswith(str(begin)),
             marks=self._marks([user, answer]),
             prompt_is_prefix=prompt is not None and alone.startswith(prompt),
             opened_thoughts=opened,
             drops_thoughts=self._drops_thoughts(forms),
-            rewrites=followed is not None and not followed.startswith(_through_end(alone, end)),
+            rewrites=followed is not None and not followed.startswith(_through_end(alone, first)),
             trims=self._trims(forms),
             default_system=self._default_system(forms),
             alternates=self._try([user, following]) is None,
             tools=self._shows_tools(user),
             arguments=form,
             nine_letter_ids=nine,
-            call=call,
+            call=next((call.removesuffix(token).rstrip() for token in end.tokens if call.endswith(token)), call),
         )
 
     def _contents(self) -> dict[str, tuple[ContentForm, ...]]:
@@ -110,11 +115,11 @@ class _Probe:
         return _message("user", _USER, user), _message("assistant", _ANSWER, answer), _message("user", _NEXT, user)
 
     def _tool_use(self, forms: _Forms, result: ContentForm, arguments: Any, id_: str) -> list[Message]:
-        call = {"id": id_, "type": "function", "function": {"name": "probe_tool", "arguments": arguments}}
+        call = {"id": id_, "type": "function", "function": {"name": _TOOL_NAME, "arguments": arguments}}
         return [
             _message("user", _USER, forms["user"][0]),
             {**_message("assistant", "", forms["assistant"][0]), "tool_calls": [call]},
-            {**_message("tool", _RESULT, result), "name": "probe_tool", "tool_call_id": id_},
+            {**_message("tool", _RESULT, result), "name": _TOOL_NAME, "tool_call_id": id_},
         ]
 
     def _call(self, forms: _Forms) -> tuple[Literal["object", "text", ""], bool, str]:
@@ -202,7 +207,7 @@ class _Probe:
 
     def _shows_tools(self, user: Message) -> bool:
         text = self._try([user], tools=[_TOOL], generation_prompt=True)
-        return text is not None and "probe_tool" in text
+        return text is not None and _TOOL_NAME in text
 
     def _need(self, messages: Sequence[Message]) -> str:
         return self.template.render(messages)

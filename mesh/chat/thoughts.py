@@ -6,9 +6,6 @@ THOUGHT_MARKS = (
     ("<think>", "</think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("[THINK]", "[/THINK]"),
-    ("<thinking>", "</thinking>"),
-    ("<thought>", "</thought>"),
-    ("<reasoning>", "</reasoning>"),
     ("<seed:think>", "</seed:think>"),
 )
 

@@ -19,6 +19,7 @@ from rollmesh.learner.control_requests import REQUEST
 from rollmesh.learner.recovery.run_identity import LEARNER_JSON
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.tables import TRAIN
+from rollmesh.report.branches import Branches
 from rollmesh.report.failures import failures_text
 from rollmesh.report.graders import grader_versions
 from rollmesh.report.memory import memory_line
@@ -88,6 +89,7 @@ class Summary(SummaryValues):
         restarts: over all launches, by service and reason (`exit`: it ended; `frozen`: it did not answer; `hung`: it
             found itself hanging).
         unscored: of the trained groups: all members, those without a reward by code, and the newest cause.
+        branches: turns of agents in trajectories, and those in branches, which are not trained, by cause.
         stalls: beginning, duration, holders of groups and end of each stall.
         graders: versions of this mesh's own scorers by name, and of the packages that grade mathematics for them.
         speed: medians over the steps of the learner's metrics by role (`timing_s/infer/<role>`, `perf/mfu/<role>` ...),
@@ -134,6 +136,7 @@ class Summary(SummaryValues):
     checkpoint: str | None = None
     best_checkpoint: str | None = None
     ended_early: str = ""
+    branches: dict[str, Any] = field(default_factory=lambda: Branches().to_wire())
 
     def lines(self) -> Iterator[str]:
         """The summary for a terminal."""
@@ -155,6 +158,8 @@ class Summary(SummaryValues):
             yield f"ledger of {table}: {'balances' if not found else '; '.join(found)}"
         if unscored := self.unscored_text():
             yield unscored
+        if branches := Branches.from_wire(self.branches).text:
+            yield branches
         yield from self.failures()
         if self.restarts:
             yield f"restarts: {self.restarts_text()}"
@@ -257,6 +262,7 @@ def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
         peak_memory_mb={name: round(size / 2**20, 1) for name, size in sorted(final.peak_memory_bytes.items())},
         restarts=read_restarts(folder),
         unscored=unscored.to_wire(),
+        branches=Branches.of(steps).to_wire(),
         stalls=[asdict(stall) for stall in read_stalls(folder)],
         graders=grader_versions(config),
         speed=speed_of(steps),

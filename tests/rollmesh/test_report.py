@@ -28,6 +28,7 @@ from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_config, save_config
 from rollmesh.mesh.errors import DataError
 from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2
+from rollmesh.report.branches import Branches
 from rollmesh.report.graders import grader_versions
 from rollmesh.report.memory import MemorySample, MemoryUse, peaks_from_samples, read_memory
 from rollmesh.report.metrics import MetricsTail, read_metrics, surviving_records
@@ -220,6 +221,46 @@ def test_summary_and_report_say_which_members_have_no_reward(run_folder: Path) -
     text = "4 of 28 responses have no reward (reward_timeout 3, unscorable 1); newest cause: no such <test>"
     assert text in list(read_summary(run_folder).lines())
     assert text in read_attention(write_report(run_folder))
+
+
+def branching(step: int, rewritten: float, repeated: float = 0.0) -> dict[str, Any]:
+    """A step of eight episodes of three trained turns each."""
+    turns = {"turns": 3.0, "turns_dropped": rewritten + repeated, "turns_dropped_rewritten": rewritten}
+    found = turns | {"turns_dropped_repeated": repeated}
+    return training(step, 0.9) | {"samples": 8} | {f"agent/{name}/mean": value for name, value in found.items()}
+
+
+MANY = "41 % of turns are branches, which are not trained: the client rewrites assistant messages; see docs/endpoint.md"
+
+
+def test_summary_and_report_say_which_turns_are_not_trained_and_why(run_folder: Path) -> None:
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(branching(step, 2.125)) + "\n" for step in (9, 10))
+    summary = write_summary(run_folder, read_config(run_folder), final_state())
+    assert summary.branches == {"turns": 48, "causes": {"rewritten": 34}}
+    assert any(line.startswith(MANY) for line in read_summary(run_folder).lines())
+    assert any(text.startswith(MANY) for text in read_attention(write_report(run_folder)))
+
+
+def test_few_branches_are_a_line_of_the_summary_alone() -> None:
+    few, many = Branches.of([branching(1, 0.0, 0.1)]), Branches.of([branching(1, 0.1, 0.2), training(2, 0.5)])
+    assert few.text.startswith("3 % of turns are branches, which are not trained: the client asks the same again; see")
+    assert not few.warning
+    assert many.warning.startswith("9 % of turns are branches, which are not trained: the client asks the same again ")
+    assert "(and 1 other reason)" in many.warning
+    assert not Branches.of([training(1, 0.5)]).text, "an agent without sessions has no branches"
+    assert Branches.from_wire(Branches().to_wire()) == Branches()
+
+
+def test_plain_lines_say_once_that_turns_are_not_trained(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    view = PlainView(every_steps=1)
+    for step in range(1, 4):
+        view.update(Snapshot(table=buffer_pb2.DescribeResponse()), [branching(step, 2.125)])
+    view.close()
+    assert capsys.readouterr().out.count(MANY) == 1
 
 
 def test_summary_and_report_say_which_groups_failed_and_why(run_folder: Path) -> None:

@@ -119,6 +119,9 @@ class RequestState:
 
     def next_job(self, job_id: str) -> DecodeJob:
         """The job that continues after the tokens so far, which leave something to be sampled."""
+        if self.request.sampling.grammar:
+            # An external engine follows a grammar from its beginning alone.
+            self._forget_tokens()
         request, sampling, done = self.request, self.request.sampling, len(self.ids)
         self.job_id = job_id
         if self.started is None:
@@ -137,6 +140,10 @@ class RequestState:
         # The digest is that of the prompt without earlier turns.
         seen = "" if request.earlier else request.seen
         return DecodeJob(job_id, tokens, sampling, request.images, seen, len(request.prompt_ids))
+
+    def _forget_tokens(self) -> None:
+        self.ids, self._log_probs, self._lengths, self._versions = [], [], [], []
+        self._label, self._order = "", 0
 
     def add(self, chunk: DecodeChunk, labels: VersionLabels) -> int:
         """Adds a chunk of its job.

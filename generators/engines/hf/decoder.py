@@ -32,6 +32,7 @@ from rollmesh.generators.engines.hf.sampling import draw, next_uniform, state_af
 from rollmesh.generators.engines.hf.slot_table import RunningSequence, SlotTable
 from rollmesh.generators.engines.hf.waiting_queue import SharedPrompt, WaitingRequest, interrupted
 from rollmesh.generators.engines.stop_strings import StopMatcher
+from rollmesh.generators.engines.token_grammar import GrammarMatcher, TokenGrammars
 from rollmesh.generators.engines.types import FinishReason, GenerationRequest, GenerationResult, TokenEvent
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
@@ -88,6 +89,7 @@ class Decoder:
         self._vocabulary = int(self._model.config.get_text_config().vocab_size)
         self._is_end = np.zeros(self._vocabulary, np.bool_)
         self._is_end[[token for token in loaded.eos_ids if 0 <= token < self._vocabulary]] = True
+        self._grammars: TokenGrammars | None = None
         self._seeds = np.random.default_rng(seed)
         self.table = SlotTable(slots)
         self.serving: PolicyVersion | None = None
@@ -171,6 +173,8 @@ class Decoder:
             # They took no part in the forward pass.
             table.position[new_rows] -= 1
         table.record(tokens, log_probs)
+        for row, grammar in table.grammars():
+            grammar.push(int(tokens[row]))
         self.tokens_generated += rows
         self.tokens_outside += table.outside()
         assert self.serving is not None
@@ -292,7 +296,9 @@ class Decoder:
         seed = request.sampling.seed or int(self._seeds.integers(1, 2**63))
         # Draws depend on the position alone: after a prefix none is used a second time.
         state = state_after(seed, drawn)
-        running = RunningSequence(request, marks, matcher, started=waiting.started or time.monotonic())
+        running = RunningSequence(
+            request, marks, matcher, self._grammar(request), started=waiting.started or time.monotonic()
+        )
         return self.table.open(running, waiting.prompt.ids, self._limit(request), state)
 
     def _interrupted(self, row: int) -> WaitingRequest:
@@ -308,6 +314,14 @@ class Decoder:
     def _matcher(self, request: GenerationRequest) -> StopMatcher | None:
         stop, tokenizer = request.sampling.stop, self._loaded.tokenizer
         return StopMatcher(tokenizer, stop) if stop and tokenizer else None
+
+    def _grammar(self, request: GenerationRequest) -> GrammarMatcher | None:
+        text, tokenizer, prefix = request.sampling.grammar, self._loaded.tokenizer, request.prefix
+        if not text or tokenizer is None:
+            return None
+        if self._grammars is None:
+            self._grammars = TokenGrammars(tokenizer, self._vocabulary, self._loaded.eos_ids)
+        return self._grammars.matcher(text, [] if prefix is None else prefix.last_turn.tolist())
 
     def _compact_rows(self, *, spare: int) -> None:
         """Moves sequences from the end into holes until at most `spare` holes are left for new ones."""
@@ -325,6 +339,12 @@ class Decoder:
         logits = self._forward(new_rows, starting)
         generator = table.generator[:rows].copy()
         uniform = torch.from_numpy(next_uniform(generator)).to(self._device)
+        if grammars := table.grammars():
+            # The recorded forward pass writes into the same memory each time.
+            logits = logits.clone()
+            for row, grammar in grammars:
+                forbidden = torch.from_numpy(~grammar.allowed()).to(self._device)
+                logits[row].masked_fill_(forbidden, -torch.inf)
         ids, log_probs = draw(logits, uniform, table.sampling(self._device))
         return ids.cpu().numpy(), log_probs.cpu().numpy(), generator
 

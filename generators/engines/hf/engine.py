@@ -39,6 +39,7 @@ class HfEngine(ControlledEngine):
     """
 
     name = "hf"
+    takes_grammars = resumes_grammars = True
 
     def __init__(self, loaded: LoadedModel, settings: EngineSettings, listener: EngineListener) -> None:
         self._limits = loaded.limits

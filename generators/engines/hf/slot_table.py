@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rollmesh.generators.engines.hf.sampling import RowSampling
 from rollmesh.generators.engines.stop_strings import StopMatcher
+from rollmesh.generators.engines.token_grammar import GrammarMatcher
 from rollmesh.generators.engines.types import (
     FinishReason,
     GenerationRequest,
@@ -40,12 +41,14 @@ class RunningSequence:
         request: as submitted.
         marks: (index of the first response token, version that produces tokens from there on).
         matcher: finds its stop strings; None without any.
+        grammar: the tokens that may come next; None: all.
         started: monotonic time at which it got its slot.
     """
 
     request: GenerationRequest
     marks: list[tuple[int, PolicyVersion]]
     matcher: StopMatcher | None
+    grammar: GrammarMatcher | None = None
     started: float = field(default_factory=time.monotonic)
 
 
@@ -74,6 +77,7 @@ class SlotTable:
         self._watched: list[int] | None = None
         self._streamed: list[int] | None = None
         self._outside: int | None = None
+        self._grammars: list[tuple[int, GrammarMatcher]] | None = None
 
     @property
     def active(self) -> int:
@@ -224,6 +228,16 @@ class SlotTable:
             ]
         return self._watched
 
+    def grammars(self) -> list[tuple[int, GrammarMatcher]]:
+        """Rows with a grammar, and their matchers."""
+        if self._grammars is None:
+            self._grammars = [
+                (row, running.grammar)
+                for row, running in enumerate(self.running[: self.rows])
+                if running and running.grammar
+            ]
+        return self._grammars
+
     def outside(self) -> int:
         """Number of rows with requests from outside of the run."""
         if self._outside is None:
@@ -311,6 +325,7 @@ class SlotTable:
         self._watched = None
         self._streamed = None
         self._outside = None
+        self._grammars = None
 
 
 def _column(values: NDArray[np.generic], device: torch.device) -> torch.Tensor:

@@ -40,6 +40,7 @@ from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, D
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.external.served_adapters import LiveAdapter, ServedAdapters, StagedAdapter
 from rollmesh.generators.engines.request_validation import RequestLimits
+from rollmesh.generators.engines.token_grammar import check_known
 from rollmesh.generators.engines.types import EngineSettings, SamplingParams, SleepLevel, SleepReport, WakeStep
 from rollmesh.generators.engines.vllm import environment, fork_server, logs, private_names, sampling
 from rollmesh.generators.engines.vllm.engine_args import engine_arguments, on_cpu, section_of, transfer_of, workers
@@ -101,6 +102,7 @@ class VllmBackend(Backend):
         self._checkpoint: CheckpointLayout | None = None
         self._sender: WeightSender | None = None
         self._jobs: dict[str, _SubmittedRequest] = {}
+        self._knows_tokenizer = False
         self._label = ""
         self._adapters = ServedAdapters()
         self._folders = AdapterFolders()
@@ -215,6 +217,10 @@ class VllmBackend(Backend):
     async def generate(self, job: DecodeJob, on_chunk: Callable[[DecodeChunk], None]) -> None:
         adapter = self._adapters.newest
         stream = JobStream(on_chunk, adapter.label if adapter is not None else None)
+        if job.sampling.grammar and not self._knows_tokenizer:
+            assert self._model.tokenizer is not None, "checked when it was submitted"
+            await asyncio.to_thread(check_known, self._model.tokenizer)
+            self._knows_tokenizer = True
         try:
             parameters = sampling.to_vllm(job.sampling, self._model.limits.eos)
         except (ValueError, VLLMClientError) as error:

@@ -22,6 +22,7 @@ class VllmEngine(ExternalEngine):
     """vLLM's AsyncLLM in this process; its engine core and workers are child processes."""
 
     name: ClassVar[str] = "vllm"
+    takes_grammars: ClassVar[bool] = True
 
     @classmethod
     def create_backend(cls, folder: Path, model: ModelInfo, settings: EngineSettings) -> Backend:

@@ -161,6 +161,8 @@ def engine_arguments(
         "weight_transfer_config": _BACKENDS[transfer_of(settings)],
         "enable_return_routed_experts": section.routed_experts,
         "skip_tokenizer_init": not tokenizer,
+        # The one that takes our grammars (`token_grammar`).
+        "structured_outputs_config": {"backend": "guidance"},
         # Sampling is what each request says, never what the folder proposes.
         "generation_config": "vllm",
         # Features that former weights made of an image must not be found again.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vllm import SamplingParams as VllmSampling
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from rollmesh.generators.engines.types import SamplingParams
 
@@ -34,6 +34,7 @@ def to_vllm(sampling: SamplingParams, eos: Iterable[int]) -> VllmSampling:
         # The log-prob of the sampled token alone.
         logprobs=0,
         output_kind=RequestOutputKind.DELTA,
+        structured_outputs=StructuredOutputsParams(grammar=sampling.grammar) if sampling.grammar else None,
     )
 
 

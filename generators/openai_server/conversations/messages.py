@@ -13,6 +13,11 @@ from typing import Any
 from rollmesh.generators.openai_server.errors import ApiError
 
 Message = dict[str, Any]
+THOUGHTS = "reasoning_content"
+"""The key of thoughts that a client keeps apart from an assistant's content; templates know it by this name."""
+_THOUGHT_FIELDS = (THOUGHTS, "reasoning", "thinking")
+_THOUGHT_PARTS = ("thinking", "reasoning")
+_TEXT_PARTS = ("text", "refusal")
 
 
 def normalize(message: Message, index: int = 0) -> Message:
@@ -22,13 +27,20 @@ def normalize(message: Message, index: int = 0) -> Message:
         ApiError: 400: content that is not text.
     """
     normal: Message = {"role": "system" if message["role"] == "developer" else message["role"]}
-    content = _text(message.get("content"), index)
+    kept = message.get("content")
+    apart: list[Any] = []
+    if normal["role"] == "assistant" and isinstance(kept, list):
+        apart = [part for part in kept if isinstance(part, dict) and part.get("type") in _THOUGHT_PARTS]
+        kept = [part for part in kept if part not in apart]
+    content = _text(kept, index)
     calls = message.get("tool_calls") or []
     if content is not None or not calls:
         normal["content"] = content or ""
     for name in ("name", "tool_call_id"):
         if isinstance(message.get(name), str):
             normal[name] = message[name]
+    if normal["role"] == "assistant" and (thoughts := _thoughts(message, apart)):
+        normal[THOUGHTS] = thoughts
     if calls:
         normal.setdefault("content", "")
         if not isinstance(calls, list):
@@ -42,7 +54,7 @@ def _text(content: Any, index: int) -> str | None:
         return content
     parts = []
     for part in content if isinstance(content, list) else [content]:
-        if not isinstance(part, dict) or part.get("type") not in ("text", "refusal"):
+        if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS:
             raise ApiError(
                 400, "only text is understood", reason="unsupported_content", param=f"messages[{index}].content"
             )
@@ -50,14 +62,28 @@ def _text(content: Any, index: int) -> str | None:
     return "".join(parts)
 
 
+def _thoughts(message: Message, parts: list[Any]) -> str:
+    """The thoughts that stand outside of an assistant's content; clients name them in several ways, some in two."""
+    fields = (message.get(name) for name in _THOUGHT_FIELDS)
+    found = next((value for value in fields if isinstance(value, str) and value.strip()), "")
+    return found or "".join(str(part.get(part["type"]) or part.get("text") or "") for part in parts)
+
+
 def _call(call: Any, index: int) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ApiError(400, "a tool call needs a function with a name", param=f"messages[{index}].tool_calls")
-    arguments = function.get("arguments") or "{}"
-    if isinstance(arguments, str):
-        # A model's own mistake, handed back, is no JSON: templates write it as it is.
-        with contextlib.suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments)
+    arguments = read_arguments(function.get("arguments") or {})
     tool_call = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return {"id": call["id"], **tool_call} if isinstance(call.get("id"), str) else tool_call
+
+
+def read_arguments(arguments: Any) -> Any:
+    """The arguments of a call as an object, also where they are JSON text.
+
+    A model's own mistake, handed back, is no JSON: it stays the text that it is.
+    """
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(arguments)
+    return arguments

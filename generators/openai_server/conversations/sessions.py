@@ -18,13 +18,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from rollmesh.generators.engines.types import SamplingParams
-from rollmesh.generators.openai_server.conversations.turn_tree import PromptPosition, TurnTree
+from rollmesh.generators.openai_server.conversations.turn_tree import PromptPosition, Turn, TurnTree
 from rollmesh.generators.openai_server.errors import overloaded, session_ended, session_full
 from rollmesh.mesh.config.rollout import EndpointSection
+from rollmesh.mesh.trajectory.branches import Cause
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 
 # Tokens that are held of one session, and of all that are not training's: 12 bytes each at most.
@@ -96,6 +98,8 @@ class Session:
         calls: answered, being answered, or refused for their prompts.
         counts: of calls. `aborted`; `forced`: those that asked for another sampling than training has. `no_room`: those
             that were refused because the conversation has used up its tokens, or the session its answers.
+        causes: of calls that do not continue the answers that were given.
+        hidden_tools: names of those that were offered where the conversation's prompt does not show them.
     """
 
     def __init__(self, name: str, policy: SamplingPolicy | None, max_answers: int) -> None:
@@ -109,6 +113,8 @@ class Session:
         self.over = False
         self.calls = 0
         self.counts: Counter[str] = Counter()
+        self.causes: Counter[Cause] = Counter()
+        self.hidden_tools: set[str] = set()
         self.used_at = 0.0
 
     def check_room(self, answers: int, context: int) -> None:
@@ -133,6 +139,29 @@ class Session:
             self.counts["no_room"] += 1
             raise session_full(self.name, full)
 
+    def count_call(self, cause: Cause | None, offered: Sequence[Any], shown: Sequence[Any]) -> None:
+        """Counts a call whose prompt is made.
+
+        Args:
+            cause: why it does not continue the answers that were given; None: it does, or there are none.
+            offered: its tools.
+            shown: those in its prompt.
+        """
+        if cause is not None:
+            self.causes[cause] += 1
+        self.hidden_tools |= _names(offered) - _names(shown)
+
+    def causes_of(self, dropped: Sequence[Turn]) -> Counter[Cause]:
+        """Turns in branches by cause: that of most calls that began one.
+
+        Args:
+            dropped: turns that no trajectory holds.
+        """
+        choices = sum(turn.choice > 0 for turn in dropped)
+        # Calls at the same time begin conversations before any answer is there.
+        most = self.causes.most_common(1)[0][0] if self.causes else Cause.ANOTHER
+        return Counter({most: len(dropped) - choices, Cause.CHOICES: choices})
+
     def next_call(self) -> int:
         """The number of a call that begins."""
         self.calls += 1
@@ -155,6 +184,10 @@ class Session:
         # Different in each call, and alike when the calls are made again.
         seed = (policy.seed * 0x9E3779B1 + 0x85EBCA77 * call + choice) % (1 << 63) or 1
         return replace(policy, max_tokens=max_tokens, stop=(*policy.stop, *stops), seed=seed if policy.seed else 0)
+
+
+def _names(tools: Sequence[Any]) -> set[str]:
+    return {tool["function"]["name"] for tool in tools}
 
 
 class Sessions:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from rollmesh.generators.agents.transcript import Transcript
 from rollmesh.generators.engines.types import FinishReason
 from rollmesh.generators.openai_server.conversations.conversation_keys import ConversationKey
+from rollmesh.generators.openai_server.conversations.known_answers import AnswerPlace, Followed, KnownAnswers
 from rollmesh.generators.openai_server.conversations.messages import Message
 from rollmesh.generators.openai_server.conversations.prefix_index import PrefixIndex, Totals, totals
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
@@ -107,7 +108,8 @@ class TurnTree:
         self._last: Turn | None = None
         self._lock = threading.Lock()
         self._ends: PrefixIndex[Turn] = PrefixIndex()
-        self._by_key: PrefixIndex[Turn] = PrefixIndex()
+        self._texts: PrefixIndex[Turn] = PrefixIndex()
+        self._chats: KnownAnswers[Turn] = KnownAnswers()
 
     def locate(self, before: Turn | None, new_ids: Sequence[int]) -> PromptPosition:
         """The position of a prompt: after the longest turn that it continues, token by token.
@@ -133,6 +135,7 @@ class TurnTree:
         finish: FinishReason,
         *,
         key: ConversationKey | None = None,
+        place: AnswerPlace | None = None,
         messages: Sequence[Message] = (),
         text: str = "",
     ) -> Turn:
@@ -140,7 +143,8 @@ class TurnTree:
 
         Args:
             call, choice, position, sampled, finish: see `Turn`.
-            key: prompt and answer as the client will send them when it continues; None: unknown.
+            key: of a text completion: prompt and answer as the client will send them when it continues.
+            place: of a chat's answer.
             messages, text: see `messages` and `last_text` of `TurnTree`.
         """
         total = int(totals(sampled.response_ids, position.length, position.total)[-1])
@@ -152,19 +156,30 @@ class TurnTree:
         with self._lock:
             self._ends.add(turn.length, total, turn)
             if key is not None:
-                earlier = self._by_key.get(*key)
+                earlier = self._texts.get(*key)
                 if earlier is None or earlier.call < call:
-                    self._by_key.put(*key, turn)
+                    self._texts.put(*key, turn)
+        if place is not None:
+            self._chats.add(turn, place)
         return turn
 
-    def longest_known(self, conversation_totals: Totals) -> tuple[int, Turn] | None:
-        """The turn with the longest conversation that another one begins with, and its length; of several the latest.
+    def follow(self, messages: Sequence[Message], tools: Sequence[Any]) -> Followed[Turn]:
+        """Follows a chat through the answers of this session.
 
         Args:
-            conversation_totals: of all beginnings of the other conversation that count.
+            messages: in normal form.
+            tools: offered with them.
+        """
+        return self._chats.follow(messages, tools)
+
+    def longest_known(self, conversation_totals: Totals) -> tuple[int, Turn] | None:
+        """The turn with the longest text that another one begins with, and its length; of several the latest.
+
+        Args:
+            conversation_totals: of all beginnings of the other text that count.
         """
         with self._lock:
-            return self._by_key.longest(conversation_totals)
+            return self._texts.longest(conversation_totals)
 
     def last(self) -> Turn | None:
         """The turn in which the trajectory ends: of the last call that was answered, its first answer."""

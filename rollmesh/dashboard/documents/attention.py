@@ -9,6 +9,7 @@ import numpy as np
 
 from rollmesh.dashboard.run_view import RunView
 from rollmesh.mesh.tables import TRAIN
+from rollmesh.report.branches import Branches
 from rollmesh.report.equal_rewards import HIGHEST, LOWEST, REMEDY, equal_rewards
 from rollmesh.report.failures import failures_text
 from rollmesh.report.restarts import read_restarts
@@ -57,6 +58,8 @@ def _of_folder(view: RunView) -> Iterator[tuple[str, str, str]]:
         for name, ledger in summary.ledger.items():
             for discrepancy in ledger["discrepancies"]:
                 yield "error", f"ledger of {name}: {discrepancy}", "please report it with the run's logs"
+        if text := Branches.from_wire(summary.branches).warning:
+            yield "warning", text, "send answers back as they came, and only add messages"
         if summary.not_evaluated:
             yield "note", summary.not_evaluated, ""
     if view.folder is None or view.command != RUN:

@@ -9,6 +9,7 @@ from rollmesh.doctor.after.run_records import RunRecords
 from rollmesh.doctor.findings import Finding, ok, problem, warning
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.runtime.threads import reward_workers
+from rollmesh.report.branches import Branches
 from rollmesh.report.failures import failures_text
 from rollmesh.report.unscored import UnscoredMembers
 
@@ -24,6 +25,7 @@ def judge_losses(run: RunRecords) -> Iterator[Finding]:
     found = [
         *_no_variance(run),
         *_cut_off(run),
+        *_branches(run),
         *judge_unscored(run.unscored, run.config),
         *(judge_fates(run.summary.groups_by_fate, run.summary.ledger, run.config) if run.summary is not None else ()),
     ]
@@ -58,6 +60,18 @@ def _cut_off(run: RunRecords) -> Iterator[Finding]:
             f"rollout.max_response_tokens={2 * most}; or algorithm.filter.truncated=mask, which does not train them. "
             "Where none ends by itself, see the chat template and rollout.stop",
             share=share,
+        )
+
+
+def _branches(run: RunRecords) -> Iterator[Finding]:
+    branches = Branches.of(run.steps)
+    if branches.warning:
+        yield warning(
+            CHECK,
+            branches.warning,
+            "send answers back as they came, and only add messages: docs/endpoint.md#branches has the forms that are "
+            "known again, and a remedy for each reason. `agent/turns_dropped_.../mean` counts turns by reason",
+            share=branches.share,
         )
 
 

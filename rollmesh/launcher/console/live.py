@@ -154,6 +154,8 @@ def _rows(snapshot: Snapshot, progress: Progress, shares: WaitShares | None, col
             yield "to do", shares.advice
     if progress.advice:
         yield "to do", progress.advice
+    if branches := progress.branches:
+        yield "branches", branches
     if snapshot.placement:
         yield "placement", snapshot.placement
     if snapshot.turns is not None:

@@ -48,6 +48,7 @@ class PlainView:
         self._bottleneck = Bottleneck()
         self._advice = ""
         self._rewards_advice = ""
+        self._branches = ""
 
     @property
     def write_error(self) -> str:
@@ -87,7 +88,10 @@ class PlainView:
             self._new_failures(snapshot),
             advice if advice != self._advice else "",
             of_rewards if of_rewards != self._rewards_advice else "",
+            # Once in a run: the share changes with each step.
+            "" if self._branches else self._progress.branches,
         ]
+        self._branches = self._branches or news[-1]
         self._unscored, self._advice = UnscoredMembers(), advice or self._advice
         self._rewards_advice = of_rewards
         for text in filter(None, news):

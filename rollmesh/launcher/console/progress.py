@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from rollmesh.mesh.config.models import Config
+from rollmesh.report.branches import Branches
 from rollmesh.report.equal_rewards import HIGHEST, LOWEST, REMEDY, equal_rewards
 from rollmesh.report.metrics import REWARD, Record, is_evaluation, is_training, metric_value
 
@@ -61,6 +62,11 @@ class Progress:
             return ""
         same = equal_rewards(self._latest(LOWEST), self._latest(HIGHEST), f"the last {_RECENT} steps")
         return f"{same}. {REMEDY}" if same else ""
+
+    @property
+    def branches(self) -> str:
+        """The share of turns of recent steps that are not trained, and why; empty where there are few."""
+        return Branches.of(self._recent).warning
 
     @property
     def seconds_per_step(self) -> float | None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from rollmesh.generators.agents.tool_call_parsers import PARSERS
 from rollmesh.generators.agents.tool_calls import ToolCall
-from rollmesh.generators.agents.turn_scanner import opens_thoughts
 from tests.generators.agents.test_tool_call_parsers import BAR, WRITERS, Calls
 
 NAMES = ("f", "g")
@@ -191,20 +190,6 @@ def test_calls_that_cannot_be_read_are_errors(form: str, text: str, reasons: lis
     assert [call.name for call in parsed.valid] == calls
     for error, reason in zip(parsed.errors, reasons, strict=True):
         assert reason in error
-
-
-@pytest.mark.parametrize(
-    ("prompt", "opened"),
-    [
-        ("<|im_start|>assistant\n<think>\n", True),
-        ("[INST]hi[/INST][THINK]", True),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
-        ("Say <think>.<|im_end|>\n<|im_start|>assistant\n", False),
-        ("", False),
-    ],
-)
-def test_a_prompt_that_opens_thoughts_ends_with_their_mark(prompt: str, opened: bool) -> None:
-    assert opens_thoughts(prompt) is opened
 
 
 def test_a_call_has_the_id_that_the_model_gave() -> None:

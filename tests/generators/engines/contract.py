@@ -6,6 +6,7 @@ setting of an engine (another KV policy) changes nothing for the rest.
 
 from __future__ import annotations
 
+from tests.generators.engines.contract_grammars import GrammarContract
 from tests.generators.engines.contract_life import LifeContract
 from tests.generators.engines.contract_pauses import PauseContract
 from tests.generators.engines.contract_prefixes import PrefixContract
@@ -16,6 +17,13 @@ from tests.generators.engines.contract_swaps import SwapContract
 
 
 class EngineContract(
-    ResultContract, RefusalContract, SwapContract, PrefixContract, StreamContract, LifeContract, PauseContract
+    ResultContract,
+    RefusalContract,
+    SwapContract,
+    PrefixContract,
+    StreamContract,
+    GrammarContract,
+    LifeContract,
+    PauseContract,
 ):
     """All of it."""

@@ -9,6 +9,7 @@ import pytest
 from rollmesh.generators.engines.hf import decoder
 from rollmesh.generators.engines.hf.model.traced_forward import DirectForward
 from tests.generators.engines.contract import EngineContract
+from tests.generators.engines.contract_grammars import GrammarContract
 from tests.generators.engines.contract_life import LifeContract
 from tests.generators.engines.contract_pauses import PauseContract
 from tests.generators.engines.contract_prefixes import PrefixContract
@@ -34,7 +35,7 @@ def directly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "record", lambda loaded, *_: DirectForward(loaded.model))
 
 
-class TestHfEngine(ResultContract, SwapContract, PrefixContract):
+class TestHfEngine(ResultContract, SwapContract, PrefixContract, GrammarContract):
     pass
 
 
@@ -55,7 +56,7 @@ class TestHfEngineThatRecordsNothingInFull(ResultContract, SwapContract, PrefixC
 
 
 @pytest.mark.parametrize("harness", [("recompute", "cpu"), ("interrupt", "cpu")], indirect=True)
-class TestHfEngineWithNewKeys(NewKeysContract):
+class TestHfEngineWithNewKeys(NewKeysContract, GrammarContract):
     pass
 
 

@@ -29,7 +29,7 @@ from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError, PortInUseError
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from tests.certificates import Authority
-from tests.generators.openai_server.world import TOOL, Serving, another_server, soon
+from tests.generators.openai_server.world import Serving, another_server, soon
 from tests.secrets_here import TOKEN, write_secret
 
 T = TypeVar("T")
@@ -59,7 +59,6 @@ def client(serving: Serving) -> OpenAI:
         ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
         ({"top_logprobs": 2}, "top_logprobs", None),
         ({"messages": []}, "messages", "invalid_value"),
         (

@@ -106,9 +106,73 @@ def test_a_tools_answer_goes_on_from_the_call(serving: Serving) -> None:
     answer = ask(client, [ASK, call.message, result], tools=[TOOL])
     assert answer.prompt_token_ids[: len(call.prompt_token_ids) + 2] == [*call.prompt_token_ids, *call.token_ids]
     assert len(session.record.chain()) == 2
-    # Without the tools it is another conversation.
-    ask(client, [ASK, call.message, result])
-    assert len(session.record.chain()) == 1
+    serving.endpoint.sessions.forget(session)
+
+
+OTHER: Any = {"type": "function", "function": {"name": "other", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize(
+    "later",
+    [{}, {"tools": [TOOL], "tool_choice": "none"}, {"tools": []}, {"tools": [OTHER, TOOL]}, {"tools": [OTHER]}],
+    ids=["without", "none", "empty", "more", "others"],
+)
+def test_tools_of_a_later_call_leave_the_conversation_whole(serving: Serving, later: Any) -> None:
+    session = trained(serving, "<system>")
+    client = client_of(serving, session)
+    call = ask(client, [ASK], tools=[TOOL])
+    result = {"role": "tool", "tool_call_id": call.message.tool_calls[0].id, "content": "5"}
+    answer = ask(client, [ASK, call.message, result], **later)
+    assert answer.prompt_token_ids[: len(call.prompt_token_ids) + 2] == [*call.prompt_token_ids, *call.token_ids]
+    last = ask(client, [ASK, call.message, result, answer.message, ASK], tools=[TOOL])
+    assert last.prompt_token_ids[: len(answer.prompt_token_ids)] == answer.prompt_token_ids
+    assert len(session.record.chain()) == 3
+    assert not session.causes
+    assert session.hidden_tools == ({"other"} if OTHER in later.get("tools", ()) else set())
+    serving.endpoint.sessions.forget(session)
+
+
+def test_the_first_tools_of_a_conversation_begin_a_branch(serving: Serving) -> None:
+    """The model has to see them."""
+    session = trained(serving, "<")
+    client = client_of(serving, session)
+    plan = ask(client, [ASK])
+    call = ask(client, [ASK, plan.message, ASK], tools=[TOOL])
+    assert call.message.tool_calls
+    assert session.causes == {"tools": 1}
+    serving.endpoint.sessions.forget(session)
+
+
+def test_tools_stay_in_the_prompt_where_none_may_be_called(serving: Serving) -> None:
+    client = client_of(serving, "none-may-be-called")
+    shown, none, without = (
+        ask(client, [ASK], **more) for more in ({"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "none"}, {})
+    )
+    assert none.prompt_token_ids == shown.prompt_token_ids != without.prompt_token_ids
+    # The model may write one all the same: it is text.
+    assert (none.finish_reason, none.message.tool_calls, shown.finish_reason) == ("stop", None, "tool_calls")
+    assert "<tool_call>" in none.message.content
+
+
+def test_text_that_an_agent_adds_after_a_stop_string_is_masked(serving: Serving) -> None:
+    session = trained(serving)
+    client = client_of(serving, session)
+    first = ask(client, [ASK])
+    text = first.message.content.strip()
+    session = trained(serving)
+    client = client_of(serving, session)
+    stop = text[len(text) // 2 :][:2]
+    cut = ask(client, [ASK], stop=[stop])
+    assert cut.message.content == text[: text.index(stop)]
+    rewritten = {"role": "assistant", "content": cut.message.content + stop + " and"}
+    second = ask(client, [ASK, rewritten, ASK])
+    before = [*cut.prompt_token_ids, *cut.token_ids]
+    assert second.prompt_token_ids[: len(before)] == before
+    between = serving.tokenizer.decode(second.prompt_token_ids[len(before) :])
+    assert between.endswith(" and<eot><user>the quick fox<eot><assistant>")
+    third = ask(client, [ASK, rewritten, ASK, second.message, ASK])
+    assert third.prompt_token_ids[: len(second.prompt_token_ids)] == second.prompt_token_ids
+    assert len(session.record.chain()) == 3
     serving.endpoint.sessions.forget(session)
 
 

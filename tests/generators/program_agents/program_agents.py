@@ -24,6 +24,19 @@ def two_turns(task: dict[str, Any], base_url: str, api_key: str, model: str) -> 
     return 0.5 + task["member"]
 
 
+def rewrites(task: dict[str, Any], base_url: str, api_key: str, model: str) -> float:
+    """Sends its answers back as others, five times."""
+    from openai import OpenAI
+
+    client = OpenAI(base_url=base_url, api_key=api_key)
+    messages = list(task["messages"])
+    for _ in range(5):
+        answer = client.chat.completions.create(model=model, messages=messages, max_tokens=3)
+        said = f"I said: {answer.choices[0].message.content}"
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "again"}]
+    return 1.0
+
+
 async def one_turn(task: dict[str, Any], base_url: str, api_key: str, model: str) -> dict[str, Any]:
     """Asks once and answers by itself; async."""
     from openai import AsyncOpenAI

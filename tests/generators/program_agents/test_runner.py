@@ -232,6 +232,23 @@ def test_a_command_gets_what_is_named_of_the_environment(monkeypatch: pytest.Mon
         AgentSection(program="a:b", pass_env=["PATH"])
 
 
+async def test_turns_that_will_not_be_trained_are_counted_by_reason_and_told_once(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = Runs(serving, program=f"{AGENTS}:rewrites")
+    for name in "abcdef":
+        request = runs.request(name, opening="<user>")
+        runs.submit(request)
+        result = await runs.result(name)
+        assert result.rewards == {"reward": 1.0}
+        counted = {key: value for key, value in result.stats.items() if key.startswith("turns") and value}
+        assert counted == {"turns": 1, "turns_dropped": 4, "turns_dropped_rewritten": 4}
+    assert runs.runner.stats["turns_dropped"] == 24
+    [told] = [record.getMessage() for record in caplog.records if "branches" in record.getMessage()]
+    assert told.startswith("80 % of turns are branches, which are not trained: the client rewrites assistant messages")
+    runs.close()
+
+
 async def test_an_overdue_episode_is_ended_as_it_is(serving: Serving) -> None:
     runs = Runs(serving, program=f"{AGENTS}:endless", tool_timeout_s=3.0, episode_timeout_s=3.0)
     request = runs.request("a", opening="<user>")

@@ -62,6 +62,9 @@ FAULTS: dict[str, Fault] = {
     "weights-too-slow": Fault(_always(timing_s__update_weights=3.0)),
     "no-variance": Fault(_always(frac_reward_zero_std=0.8)),
     "cut-off-responses": Fault(_always(response_length__clip_ratio=0.6)),
+    "branches": Fault(
+        _always(agent__turns__mean=3, agent__turns_dropped__mean=2, agent__turns_dropped_rewritten__mean=2)
+    ),
     "evicted-groups": Fault(RecordedRun(counters={"admitted": 150, "evicted_stale": 50})),
     "failed-groups": Fault(
         RecordedRun(

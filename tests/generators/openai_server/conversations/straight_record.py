@@ -40,11 +40,9 @@ class StraightRecord:
         found = [
             turn
             for turn in self.turns
-            if 0 < len(turn.messages) < len(messages)
-            and turn.tools == tools
-            and list(turn.messages) == list(messages[: len(turn.messages)])
+            if 0 < len(turn.messages) <= len(messages) and list(turn.messages) == list(messages[: len(turn.messages)])
         ]
-        return max(found, key=lambda turn: (len(turn.messages), turn.call), default=None)
+        return max(found, key=lambda turn: (len(turn.messages), turn.tools == tools, turn.call), default=None)
 
     def extended_by_text(self, text: str) -> StraightTurn | None:
         found = [turn for turn in self.turns if turn.text and text.startswith(turn.text)]

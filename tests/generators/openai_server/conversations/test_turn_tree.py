@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from rollmesh.generators.openai_server.conversations import prefix_index
 from rollmesh.generators.openai_server.conversations.conversation_keys import (
     extend_key,
-    message_symbol,
     text_symbols,
-    totals_of_messages,
     totals_of_text,
 )
+from rollmesh.generators.openai_server.conversations.known_answers import AnswerPlace
 from rollmesh.generators.openai_server.conversations.turn_tree import Turn, TurnTree, branches, transcript
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
@@ -25,7 +24,6 @@ from tests.generators.openai_server.conversations.straight_record import Straigh
 # Few symbols: prompts that begin alike, and answers that are alike, are the rule.
 IDS = st.lists(st.integers(0, 2), max_size=4)
 ANSWERS = st.lists(st.integers(0, 2), min_size=1, max_size=3)
-TOOL = {"role": "tool", "content": ""}
 MESSAGES = st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.sampled_from("ab")), min_size=1, max_size=3)
 
 
@@ -55,11 +53,10 @@ class Both:
             known = [list(turn.messages) for turn in self.straight.turns if turn.messages]
             asked = [*draw(st.sampled_from([[], *known])), *draw(MESSAGES)]
             tools = draw(st.sampled_from(["", "x"]))
-            told = totals_of_messages([{"role": role, "content": content} for role, content in asked], list(tools))
-            found = self.record.longest_known(told[:-1])
-            before = found[1] if found is not None else None
+            followed = self.record.follow([{"role": role, "content": said} for role, said in asked], list(tools))
+            before, told = followed.answer.turn if followed.answer is not None else None, followed.conversation
             self.same(before, self.straight.longest_known(asked, tools))
-            assert found is None or found[0] - 1 == len(self.alike[id(found[1])].messages)
+            assert before is None or followed.length == len(self.alike[id(before)].messages)
         elif kind == "text":
             text = draw(st.sampled_from(["", *(turn.text for turn in self.straight.turns)])) + draw(
                 st.text("ab", max_size=2)
@@ -77,15 +74,24 @@ class Both:
         # Answers may come in another order than calls, and there may be several.
         for choice in draw(st.permutations(range(draw(st.integers(1, 2))))):
             answer = draw(ANSWERS)
-            key, messages, whole = None, asked, ""
+            key, place, messages, whole = None, None, asked, ""
             if kind == "chat":
                 messages = [*asked, ("assistant", draw(st.sampled_from("ab")))]
-                key = extend_key(told, [message_symbol({"role": "assistant", "content": messages[-1][1]})])
+                place = AnswerPlace.of(told, {"role": "assistant", "content": messages[-1][1]}, list(tools), "")
             elif kind == "text":
                 said = draw(st.text("ab", max_size=2))
                 whole = text + said
                 key = extend_key(told, text_symbols(said)) if whole else None
-            turn = self.record.add(number, choice, position, sampled(answer), "stop", key=key, messages=messages)  # type: ignore[arg-type]
+            turn = self.record.add(
+                number,
+                choice,
+                position,
+                sampled(answer),
+                "stop",
+                key=key,
+                place=place,
+                messages=messages,  # type: ignore[arg-type]  # pairs are compared as well
+            )
             straight = StraightTurn(number, choice, prompt, tuple(answer), parent, messages, tools, whole)
             self.straight.turns.append(straight)
             self.alike[id(turn)] = straight
@@ -162,17 +168,3 @@ def test_a_longer_session_makes_no_call_dearer(monkeypatch: pytest.MonkeyPatch) 
     assert set(costs) == set(kept) == {10}
     assert before is not None
     assert before.length == len(before.ids()) == 3000
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "same"),
-    [
-        ({"role": "assistant", "content": " a\n"}, {"role": "assistant", "content": "a"}, True),
-        ({"role": "user", "content": " a"}, {"role": "user", "content": "a"}, False),
-        ({**TOOL, "x": {"a": 1, "b": 2.0}}, {"x": {"b": 2, "a": 1.0}, **TOOL}, True),
-        ({**TOOL, "x": [1]}, {**TOOL, "x": [True]}, False),
-        ({**TOOL, "x": [1.5, "1"]}, {**TOOL, "x": [1.5, 1]}, False),
-    ],
-)  # fmt: skip
-def test_messages_that_say_the_same_are_the_same(left: dict[str, Any], right: dict[str, Any], same: bool) -> None:
-    assert (message_symbol(left) == message_symbol(right)) == same

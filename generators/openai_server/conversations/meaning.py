@@ -1,0 +1,114 @@
+"""The meaning of messages: digests that are equal where two messages say the same in other forms.
+
+An assistant's message counts by its thoughts, its text and its tool calls. Thoughts may stand in the text between tags,
+or apart. White space at the ends of thoughts and text does not count. Nor do a name, the ids of calls, the order of an
+object's keys and the form of a whole number (1 or 1.0). A result of a tool refers to a call by its place: ids may be
+rewritten as long as calls and results agree. All other messages count letter by letter.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rollmesh.generators.openai_server.conversations.messages import THOUGHTS, Message, read_arguments
+
+_TAGS = "think|thinking|thought|reasoning|seed:think"
+_TAG = re.compile(rf"<(/?)(?:{_TAGS})>|\[(/?)THINK\]")
+# The form in which smolagents tells the calls of an answer: as text, after what the answer said besides.
+_RETOLD = re.compile(r"(.*?)\s*Calling tools:\s*(\[.*\])\s*", re.DOTALL)
+# Longer ones are no list of calls: Python's parser takes many times their size.
+_RETOLD_CHARACTERS = 1 << 16
+ROOT = b""
+"""The digest of a conversation without messages."""
+
+
+class AnswerMeaning(NamedTuple):
+    """The meaning of an assistant's message.
+
+    Attributes:
+        whole: digest of all of it.
+        bare: of the same without thoughts; the same as `whole` where there are none.
+    """
+
+    whole: bytes
+    bare: bytes
+
+
+def answer_meaning(message: Message) -> AnswerMeaning:
+    """The meaning of an assistant's message in normal form."""
+    calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls") or []]
+    parts = _parts(message.get("content") or "", str(message.get(THOUGHTS, "")))
+    if not calls and (retold := _retold_calls(parts)):
+        parts, calls = retold
+    bare = [part for part in parts if not part[0]]
+    whole = _digest([parts, calls])
+    return AnswerMeaning(whole, whole if len(bare) == len(parts) else _digest([bare, calls]))
+
+
+def message_meaning(message: Message, call_places: Mapping[str, int]) -> bytes:
+    """The meaning of a message that is no answer.
+
+    Args:
+        message: in normal form.
+        call_places: of the last message with calls: the place of each by its id.
+    """
+    if message["role"] == "assistant":
+        return answer_meaning(message).whole
+    place = call_places.get(str(message.get("tool_call_id")))
+    return _digest(message if place is None else {**message, "tool_call_id": place})
+
+
+def tools_digest(tools: Any) -> bytes:
+    """The digest of a list of tools."""
+    return _digest(tools)
+
+
+def extended(conversation: bytes, meaning: bytes) -> bytes:
+    """The digest of a conversation with one more message."""
+    return hashlib.blake2b(conversation + meaning, digest_size=16).digest()
+
+
+def _parts(content: str, apart: str) -> list[tuple[bool, str]]:
+    """Thoughts (True) and text (False) in turn, without white space at their ends; none of them empty."""
+    parts: list[tuple[bool, str]] = []
+    place, thinks = 0, False
+    for tag in _TAG.finditer(content):
+        closes = bool(tag[1] or tag[2])
+        # A prompt may have opened thoughts that the answer closes.
+        parts.append((thinks or (closes and not parts), content[place : tag.start()].strip()))
+        place, thinks = tag.end(), not closes
+    parts.append((thinks, content[place:].strip()))
+    parts = [part for part in parts if part[1]]
+    thoughts = (True, apart.strip())
+    return [thoughts, *parts] if thoughts[1] and thoughts not in parts[:1] else parts
+
+
+def _retold_calls(parts: list[tuple[bool, str]]) -> tuple[list[tuple[bool, str]], list[list[Any]]] | None:
+    """Parts without the calls that their last text tells, and these; None: it tells none."""
+    text = parts[-1][1] if parts and not parts[-1][0] else ""
+    match = _RETOLD.fullmatch(text) if "Calling tools:" in text and len(text) <= _RETOLD_CHARACTERS else None
+    if match is None:
+        return None
+    try:
+        told = ast.literal_eval(match[2])
+        calls = [[str(call["function"]["name"]), read_arguments(call["function"]["arguments"])] for call in told]
+    except (ValueError, SyntaxError, TypeError, LookupError, RecursionError, MemoryError):
+        return None
+    return [*parts[:-1], *([(False, match[1])] if match[1] else [])], calls
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.blake2b(json.dumps(_plain(value), sort_keys=True).encode(), digest_size=16).digest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,61 @@
+"""The contract of inference engines for responses under a grammar."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rollmesh.mesh.errors import PayloadError
+from tests.generators.engines.harness import V1, V2, EngineHarness, constant_prefix, request
+
+# A response of three texts, each some tokens long.
+CHOICES = ("the quick fox", "the lazy dog", "to be")
+GRAMMAR = "start: " + " | ".join(f'"{text}"' for text in CHOICES)
+
+
+class GrammarContract:
+    """Part of `EngineContract`."""
+
+    def test_a_response_is_of_its_grammar(self, harness: EngineHarness) -> None:
+        harness.update(V1, harness.random_weights(7))
+        if not harness.engine.takes_grammars:
+            with pytest.raises(PayloadError, match=f"engine {harness.engine.name} takes none"):
+                harness.engine.submit([request("a", grammar=GRAMMAR)])
+            return
+        free = [request(f"free-{index}", seed=index + 1, max_tokens=9) for index in range(3)]
+        alone = [result.sampled.response_ids.tolist() for result in harness.run(free)]
+        forced = [request(f"forced-{index}", seed=index + 1, grammar=GRAMMAR) for index in range(2 * harness.slots)]
+        again = [request(f"again-{index}", seed=index + 1, max_tokens=9) for index in range(3)]
+        results = harness.run([*forced, *again])
+        for result in results[: len(forced)]:
+            ids, log_probs = result.sampled.response_ids.tolist(), result.sampled.log_probs
+            assert result.finish_reason == "stop"
+            assert ids[-1] == harness.eos
+            assert harness.text(ids[:-1]) in CHOICES
+            # The last token was the only one that was allowed.
+            assert np.isclose(log_probs[-1], 0, atol=1e-4)
+            assert (log_probs <= 1e-4).all()
+        if harness.seeded:
+            assert [result.sampled.response_ids.tolist() for result in results[len(forced) :]] == alone
+
+    def test_a_response_under_a_grammar_outlives_a_swap(self, harness: EngineHarness) -> None:
+        if not harness.engine.takes_grammars:
+            return
+        harness.update(V1, harness.random_weights(7))
+        under = request("a", grammar="start: /[a-z]{40,60}/", max_tokens=harness.long)
+        harness.freeze([request("first", max_tokens=harness.long), under])
+        harness.update(V2, harness.random_weights(8))
+        harness.resume()
+        [result] = harness.collector.wait(["a"])
+        ids = result.sampled.response_ids.tolist()
+        text = harness.text(ids[:-1] if ids[-1] == harness.eos else ids)
+        assert text.isalpha()
+        assert text.islower()
+        assert result.sampled.versions.newest == V2
+
+    def test_only_engines_that_can_take_tokens_before_a_grammars_rest(self, harness: EngineHarness) -> None:
+        if harness.engine.takes_grammars and not harness.engine.resumes_grammars:
+            harness.update(V1, harness.random_weights(7))
+            for more in ({"stream": True}, {"prefix": constant_prefix(9, 4, V1)}):
+                with pytest.raises(PayloadError, match="draws such a response whole"):
+                    harness.engine.submit([request("a", grammar=GRAMMAR, **more)])

@@ -1,0 +1,173 @@
+"""Grammars of calls: what they allow is what the model's parser reads, and what each tool's schema takes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from rollmesh.generators.agents.tool_call_parsers import PARSERS, choose_parser
+from rollmesh.generators.engines.token_grammar import TokenGrammars
+from rollmesh.generators.openai_server.call_grammar import FORMS, CallForm, Thinks, call_grammar, find_form
+from rollmesh.mesh.config.rollout import ParserName
+from rollmesh.mesh.errors import PayloadError
+from tests.generators.openai_server.world import EOS, EOT, chat_tokenizer
+
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "enum": ["Paris", "Rome"]},
+        "days": {"type": "integer", "enum": [1, 2]},
+        "at": {"type": "array", "items": {"$ref": "#/$defs/Point"}, "maxItems": 1, "uniqueItems": True},
+    },
+    "required": ["city", "days"],
+    "$defs": {"Point": POINT},
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "now"}},
+]
+TEMPLATES = {
+    "hermes": "<tool_call>",
+    "qwen3_coder": "<tool_call> <function=",
+    "mistral": "[TOOL_CALLS]",
+    "mistral named": "[TOOL_CALLS] [ARGS]",
+    "deepseek": "tool▁call▁begin",
+    "deepseek fenced": "tool▁call▁begin ```json",
+    "llama3_json": '"parameters"',
+}
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    return chat_tokenizer()
+
+
+def form_of(template: str) -> CallForm | None:
+    name = next((known for known in PARSERS if template.startswith(known)), "auto")
+    parse = choose_parser(name, "")
+    text = TEMPLATES.get(template, template)
+    return find_form(lambda said: [(call.name, dict(call.arguments)) for call in parse(said).valid], text)
+
+
+def grammar_of(template: str, *, many: bool = True, thinks: Thinks = "no") -> str:
+    form = form_of(template)
+    assert form is not None
+    return call_grammar(form, TOOLS, lambda _text: None, many=many, thinks=thinks)
+
+
+def accepts(grammar: str, text: str) -> bool:
+    """True where a text is of the grammar, token by token, up to an end token."""
+    matcher = TokenGrammars(tokenizer(), len(tokenizer()) + 7, [EOS, EOT]).matcher(grammar, [])
+    for token in tokenizer().encode(text, add_special_tokens=False):
+        if not matcher.allowed()[token]:
+            return False
+        matcher.push(token)
+    allowed = matcher.allowed()
+    assert allowed[EOS] == allowed[EOT]
+    return bool(allowed[EOS])
+
+
+def written(template: str, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """Calls as a model writes them."""
+    form = form_of(template)
+    assert form is not None
+    told = []
+    for name, arguments in calls:
+        body = json.dumps(arguments)
+        if form.tagged:
+            values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+            body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+        told.append(f"{form.begin}{name}{form.middle}{body}{form.end}")
+    return form.before + form.between.join(told) + form.after
+
+
+PARIS = ("weather", {"city": "Paris", "days": 2, "at": [{"x": 1}]})
+NOW: tuple[str, dict[str, Any]] = ("now", {})
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_calls_that_the_schemas_take_are_allowed_and_no_others(template: str) -> None:
+    grammar = grammar_of(template)
+    assert accepts(grammar, written(template, [PARIS]))
+    assert accepts(grammar, written(template, [NOW, PARIS]))
+    assert not accepts(grammar_of(template, many=False), written(template, [NOW, PARIS]))
+    for arguments in (
+        {"city": "Oslo", "days": 2},
+        {"city": "Paris"},
+        {"city": "Paris", "days": 3},
+        {"city": "Paris", "days": 1, "at": [{}]},
+        {"city": "Paris", "days": 1, "more": 1},
+        {},
+    ):
+        assert not accepts(grammar, written(template, [("weather", arguments)]))
+    assert not accepts(grammar, written(template, [("tomorrow", {})]))
+    assert not accepts(grammar, "It is sunny.")
+    assert not accepts(grammar, "")
+    assert not accepts(grammar, written(template, [PARIS])[:-3])
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_whatever_is_drawn_under_a_grammar_is_read_by_the_parser(template: str) -> None:
+    name: ParserName = template.partition(" ")[0]  # type: ignore[assignment]
+    parse, draw = choose_parser(name, ""), random.Random(0)
+    grammars = TokenGrammars(tokenizer(), len(tokenizer()), [EOS, EOT])
+    for _ in range(20):
+        matcher, ids = grammars.matcher(grammar_of(template, many=False), []), []
+        while len(ids) < 400:
+            ids.append(draw.choice(matcher.allowed().nonzero()[0].tolist()))
+            if ids[-1] in (EOS, EOT):
+                break
+            matcher.push(ids[-1])
+        else:
+            continue
+        parsed = parse(tokenizer().decode(ids[:-1], skip_special_tokens=False))
+        assert (parsed.content, parsed.errors, len(parsed.valid)) == ("", (), 1)
+
+
+def test_thoughts_may_come_before_calls_where_the_template_knows_them() -> None:
+    call, may = written("hermes", [PARIS]), grammar_of("hermes", thinks="may")
+    assert accepts(may, call)
+    assert accepts(may, f"<think>\nI call <tool_call> now.\n</think>\n\n{call}")
+    assert not accepts(may, f"Well. {call}")
+    assert not accepts(grammar_of("hermes"), f"<think>\nWell.\n</think>\n\n{call}")
+    does = grammar_of("hermes", thinks="does")
+    assert accepts(does, f"Well.\n</think>\n\n{call}")
+    assert not accepts(does, call)
+
+
+def test_marks_that_are_special_tokens_stand_by_their_ids() -> None:
+    form = form_of("hermes")
+    assert form is not None
+    ids = {"<tool_call>": 3, "</tool_call>": 4, "</think>": 5}
+    grammar = call_grammar(form, TOOLS, ids.get, many=True, thinks="may")
+    assert "<[3]>" in grammar
+    assert "<[4]>" in grammar
+    assert "<[5]>" in grammar
+    assert "tool_call>" not in grammar
+
+
+def test_a_form_is_used_only_where_the_parser_reads_it() -> None:
+    assert {form_of(name) for name in TEMPLATES} == set(FORMS)
+    assert form_of("pythonic") is None
+    assert find_form(lambda text: [("f", {"a": text})], "<tool_call>") is None
+
+
+def test_a_grammar_that_cannot_be_read_is_refused() -> None:
+    grammars = TokenGrammars(tokenizer(), len(tokenizer()), [EOS])
+    with pytest.raises(PayloadError, match=r"sampling\.grammar"):
+        grammars.matcher("start: [", [])
+
+
+def test_a_response_that_is_begun_continues_where_it_was() -> None:
+    ids = tokenizer().encode(written("hermes", [PARIS]), add_special_tokens=False)
+    grammars = TokenGrammars(tokenizer(), len(tokenizer()), [EOS])
+    for cut in (1, len(ids) // 2, len(ids)):
+        matcher = grammars.matcher(grammar_of("hermes"), ids[:cut])
+        assert matcher.allowed()[[*ids, EOS][cut]]
