@@ -117,7 +117,7 @@ def choose_parser(name: ParserName, template: str, facts: TemplateFacts | None =
 def _reads(parse: Parser, facts: TemplateFacts) -> bool:
     """Whether a parser reads the probed call, and nothing else but thoughts."""
     name, arguments = PROBED_CALL
-    parsed = parse(facts.call, opened=bool(facts.opened_thoughts), names={name})
+    parsed = parse(facts.call, names={name})
     content = parsed.content
     for opening, closing in THOUGHT_MARKS:
         content = content.replace(opening, "").replace(closing, "")

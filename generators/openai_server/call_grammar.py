@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rollmesh.generators.agents.tool_calls import ParsedTurn
+
 Thinks = Literal["no", "may", "does"]
 """Thoughts before calls: none come, some may, or the prompt has begun them."""
 _SPACE = "SPACE"
@@ -88,15 +90,18 @@ FORMS = (
 """Known forms: those with traces before similar ones without."""
 
 
-def find_form(parse: Callable[[str], Sequence[tuple[str, Any]]], template: str) -> CallForm | None:
+def find_form(parse: Callable[[str], ParsedTurn], template: str) -> CallForm | None:
     """The form of calls in which a model writes; None: its parser reads none of the known ones.
 
     Args:
-        parse: reads the calls of a text: name and arguments of each.
+        parse: the parser.
         template: the chat template's text.
     """
     for form in FORMS:
-        if all(trace in template for trace in form.traces) and list(parse(form.example(*_PROBE))) == [_PROBE]:
+        if not all(trace in template for trace in form.traces):
+            continue
+        parsed = parse(form.example(*_PROBE))
+        if not parsed.content and [(call.name, call.arguments) for call in parsed.valid] == [_PROBE]:
             return form
     return None
 

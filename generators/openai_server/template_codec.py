@@ -147,7 +147,7 @@ class TemplateChatCodec:
 
         template = self._template_text()
         parse = self._chat(tools).parser(self._parser)
-        form = find_form(lambda text: [(call.name, dict(call.arguments)) for call in parse(text).valid], template)
+        form = find_form(parse, template)
         if form is None:
             raise ApiError(
                 400,

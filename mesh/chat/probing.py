@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os.path
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -136,10 +137,9 @@ class _Probe:
             # With its result, as some templates look at ids only then.
             if "tool" in forms and self._try(whole, tools=[_TOOL]) is None:
                 continue
-            # After the prompt, or if the template opens thoughts there, after the question.
-            before = (self._try(whole[:1], tools=[_TOOL], generation_prompt=prompt) for prompt in (True, False))
-            begun = next((len(start) for start in before if start is not None and text.startswith(start)), 0)
-            return form, id_ == _IDS[1], text[begun:]
+            # It begins where a turn with an answer is another.
+            answered = self._try(self._said(forms["user"][0], forms["assistant"][0])[:2], tools=[_TOOL]) or ""
+            return form, id_ == _IDS[1], text[len(os.path.commonprefix([text, answered])) :]
         return "", False, ""
 
     def _end(self, alone: str, followed: str | None) -> TurnEnd:

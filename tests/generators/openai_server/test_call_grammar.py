@@ -12,6 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from rollmesh.generators.agents.tool_call_parsers import PARSERS, choose_parser
+from rollmesh.generators.agents.tool_calls import ParsedTurn, ToolCall
 from rollmesh.generators.engines.token_grammar import TokenGrammars
 from rollmesh.generators.openai_server.call_grammar import FORMS, CallForm, Thinks, call_grammar, find_form
 from rollmesh.mesh.config.rollout import ParserName
@@ -53,7 +54,7 @@ def form_of(template: str) -> CallForm | None:
     name = next((known for known in PARSERS if template.startswith(known)), "auto")
     parse = choose_parser(name, "")
     text = TEMPLATES.get(template, template)
-    return find_form(lambda said: [(call.name, dict(call.arguments)) for call in parse(said).valid], text)
+    return find_form(parse, text)
 
 
 def grammar_of(template: str, *, many: bool = True, thinks: Thinks = "no") -> str:
@@ -156,7 +157,7 @@ def test_marks_that_are_special_tokens_stand_by_their_ids() -> None:
 def test_a_form_is_used_only_where_the_parser_reads_it() -> None:
     assert {form_of(name) for name in TEMPLATES} == set(FORMS)
     assert form_of("pythonic") is None
-    assert find_form(lambda text: [("f", {"a": text})], "<tool_call>") is None
+    assert find_form(lambda text: ParsedTurn(text, (ToolCall("f", {"a": text}),)), "<tool_call>") is None
 
 
 def test_a_grammar_that_cannot_be_read_is_refused() -> None:

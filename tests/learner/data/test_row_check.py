@@ -71,7 +71,9 @@ def test_a_late_row_that_its_template_refuses_is_named(tmp_path: Path, name: str
     rows[10] = {"messages": [*TURNS, TURNS[1]]}
     source = written(tmp_path / name, rows)
     RowCheck([(source, supervised(ALTERNATING))]).wait()
-    with pytest.raises(DataError, match=rf"{name}, row 10: the chat template failed: odd"):
+    with pytest.raises(
+        DataError, match=rf"{name}, row 10: the chat template refuses a conversation of user assistant assistant: odd"
+    ):
         RowCheck([(source, supervised(ALTERNATING))], made=12).wait()
 
 
