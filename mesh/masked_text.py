@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollmesh.mesh.chat.template import Span
+from rollmesh.mesh.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -78,11 +79,25 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, special_tokens
         tokenizer: of the model.
         text: all of it; an empty one has no tokens.
         special_tokens: those that the tokenizer adds.
+
+    Raises:
+        DataError: it has half of a surrogate pair, which JSON can bring.
     """
     if not text:
         return []
+    _check_unicode(text)
     ids = list(tokenizer(text, add_special_tokens=special_tokens)["input_ids"])
     return ids[1:] if special_tokens and _begins_twice(tokenizer, ids) else ids
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"a text has half of a surrogate pair at character {error.start}, which is no Unicode",
+            hint="correct the escapes \\ud800 to \\udfff of the row: they come in pairs",
+        ) from error
 
 
 def _begins_twice(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> bool:
@@ -95,6 +110,7 @@ def _whole(
     """Token ids with their places in the text; no places where the tokenizer does not know them."""
     if not text:
         return [], []
+    _check_unicode(text)
     fast = bool(tokenizer.is_fast)
     encoded = tokenizer(text, add_special_tokens=special_tokens, return_offsets_mapping=fast)
     ids: list[int] = list(encoded["input_ids"])

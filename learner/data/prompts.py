@@ -28,7 +28,7 @@ from rollmesh.mesh.chat.fitting import fit
 from rollmesh.mesh.chat.probing import facts_of
 from rollmesh.mesh.chat.template import ChatTemplate
 from rollmesh.mesh.config.inputs import SourceSampling
-from rollmesh.mesh.errors import ChatTemplateError, DataError, PayloadError
+from rollmesh.mesh.errors import DataError, PayloadError
 from rollmesh.mesh.masked_text import encode_text
 from rollmesh.mesh.trajectory.images import ImageProcessor, digest_tokens
 from rollmesh.protos import trajectory_pb2
@@ -229,20 +229,23 @@ class PromptEncoder:
         return self._agent is not None and not isinstance(row.prompt, str)
 
     def _tokenise(self, row: Row) -> tuple[str, list[int]]:
+        try:
+            return self._text_and_ids(row)
+        except DataError as error:
+            raise type(error)(f"{row.origin}: {error.message}", hint=error.hint) from error
+
+    def _text_and_ids(self, row: Row) -> tuple[str, list[int]]:
         if isinstance(row.prompt, str):
             if self._agent is not None and (self._agent.tools or self._agent.open):
                 raise DataError(
-                    f"{row.origin} holds a string, but tools and environments need chat messages",
+                    "it holds a string, but tools and environments need chat messages",
                     hint='write the prompt as [{"role": "user", "content": ...}]',
                 )
             text = row.prompt if self._images is None else row.prompt.replace(MARK, self._images.token)
             return text, encode_text(self.tokenizer, text)
         if not row.prompt:
             return "", []
-        try:
-            text = self._render(row)
-        except ChatTemplateError as error:
-            raise ChatTemplateError(f"{row.origin}: {error.message}", hint=error.hint) from error
+        text = self._render(row)
         return text, encode_text(self.tokenizer, text, special_tokens=False)
 
     def _render(self, row: Row) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os.path
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -139,7 +138,10 @@ class _Probe:
                 continue
             # It begins where a turn with an answer is another.
             answered = self._try(self._said(forms["user"][0], forms["assistant"][0])[:2], tools=[_TOOL]) or ""
-            return form, id_ == _IDS[1], text[len(os.path.commonprefix([text, answered])) :]
+            same = sum(
+                1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, answered, strict=False))
+            )
+            return form, id_ == _IDS[1], text[same:]
         return "", False, ""
 
     def _end(self, alone: str, followed: str | None) -> TurnEnd:

@@ -8,7 +8,7 @@ import pytest
 
 from rollmesh.learner.data.prompts import PromptEncoder
 from rollmesh.learner.data.rows import Row
-from rollmesh.mesh.errors import ChatTemplateError
+from rollmesh.mesh.errors import ChatTemplateError, DataError
 from rollmesh.mesh.masked_text import continuation
 from tests import chat_templates as of
 
@@ -45,3 +45,11 @@ def test_a_text_that_was_rendered_before_gets_no_second_begin_token(text: str) -
     tokens = continuation(tokenizer, text, " world")
     assert tokenizer.decode(tokens.ids) == "<s>hello world<|im_end|>"
     assert tokenizer.decode(tokens.ids[tokens.trained]) == " world<|im_end|>"
+
+
+@pytest.mark.parametrize("prompt", ["a\ud800b", [{"role": "user", "content": "a\ud800b"}]], ids=["text", "messages"])
+def test_half_of_a_surrogate_pair_is_refused_by_name(prompt: Any) -> None:
+    with pytest.raises(DataError, match="half of a surrogate pair at character"):
+        prompt_of(of.CHATML, prompt)
+    with pytest.raises(DataError, match="half of a surrogate pair at character 1"):
+        continuation(of.tokenizer_for(of.CHATML), "a\ud800b", "c")
