@@ -53,16 +53,17 @@ def check_rows(config: TrainerConfig, *, examples: int) -> DataReport:
     for source in config.data.eval or ():
         reports += [_Source("data.eval", source, objective, examples).run(held_out, trained)]
     first = next((source.first for source in sources if source.first is not None), None)
-    row = [] if first is None else _pieces(tokenizer, first)
+    row = [] if first is None else _pieces(tokenizer, first, scored=objective.model_type != "language_model")
     template = known_facts(tokenizer, config.data.chat_template_kwargs)
     return DataReport("row", config.data.max_tokens, reports, template, row)
 
 
-def _pieces(tokenizer: PreTrainedTokenizerBase, example: Example) -> list[Piece]:
-    """The first sequence of a row."""
+def _pieces(tokenizer: PreTrainedTokenizerBase, example: Example, *, scored: bool) -> list[Piece]:
+    """The first sequence of a row; `scored`: its result stands one place after the token that it is read at."""
     sequence = example.sequences[0]
     ids = [*sequence.prompt_ids.tolist(), *sequence.response_ids.tolist()]
-    return pieces_of(tokenizer, ids, [False] * len(sequence.prompt_ids) + (sequence.response_mask != 0).tolist())
+    counts = [False] * len(sequence.prompt_ids) + (sequence.response_mask != 0).tolist()
+    return pieces_of(tokenizer, ids[:-1], counts[1:]) if scored else pieces_of(tokenizer, ids, counts)
 
 
 class _Source:

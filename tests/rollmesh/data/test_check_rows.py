@@ -130,6 +130,12 @@ def test_the_template_and_a_row_as_it_is_trained_are_shown(tmp_path: Path, rollm
     ends = "<|user|> or <|tool|>, the first token of the next message"
     assert ends in text
     assert ends in to_json(report)["template"]["end of a turn"]
+    pairs = {"prompt": "hi", "chosen": [chat[1]], "rejected": [{"role": "assistant", "content": "no"}]}
+    scored = check_rows(
+        read_trainer_config("rm", {**given, "data": {"train": write(tmp_path / "p.jsonl", pairs)}}), examples=1
+    )
+    # A reward model's result is read at the last token.
+    assert [(piece.text, piece.trained) for piece in scored.row][-1] == ("<|im_end|>", True)
     # A model folder is enough.
     shown = rollmesh("data", "check", "--template", str(tmp_path / "model"))
     assert ends in shown.stdout
