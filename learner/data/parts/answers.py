@@ -104,11 +104,13 @@ def _divide_texts(prompt: str, texts: list[str]) -> tuple[str, list[Text]]:
 
 
 def _divide(prompt: Text, response: Text, key: str, name: str) -> tuple[Text, Text]:
-    if isinstance(response, str) or not response or response[0]["role"] in ANSWERS:
+    if isinstance(response, str):
         return prompt, response
-    end = _end_of_text(prompt, response) if isinstance(prompt, str) else None
+    end = _end_of_prompt(prompt, response)
     if end is not None:
         return response[:end], response[end:]
+    if response[0]["role"] in ANSWERS:
+        return prompt, response
     begun = None if isinstance(prompt, str) else _joined(prompt, response)
     if begun is None:
         raise DataError(
@@ -118,8 +120,10 @@ def _divide(prompt: Text, response: Text, key: str, name: str) -> tuple[Text, Te
     return begun
 
 
-def _end_of_text(prompt: str, response: Messages) -> int | None:
-    """The place after the user's message that a text is; None where there is none."""
+def _end_of_prompt(prompt: Text, response: Messages) -> int | None:
+    """The place after the prompt in a conversation that holds all of it; None where it does not."""
+    if not isinstance(prompt, str):
+        return len(prompt) if prompt and _same(prompt, response[: len(prompt)]) else None
     for place, message in enumerate(response):
         if message["role"] == "user" and text_of(message) == prompt.strip():
             return place + 1

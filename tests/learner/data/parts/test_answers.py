@@ -77,6 +77,18 @@ SHAPES: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
         [("[u]why so|[a]so|[u]and then|[a]", "yes|"), ("[u]why so|[a]so|[u]and then|[a]", "no|")],
     ),
     (
+        {"prompt": "why so", "chosen": [said("hey"), ASKED, YES], "rejected": [said("hey"), ASKED, NO]},
+        [("[a]hey|[u]why so|[a]", "yes|"), ("[a]hey|[u]why so|[a]", "no|")],
+    ),
+    (
+        {"prompt": [said("hey"), ASKED], "chosen": [said("hey"), ASKED, YES], "rejected": [NO]},
+        [("[a]hey|[u]why so|[a]", "yes|"), ("[a]hey|[u]why so|[a]", "no|")],
+    ),
+    (
+        {"prompt": [ASKED], "chosen": [YES, MORE, said("so")], "rejected": [NO, MORE, said("then")]},
+        [("[u]why so|[a]", "yes|[u]and then|[a]so|"), ("[u]why so|[a]", "no|[u]and then|[a]then|")],
+    ),
+    (
         {"prompt": [ASKED, said("so"), MORE], "chosen": [MORE, YES], "rejected": [MORE, NO]},
         [("[u]why so|[a]so|[u]and then|[a]", "yes|"), ("[u]why so|[a]so|[u]and then|[a]", "no|")],
     ),
@@ -96,7 +108,10 @@ def test_pairs(record: dict[str, Any], expected: list[tuple[str, str]]) -> None:
 def test_reward_models_see_the_same_prompts(record: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     example = ScoredPairForm(CHAT, SECTION, "prompt").encode(record)
     assert example is not None
-    assert [rendered(sequence)[0] for sequence in example.sequences] == [prompt for prompt, _ in expected]
+    for sequence, (prompt, response) in zip(example.sequences, expected, strict=True):
+        before, said = rendered(sequence)
+        # A reward model scores the end of the last answer.
+        assert (before + said[:-1]).rstrip("?") == prompt + response
 
 
 @pytest.mark.parametrize(
