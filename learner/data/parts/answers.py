@@ -17,8 +17,9 @@ from rollmesh.mesh.errors import DataError
 Text = str | Messages
 ANSWERS = ("assistant", "tool")
 _SYSTEM = ("system", "developer")
-# Fewer words stand at the beginning of answers by chance.
+# Shorter prompts stand at the beginning of answers by chance. Not all languages write spaces between words.
 _WORDS = 3
+_BYTES = 15
 
 
 def divide(prompt: Text, responses: Mapping[str, Text], key: str) -> tuple[Text, Sequence[Text]]:
@@ -98,8 +99,14 @@ def _divide_further(begun: Messages, first: Messages, second: Messages) -> tuple
 
 def _divide_texts(prompt: str, texts: list[str]) -> tuple[str, list[Text]]:
     begun = prompt.rstrip()
-    if len(begun.split()) >= _WORDS and all(text.startswith(begun) for text in texts):
-        return begun, [text[len(begun) :] for text in texts]
+    if len(begun.split()) >= _WORDS or len(begun.encode()) >= _BYTES:
+        if all(text.startswith(begun) for text in texts):
+            return begun, [text[len(begun) :] for text in texts]
+        if len(texts) == 2:
+            # As `Human: ... Assistant:`, where the prompt has its words alone.
+            common, *rests = split_prompt(*texts)
+            if prompt.strip() in common:
+                return common, rests
     return prompt, list(texts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def said(text: str) -> dict[str, Any]:
 
 
 YES, NO = said("yes"), said("no")
+TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}]
 
 
 def rendered(sequence: Any) -> tuple[str, str]:
@@ -70,6 +72,18 @@ SHAPES: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
     (
         {"prompt": "q: why so a:", "chosen": "q: why so a: yes", "rejected": "q: why so a: no"},
         [("q: why so a:", " yes|"), ("q: why so a:", " no|")],
+    ),
+    (
+        {"prompt": "why is it so", "chosen": "u: why is it so a: yes", "rejected": "u: why is it so a: no"},
+        [("u: why is it so a:", " yes|"), ("u: why is it so a:", " no|")],
+    ),
+    (
+        {"prompt": "whyisitsowhyisitso", "chosen": "whyisitsowhyisitso yes", "rejected": "whyisitsowhyisitso no"},
+        [("whyisitsowhyisitso", " yes|"), ("whyisitsowhyisitso", " no|")],
+    ),
+    (
+        {"prompt": "why is it so", "chosen": "why is it so yes", "rejected": "no"},
+        [("why is it so", "why is it so yes|"), ("why is it so", "no|")],
     ),
     ({"prompt": "hi", "chosen": "hi yes", "rejected": "hi no"}, [("hi", "hi yes|"), ("hi", "hi no|")]),
     (
@@ -236,3 +250,23 @@ def test_texts_alone_show_neither_tools_nor_system_prompts(field: str) -> None:
     found = SupervisedForm(CHAT, section.model_copy(update={"as_chat": True}), "prompt").read(supervised)
     assert isinstance(found, Conversation)
     assert (found.tools or found.messages[0]["content"]) in (value, "be good")
+
+
+@pytest.mark.parametrize("tools", [TOOLS, json.dumps(TOOLS), [json.dumps(TOOLS[0])]])
+def test_pairs_show_their_tools(tools: Any) -> None:
+    template = "{% for tool in tools or [] %}{{ tool.function.name }}: {% endfor %}" + PLAIN
+    form = PairForm(ChatEncoder(make_tokenizer(template)), SECTION, "prompt")
+    example = form.encode({"prompt": [ASKED], "chosen": [YES], "rejected": [NO], "tools": tools})
+    assert example is not None
+    assert [rendered(sequence)[0] for sequence in example.sequences] == ["find: [u]why so|[a]"] * 2
+
+
+def test_flags_count_for_the_answers_of_pairs() -> None:
+    answers = [{**said("so"), "weight": 0}, MORE, {**YES, "weight": 1}]
+    record = {"prompt": [ASKED], "chosen": answers, "rejected": [*answers[:2], NO]}
+    example = PairForm(CHAT, SECTION, "prompt").encode(record)
+    assert example is not None
+    assert rendered(example.sequences[0]) == ("[u]why so|[a]so|[u]and then|[a]", "yes|")
+    record["chosen"] = [*answers[:1], {**MORE, "weight": 1}, YES]
+    with pytest.raises(DataError, match=r"message 2 \(user\) has `weight`: 1"):
+        PairForm(CHAT, SECTION, "prompt").read(record)
