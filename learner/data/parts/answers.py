@@ -97,7 +97,7 @@ def _divide_further(begun: Messages, first: Messages, second: Messages) -> tuple
     return [*begun, *first[:same]], [first[same:], second[same:]]
 
 
-def _divide_texts(prompt: str, texts: list[str]) -> tuple[str, list[Text]]:
+def _divide_texts(prompt: str, texts: list[str]) -> tuple[Text, list[Text]]:
     begun = prompt.rstrip()
     if len(begun.split()) >= _WORDS or len(begun.encode()) >= _BYTES:
         if all(text.startswith(begun) for text in texts):
