@@ -26,8 +26,8 @@ def records(source: DataSource) -> Iterator[tuple[str, Mapping[str, Any]]]:
         pieces = (ArrowPieces if files[0].suffix.lower() == ARROW else ParquetPieces)(files)
         pieces.select(pieces.names)
         for number, piece in enumerate(pieces.pieces):
-            for offset, record in enumerate(rows_of(pieces.read(number))):
-                yield f"{piece.path}, row {piece.first + offset}", record
+            for offset, row in enumerate(rows_of(pieces.read(number))):
+                yield f"{piece.path}, row {piece.first + offset}", row
         return
     for path in files:
         for index, record in enumerate(_whole(path) if path.suffix.lower() == ".json" else read_lines(path)):
