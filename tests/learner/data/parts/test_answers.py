@@ -56,6 +56,8 @@ SHAPES: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
     ({"prompt": " why so\n", "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, ONCE),
     ({"prompt": [ASKED], "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, ONCE),
     ({"chosen": [ASKED, YES], "rejected": [ASKED, NO]}, ONCE),
+    ({"prompt": " ", "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, ONCE),
+    ({"prompt": None, "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, ONCE),
     ({"prompt": [ASKED], "chosen": [YES], "rejected": [NO]}, ONCE),
     ({"prompt": [ASKED], "chosen": YES, "rejected": NO}, ONCE),
     ({"prompt": [ASKED], "chosen": "yes", "rejected": "no"}, ONCE),
@@ -134,6 +136,7 @@ def test_reward_models_see_the_same_prompts(record: dict[str, Any], expected: li
         {"prompt": "why so", "completion": [ASKED, YES]},
         {"prompt": [ASKED], "completion": [ASKED, YES]},
         {"completion": [ASKED, YES]},
+        {"prompt": None, "completion": [ASKED, YES]},
         {"prompt": [ASKED], "completion": [YES]},
         {"prompt": [ASKED], "completion": "yes"},
         {"prompt": "why so", "completion": [YES]},
@@ -142,7 +145,7 @@ def test_reward_models_see_the_same_prompts(record: dict[str, Any], expected: li
 def test_labeled_responses(record: dict[str, Any]) -> None:
     assert labeled(record) == ONCE[0]
     conversation = SupervisedForm(CHAT, SupervisedRowsSection.model_validate({"train": "x"}), "prompt")
-    if "prompt" in record:
+    if record.get("prompt") is not None:
         found = conversation.read(record)
         assert isinstance(found, Conversation)
         assert (list(found.messages), list(found.turns)) == ([ASKED, YES], [1])
