@@ -168,6 +168,7 @@ class LabeledForm(_ResponseForm):
                 f"field `label` is {reprlib.repr(label)}, expected true or false (or 1 or 0)",
                 hint="write true for a good response, and false for a bad one",
             )
+        prompt: Text
         completion = read_field(record, "completion")
         if (given := self._given(record, completion)) is None:
             prompt, completion = split_last_answer(completion, "completion")
