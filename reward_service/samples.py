@@ -204,9 +204,11 @@ def _records(path: Path) -> Iterator[Mapping[str, Any]]:
     if path.suffix == ".parquet":
         import pyarrow.parquet
 
+        from rollmesh.mesh.rows.arrow_rows import rows_of
+
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(_BATCH_ROWS):
-                yield from batch.to_pylist()
+                yield from rows_of(batch)
         return
     with path.open(encoding="utf-8") as lines:
         for line in lines:
@@ -217,4 +219,4 @@ def _records(path: Path) -> Iterator[Mapping[str, Any]]:
 def _text(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt
-    return "\n".join(str(message["content"]) for message in prompt)
+    return "\n".join(str(message.get("content") or "") for message in prompt)

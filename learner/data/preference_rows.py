@@ -45,6 +45,14 @@ class _ResponseForm(ExampleForm):
         self._section = section
         self._prompt_key = prompt_key
 
+    def _given(self, record: Record, response: Text) -> Text | None:
+        """The prompt that a row gives; None without one. Next to a conversation a blank text is none."""
+        if value_at(record, self._prompt_key) is None:
+            return None
+        given = read_field(record, self._prompt_key)
+        blank = isinstance(given, str) and not given.strip() and not isinstance(response, str)
+        return None if blank else given
+
     def _sequences(self, prompt: Text, responses: Sequence[Text], record: Record) -> tuple[TrainSequence, ...]:
         """A sequence of each response; none at all where one is too long, or has nothing to train."""
         made = [self._sequence(prompt, response, record) for response in responses]
@@ -80,12 +88,11 @@ class PairForm(_ResponseForm):
     def read(self, record: Record) -> tuple[Text, Text, Text]:
         """Prompt, chosen and rejected response."""
         chosen, rejected = read_field(record, "chosen"), read_field(record, "rejected")
-        if value_at(record, self._prompt_key) is None:
+        if (given := self._given(record, chosen)) is None:
             prompt, chosen, rejected = split_prompt(chosen, rejected)
             if isinstance(chosen, str) or not prompt:
                 _check_prompt(record, prompt, chosen)
         else:
-            given = read_field(record, self._prompt_key)
             responses = {"chosen": chosen, "rejected": rejected}
             prompt, (chosen, rejected) = divide(given, responses, self._prompt_key)
         for response in (chosen, rejected):
@@ -161,11 +168,11 @@ class LabeledForm(_ResponseForm):
                 f"field `label` is {reprlib.repr(label)}, expected true or false (or 1 or 0)",
                 hint="write true for a good response, and false for a bad one",
             )
-        completion, prompt = read_field(record, "completion"), value_at(record, self._prompt_key)
-        if prompt is None:
+        prompt: Text
+        completion = read_field(record, "completion")
+        if (given := self._given(record, completion)) is None:
             prompt, completion = split_last_answer(completion, "completion")
         else:
-            given = read_field(record, self._prompt_key)
             prompt, (completion,) = divide(given, {"completion": completion}, self._prompt_key)
         _check_beside(prompt, completion, record)
         return prompt, completion, bool(label)

@@ -18,9 +18,9 @@ from typing import Any, Generic, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rollmesh.learner.data.parts.struct_nulls import Cleaner, cleaner_of
 from rollmesh.learner.data.records import Blocks, RowForm, T_co
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.rows.arrow_rows import rows_of
 
 # The order of a large file's rows depends on it: another value is another order.
 HELD_BYTES = 256 << 20
@@ -186,7 +186,7 @@ class TableRows(Generic[T_co]):
         for number, positions in places.items():
             piece, start = self._pieces.pieces[number], self._starts[number]
             offsets = [indices[position] - start for position in positions]
-            records = self._records(self._table(number), offsets)
+            records = _taken(self._table(number), offsets)
             for position, offset, record in zip(positions, offsets, records, strict=True):
                 found[position] = self._form.parse(piece.path, piece.first + offset, record, self._names)
         return [found[position] for position in range(len(indices))]
@@ -197,7 +197,7 @@ class TableRows(Generic[T_co]):
             table = self._pieces.read(number)
             for start in range(0, piece.rows, _LOOKED_AT):
                 offsets = range(start, min(start + _LOOKED_AT, piece.rows))
-                for offset, record in zip(offsets, self._records(table, offsets), strict=True):
+                for offset, record in zip(offsets, _taken(table, offsets), strict=True):
                     self._form.check(piece.path, piece.first + offset, record, self._names)
                     yield self._starts[number] + offset + 1
 
@@ -211,18 +211,10 @@ class TableRows(Generic[T_co]):
         self._held[piece] = self._pieces.read(piece)
         return self._held[piece]
 
-    def _records(self, table: pa.Table, offsets: Sequence[int]) -> list[dict[str, Any]]:
-        """Rows of a piece as objects, each with the fields of its own."""
-        records: list[dict[str, Any]] = table.take(pa.array(offsets, type=pa.int64())).to_pylist()
-        for name, clean in self._cleaners(table.schema):
-            for record in records:
-                record[name] = clean(record[name])
-        return records
 
-    def _cleaners(self, schema: pa.Schema) -> Iterator[tuple[str, Cleaner]]:
-        for field in schema:
-            if (clean := cleaner_of(field.type)) is not None:
-                yield field.name, clean
+def _taken(table: pa.Table, offsets: Sequence[int]) -> list[dict[str, Any]]:
+    """Some rows of a piece."""
+    return rows_of(table.take(pa.array(offsets, type=pa.int64())))
 
 
 @contextmanager

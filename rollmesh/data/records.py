@@ -12,6 +12,7 @@ from rollmesh.learner.data.locations import ARROW, PARQUET, data_files
 from rollmesh.learner.data.tables import ArrowPieces, ParquetPieces
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.rows.arrow_rows import rows_of
 
 
 def records(source: DataSource) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -25,8 +26,8 @@ def records(source: DataSource) -> Iterator[tuple[str, Mapping[str, Any]]]:
         pieces = (ArrowPieces if files[0].suffix.lower() == ARROW else ParquetPieces)(files)
         pieces.select(pieces.names)
         for number, piece in enumerate(pieces.pieces):
-            for offset, record in enumerate(pieces.read(number).to_pylist()):
-                yield f"{piece.path}, row {piece.first + offset}", record
+            for offset, row in enumerate(rows_of(pieces.read(number))):
+                yield f"{piece.path}, row {piece.first + offset}", row
         return
     for path in files:
         for index, record in enumerate(_whole(path) if path.suffix.lower() == ".json" else read_lines(path)):

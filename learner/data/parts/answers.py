@@ -17,8 +17,9 @@ from rollmesh.mesh.errors import DataError
 Text = str | Messages
 ANSWERS = ("assistant", "tool")
 _SYSTEM = ("system", "developer")
-# Fewer words stand at the beginning of answers by chance.
+# Shorter prompts stand at the beginning of answers by chance. Not all languages write spaces between words.
 _WORDS = 3
+_BYTES = 15
 
 
 def divide(prompt: Text, responses: Mapping[str, Text], key: str) -> tuple[Text, Sequence[Text]]:
@@ -96,19 +97,27 @@ def _divide_further(begun: Messages, first: Messages, second: Messages) -> tuple
     return [*begun, *first[:same]], [first[same:], second[same:]]
 
 
-def _divide_texts(prompt: str, texts: list[str]) -> tuple[str, list[Text]]:
+def _divide_texts(prompt: str, texts: list[str]) -> tuple[Text, list[Text]]:
     begun = prompt.rstrip()
-    if len(begun.split()) >= _WORDS and all(text.startswith(begun) for text in texts):
-        return begun, [text[len(begun) :] for text in texts]
+    if len(begun.split()) >= _WORDS or len(begun.encode()) >= _BYTES:
+        if all(text.startswith(begun) for text in texts):
+            return begun, [text[len(begun) :] for text in texts]
+        if len(texts) == 2:
+            # As `Human: ... Assistant:`, where the prompt has its words alone.
+            common, *rests = split_prompt(*texts)
+            if prompt.strip() in common:
+                return common, rests
     return prompt, list(texts)
 
 
 def _divide(prompt: Text, response: Text, key: str, name: str) -> tuple[Text, Text]:
-    if isinstance(response, str) or not response or response[0]["role"] in ANSWERS:
+    if isinstance(response, str):
         return prompt, response
-    end = _end_of_text(prompt, response) if isinstance(prompt, str) else None
+    end = _end_of_prompt(prompt, response)
     if end is not None:
         return response[:end], response[end:]
+    if response[0]["role"] in ANSWERS:
+        return prompt, response
     begun = None if isinstance(prompt, str) else _joined(prompt, response)
     if begun is None:
         raise DataError(
@@ -118,8 +127,10 @@ def _divide(prompt: Text, response: Text, key: str, name: str) -> tuple[Text, Te
     return begun
 
 
-def _end_of_text(prompt: str, response: Messages) -> int | None:
-    """The place after the user's message that a text is; None where there is none."""
+def _end_of_prompt(prompt: Text, response: Messages) -> int | None:
+    """The place after the prompt in a conversation that holds all of it; None where it does not."""
+    if not isinstance(prompt, str):
+        return len(prompt) if prompt and _same(prompt, response[: len(prompt)]) else None
     for place, message in enumerate(response):
         if message["role"] == "user" and text_of(message) == prompt.strip():
             return place + 1

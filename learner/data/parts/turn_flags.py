@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollmesh.learner.data.chat_turns import Messages
+from rollmesh.learner.data.records import Record
 from rollmesh.mesh.errors import DataError
 
 _TRAINED = (
@@ -58,6 +59,20 @@ def trained_turns(messages: Messages, first: int) -> list[int]:
                 hint=f"leave `{name}` out there, or write 0: only answers of the assistant are trained",
             )
     return trained
+
+
+def refuse_listed_flags(record: Record) -> None:
+    """Refuses a row with the flags of its turns in a list of their own, which may count turns, answers or tokens.
+
+    Raises:
+        DataError: it has one.
+    """
+    for name, value in record.items():
+        if _is_flag(name) and isinstance(value, list) and value:
+            raise DataError(
+                f"field `{name}` is a list next to the messages",
+                hint="write the flag of each turn into its message, as `train`, or leave the field out",
+            )
 
 
 def without_flags(messages: Messages) -> Messages:

@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
-from rollmesh.learner.coordinator.prompt_sources import open_held_out, open_prompts, open_training_prompts
+from rollmesh.learner.coordinator.prompt_sources import (
+    check_training_prompts,
+    open_held_out,
+    open_prompts,
+    open_training_prompts,
+)
 from rollmesh.mesh.config import load_config
-from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.errors import ConfigError, DataError
 from tests.learner.data.conftest import record, tokenizer, write_jsonl  # noqa: F401 - a fixture
 
 CURRICULUM = """
@@ -121,3 +126,13 @@ def test_a_restart_continues_with_the_rows_that_come_next(tmp_path: Path, kind: 
     assert prompts(101, 161) == whole[100:]
     easy = sum(int(str(prompt).partition("+")[0]) < 10 for prompt in whole)
     assert abs(easy - {"plain": 40, "weighted": 120, "taught": 64 + 24}[kind]) <= 2
+
+
+def test_a_late_row_is_named_before_a_run_trains(tmp_path: Path, tokenizer: Any) -> None:  # noqa: F811 - the fixture
+    rows = [record(index) for index in range(12)]
+    rows[10]["prompt"] = [{"role": "user"}]
+    train = write_jsonl(tmp_path / "train.jsonl", rows)
+    config = load_config({"model": {"path": str(tmp_path)}, "data": {"train": str(train)}})
+    open_prompts(config, tokenizer, greedy=0)
+    with pytest.raises(DataError, match=r"train\.jsonl, row 10: field `prompt\[0\].content` is missing"):
+        check_training_prompts(config).wait()

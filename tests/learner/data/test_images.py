@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from rollmesh.learner.coordinator.prompt_sources import open_prompts
-from rollmesh.learner.data.images import load_images
+from rollmesh.learner.data.images import load_images, split_images
 from rollmesh.learner.data.prompts import PromptEncoder, RefusedRow, TaskShape
 from rollmesh.learner.data.rows import Row
 from rollmesh.learner.model_files.location import resolve_model
@@ -187,3 +187,9 @@ def test_a_model_that_the_learner_cannot_train_is_refused(vlm: TinyVlm, tmp_path
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(DataError, match=r"paligemma.* does not train.*choose one of idefics3, llava"):
         resolve_model(ModelSection(path=str(folder)))
+
+
+def test_a_message_of_calls_alone_has_no_parts() -> None:
+    calling = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look", "arguments": {}}}]}
+    messages, brought = split_images([*user("<image>what"), calling])
+    assert (messages[1], brought) == (calling, [None])

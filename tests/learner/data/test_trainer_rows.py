@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerFast
 from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.data.dataset import open_rows
 from rollmesh.learner.data.examples import Example, ExampleForm
-from rollmesh.learner.data.preference_rows import LabeledForm, PairForm, ScoredPairForm, split_prompt
+from rollmesh.learner.data.parts.answers import split_prompt
+from rollmesh.learner.data.preference_rows import LabeledForm, PairForm, ScoredPairForm
 from rollmesh.learner.data.records import Record
 from rollmesh.learner.data.supervised_rows import SupervisedForm
 from rollmesh.mesh.config.inputs import DataSource

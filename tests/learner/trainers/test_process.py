@@ -24,7 +24,7 @@ from rollmesh.learner.metrics.trackers import opening
 from rollmesh.learner.metrics.writer import with_aliases
 from rollmesh.learner.trainers import process
 from rollmesh.learner.trainers.objectives.kto import mismatched
-from rollmesh.mesh.errors import ConfigError, DivergedError
+from rollmesh.mesh.errors import ConfigError, DataError, DivergedError
 from rollmesh.reward_service.served_model.messages import ModelOptions
 from rollmesh.reward_service.served_model.program import load
 from rollmesh.run_files import read_any_config
@@ -187,6 +187,27 @@ def test_what_cannot_be_is_refused_before_the_model_is_loaded(
     monkeypatch.setattr(opening.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"logging\.mlflow is on, but mlflow is not installed"):
         train("sft", chat_model, row_files["sft"], run, logging__mlflow="true")
+
+
+@pytest.mark.parametrize("at_once_s", [60.0, 0.0])
+@pytest.mark.parametrize("side", ["train", "eval"])
+def test_a_late_row_ends_a_training_before_its_first_step(
+    chat_model: Path,
+    row_files: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    side: str,
+    at_once_s: float,
+) -> None:
+    """Small data are refused before the model is loaded; rows of large ones are read while it loads."""
+    bad = tmp_path / "late.jsonl"
+    lines = row_files["sft"].read_text().splitlines()[:10]
+    bad.write_text("\n".join([*lines, '{"messages": "hello"}', *lines]))
+    files = {"train": row_files["sft"], side: bad}
+    monkeypatch.setattr(process, "_AT_ONCE_S", at_once_s)
+    monkeypatch.setattr(process._Training, "_open_engine", lambda _: pytest.fail("loaded") if at_once_s else None)
+    with pytest.raises(DataError, match=r"late\.jsonl, row 10: field `messages` is a text, and no JSON"):
+        train("sft", chat_model, files["train"], tmp_path / "run", data__eval=files.get("eval", files["train"]))
 
 
 def test_epochs_end_with_the_last_row(chat_model: Path, row_files: dict[str, Path], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def said(text: str) -> dict[str, Any]:
 
 
 YES, NO = said("yes"), said("no")
+TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}]
 
 
 def rendered(sequence: Any) -> tuple[str, str]:
@@ -54,6 +56,8 @@ SHAPES: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
     ({"prompt": " why so\n", "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, ONCE),
     ({"prompt": [ASKED], "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, ONCE),
     ({"chosen": [ASKED, YES], "rejected": [ASKED, NO]}, ONCE),
+    ({"prompt": " ", "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, ONCE),
+    ({"prompt": None, "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, ONCE),
     ({"prompt": [ASKED], "chosen": [YES], "rejected": [NO]}, ONCE),
     ({"prompt": [ASKED], "chosen": YES, "rejected": NO}, ONCE),
     ({"prompt": [ASKED], "chosen": "yes", "rejected": "no"}, ONCE),
@@ -71,10 +75,34 @@ SHAPES: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
         {"prompt": "q: why so a:", "chosen": "q: why so a: yes", "rejected": "q: why so a: no"},
         [("q: why so a:", " yes|"), ("q: why so a:", " no|")],
     ),
+    (
+        {"prompt": "why is it so", "chosen": "u: why is it so a: yes", "rejected": "u: why is it so a: no"},
+        [("u: why is it so a:", " yes|"), ("u: why is it so a:", " no|")],
+    ),
+    (
+        {"prompt": "whyisitsowhyisitso", "chosen": "whyisitsowhyisitso yes", "rejected": "whyisitsowhyisitso no"},
+        [("whyisitsowhyisitso", " yes|"), ("whyisitsowhyisitso", " no|")],
+    ),
+    (
+        {"prompt": "why is it so", "chosen": "why is it so yes", "rejected": "no"},
+        [("why is it so", "why is it so yes|"), ("why is it so", "no|")],
+    ),
     ({"prompt": "hi", "chosen": "hi yes", "rejected": "hi no"}, [("hi", "hi yes|"), ("hi", "hi no|")]),
     (
         {"prompt": "why so", "chosen": [ASKED, said("so"), MORE, YES], "rejected": [ASKED, said("so"), MORE, NO]},
         [("[u]why so|[a]so|[u]and then|[a]", "yes|"), ("[u]why so|[a]so|[u]and then|[a]", "no|")],
+    ),
+    (
+        {"prompt": "why so", "chosen": [said("hey"), ASKED, YES], "rejected": [said("hey"), ASKED, NO]},
+        [("[a]hey|[u]why so|[a]", "yes|"), ("[a]hey|[u]why so|[a]", "no|")],
+    ),
+    (
+        {"prompt": [said("hey"), ASKED], "chosen": [said("hey"), ASKED, YES], "rejected": [NO]},
+        [("[a]hey|[u]why so|[a]", "yes|"), ("[a]hey|[u]why so|[a]", "no|")],
+    ),
+    (
+        {"prompt": [ASKED], "chosen": [YES, MORE, said("so")], "rejected": [NO, MORE, said("then")]},
+        [("[u]why so|[a]", "yes|[u]and then|[a]so|"), ("[u]why so|[a]", "no|[u]and then|[a]then|")],
     ),
     (
         {"prompt": [ASKED, said("so"), MORE], "chosen": [MORE, YES], "rejected": [MORE, NO]},
@@ -96,7 +124,10 @@ def test_pairs(record: dict[str, Any], expected: list[tuple[str, str]]) -> None:
 def test_reward_models_see_the_same_prompts(record: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     example = ScoredPairForm(CHAT, SECTION, "prompt").encode(record)
     assert example is not None
-    assert [rendered(sequence)[0] for sequence in example.sequences] == [prompt for prompt, _ in expected]
+    for sequence, (prompt, response) in zip(example.sequences, expected, strict=True):
+        before, said = rendered(sequence)
+        # A reward model scores the end of the last answer.
+        assert (before + said[:-1]).rstrip("?") == prompt + response
 
 
 @pytest.mark.parametrize(
@@ -105,6 +136,7 @@ def test_reward_models_see_the_same_prompts(record: dict[str, Any], expected: li
         {"prompt": "why so", "completion": [ASKED, YES]},
         {"prompt": [ASKED], "completion": [ASKED, YES]},
         {"completion": [ASKED, YES]},
+        {"prompt": None, "completion": [ASKED, YES]},
         {"prompt": [ASKED], "completion": [YES]},
         {"prompt": [ASKED], "completion": "yes"},
         {"prompt": "why so", "completion": [YES]},
@@ -113,7 +145,7 @@ def test_reward_models_see_the_same_prompts(record: dict[str, Any], expected: li
 def test_labeled_responses(record: dict[str, Any]) -> None:
     assert labeled(record) == ONCE[0]
     conversation = SupervisedForm(CHAT, SupervisedRowsSection.model_validate({"train": "x"}), "prompt")
-    if "prompt" in record:
+    if record.get("prompt") is not None:
         found = conversation.read(record)
         assert isinstance(found, Conversation)
         assert (list(found.messages), list(found.turns)) == ([ASKED, YES], [1])
@@ -221,3 +253,23 @@ def test_texts_alone_show_neither_tools_nor_system_prompts(field: str) -> None:
     found = SupervisedForm(CHAT, section.model_copy(update={"as_chat": True}), "prompt").read(supervised)
     assert isinstance(found, Conversation)
     assert (found.tools or found.messages[0]["content"]) in (value, "be good")
+
+
+@pytest.mark.parametrize("tools", [TOOLS, json.dumps(TOOLS), [json.dumps(TOOLS[0])]])
+def test_pairs_show_their_tools(tools: Any) -> None:
+    template = "{% for tool in tools or [] %}{{ tool.function.name }}: {% endfor %}" + PLAIN
+    form = PairForm(ChatEncoder(make_tokenizer(template)), SECTION, "prompt")
+    example = form.encode({"prompt": [ASKED], "chosen": [YES], "rejected": [NO], "tools": tools})
+    assert example is not None
+    assert [rendered(sequence)[0] for sequence in example.sequences] == ["find: [u]why so|[a]"] * 2
+
+
+def test_flags_count_for_the_answers_of_pairs() -> None:
+    answers = [{**said("so"), "weight": 0}, MORE, {**YES, "weight": 1}]
+    record = {"prompt": [ASKED], "chosen": answers, "rejected": [*answers[:2], NO]}
+    example = PairForm(CHAT, SECTION, "prompt").encode(record)
+    assert example is not None
+    assert rendered(example.sequences[0]) == ("[u]why so|[a]so|[u]and then|[a]", "yes|")
+    record["chosen"] = [*answers[:1], {**MORE, "weight": 1}, YES]
+    with pytest.raises(DataError, match=r"message 2 \(user\) has `weight`: 1"):
+        PairForm(CHAT, SECTION, "prompt").read(record)

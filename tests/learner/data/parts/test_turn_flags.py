@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollmesh.learner.data.parts.turn_flags import trained_turns, without_flags
+from rollmesh.learner.data.parts.turn_flags import refuse_listed_flags, trained_turns, without_flags
 from rollmesh.mesh.errors import DataError
 
 ROLES = ("user", "assistant", "user", "assistant")
@@ -79,3 +79,12 @@ def test_templates_see_no_flags() -> None:
     assert [set(message) for message in without_flags(said)] == [{"role", "content", "name"}] + [
         {"role", "content"}
     ] * 3
+
+
+@pytest.mark.parametrize("name", ["loss_mask", "weight"])
+def test_flags_in_a_list_of_their_own_are_refused(name: str) -> None:
+    with pytest.raises(DataError, match=f"field `{name}` is a list next to the messages") as caught:
+        refuse_listed_flags({"messages": [], name: [0, 1]})
+    assert "into its message, as `train`" in caught.value.hint
+    assert trained_turns(chat({}, {"train": 0}, {}, {"train": 1}), 0) == [3]
+    refuse_listed_flags({"messages": [], name: 0.5, "losses": [1]})

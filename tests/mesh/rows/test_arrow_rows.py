@@ -10,14 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rollmesh.learner.data.parts.struct_nulls import cleaner_of
+from rollmesh.mesh.rows.arrow_rows import rows_of
+from rollmesh.reward_service.samples import read_rows
 from tests.learner.data.conftest import open_file, record, write_jsonl
 
 
 def through_arrow(values: list[Any], kind: pa.DataType | None = None) -> list[Any]:
-    array = pa.array(values, type=kind)
-    clean = cleaner_of(array.type)
-    return [value if clean is None else clean(value) for value in array.to_pylist()]
+    return [row["column"] for row in rows_of(pa.table({"column": pa.array(values, type=kind)}))]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +65,9 @@ def test_truths_and_further_fields_are_the_same_from_both_kinds_of_files(tmp_pat
         read = open_file(path).rows([0, 1])
         assert [row.ground_truth for row in read] == [row["reward_model"]["ground_truth"] for row in ROWS]
         assert [row.extra_info for row in read] == [row["extra_info"] for row in ROWS]
+        tried = list(read_rows(path))
+        assert [row.ground_truth for row in tried] == [row["reward_model"]["ground_truth"] for row in ROWS]
+        assert [row.extra_info for row in tried] == [row["extra_info"] for row in ROWS]
 
 
 def test_a_null_that_an_author_wrote_stays(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Rows of data files, for every service that reads some."""
