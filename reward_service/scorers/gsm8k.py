@@ -18,9 +18,9 @@ from typing import Any
 
 from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
 from rollmesh.reward_service.scorers.announcements import after_thoughts, announced
-from rollmesh.reward_service.scorers.boxes import last_braced_box
+from rollmesh.reward_service.scorers.boxes import last_braced_box, one_answer
 from rollmesh.reward_service.scorers.numbers import LONGEST, NUMBER, parse_number, plain_marks
-from rollmesh.reward_service.scorers.truths import TruthError, compares_with, one_text, shown
+from rollmesh.reward_service.scorers.truths import TruthError, compares_with, shown
 
 _MARK = "####"
 # Phrases count in so many last characters.
@@ -37,9 +37,7 @@ def number_of(truth: Any) -> Fraction:
     Raises:
         TruthError: it is none.
     """
-    text = one_text(truth)
-    answer = text.rpartition(_MARK)[2]
-    value = parse_number(answer)
+    value = parse_number(one_answer(truth).rpartition(_MARK)[2])
     if value is None:
         raise TruthError(
             f"the ground truth holds no number: {shown(truth)}; give a number, or a solution with #### in it"
