@@ -12,7 +12,8 @@ _IS = r"(?:is|was|would be|should be|must be|has to be|can only be)"
 # A wrong answer is announced too, and so is one that is not chosen.
 _NOT_WRONG = r"(?<!wrong )(?<!incorrect )(?<!false )"
 _NOT_DENIED = r"(?<!not )(?<!n't )(?<!n’t )(?<!never )"
-_MARK = r"[*_]{0,2}[ \t]{0,4}[:=–—-]?"
+# A dash before a number is its sign.
+_MARK = r"[*_]{0,2}[ \t]{0,4}(?:[:=]|[–—-](?=[ \t]))?"
 # Words, and a phrase with one of them.
 _PHRASES = (
     (("####",), "####"),

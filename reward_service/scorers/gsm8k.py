@@ -27,6 +27,7 @@ _MARK = "####"
 _TAIL = 4000
 # A number with spaces between its thousands, or a fraction.
 _WIDE = re.compile(r"[-+]?(?:\d{1,3}(?: \d{3})+(?:\.\d+)?|\d+ ?/ ?\d+)(?![\d/])")
+_MIXED = re.compile(r"(\d{1,9}) (\d{1,9}) ?/ ?([1-9]\d{0,8})(?![\d/])")
 _FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}")
 _OPERATOR = re.compile(r"\d\)? ?(?:[-+*/×÷·^]|\\times|\\cdot|\\div) ?\(?\$?\d")
 
@@ -78,6 +79,8 @@ def _number(text: str) -> Fraction | None:
     number = NUMBER.search(row)
     if number is None:
         return None
+    if (mixed := _MIXED.match(row, number.start())) is not None:
+        return int(mixed[1]) + Fraction(int(mixed[2]), int(mixed[3]))
     wide = _WIDE.match(row, number.start())
     return parse_number((wide or number)[0])
 

@@ -17,7 +17,7 @@ from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscor
 from rollmesh.reward_service.scorers.announcements import after_thoughts
 from rollmesh.reward_service.scorers.boxes import last_boxed, last_braced_box, one_answer
 from rollmesh.reward_service.scorers.math_equality import agree, spelled
-from rollmesh.reward_service.scorers.math_reading import spelled_answer, spelled_response
+from rollmesh.reward_service.scorers.math_reading import spelled_answer, spelled_response, with_closed_box
 from rollmesh.reward_service.scorers.truths import compares_with, shown
 
 Reading = Literal["any", "expression_first", "latex", "box"]
@@ -80,7 +80,9 @@ def score(item: RewardItem, truth: str) -> Outcome:
         return Unscorable(f"the ground truth cannot be read as mathematics: {shown(truth)}")
     found: list[Any] = []
     correct = False
-    for text, answer in _readings(item.response):
+    # A response that was cut off may have had more in its last box.
+    response = item.response if item.finish_reason == "length" else with_closed_box(item.response)
+    for text, answer in _readings(response):
         last = _parse(text, "any")
         correct = agree(expected, last, truth, answer)
         found = last or found
