@@ -82,22 +82,22 @@ def score(item: RewardItem, truth: str) -> Outcome:
     correct = False
     # A response that was cut off may have had more in its last box.
     response = item.response if item.finish_reason == "length" else with_closed_box(item.response)
-    for text, answer in _readings(response):
-        last = _parse(text, "any")
-        correct = agree(expected, last, truth, answer)
-        found = last or found
-        if correct:
+    for said in dict.fromkeys((after_thoughts(response), response)):
+        for text, answer in _readings(said):
+            last = _parse(text, "any")
+            correct = agree(expected, last, truth, answer)
+            found = last or found
+            if correct:
+                break
+        if found:
             break
     components = {"format": float(r"\boxed{" in item.response), "readable": float(bool(found))}
     return Scored(float(correct), components, answer=truth if correct else spelled(found))
 
 
 def _readings(response: str) -> Iterator[tuple[str, str]]:
-    """Texts to read the answer from, each with the content of its last box: several boxes may be one answer, or steps.
-
-    Thoughts are read where nothing follows them that can be read.
-    """
-    text = spelled_response(after_thoughts(response))
+    """Texts to read the answer from, each with the content of its last box: several boxes are one answer, or steps."""
+    text = spelled_response(response)
     boxed = last_braced_box(text)
     yield text, boxed or ""
     if boxed is not None and text.count(r"\boxed{") > 1:

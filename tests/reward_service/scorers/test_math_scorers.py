@@ -50,7 +50,8 @@ EQUAL = [
     (r"\boxed{1, 2, \ldots, n}", r"1,2,\ldots,n"), (r"\boxed{\frac{10}{2} = 5}", "5"),
     (r"\boxed{10^{-20}}", r"10^{-20}"),
     (r"First \boxed{1}, then \boxed{2}", "2"), (r"\boxed{1} and \boxed{2}", "1, 2"),
-    (r"<think>\boxed{7}</think> The answer is 5.", "5"), (r"\boxed{1/3}", "0.333333"),
+    (r"<think>\boxed{7}</think> The answer is 5.", "5"),
+    (r"<think>\boxed{5}</think> So it is.", "5"), (r"\boxed{1/3}", "0.333333"),
 ]  # fmt: skip
 DIFFERENT = [
     (r"\boxed{10^{-20}}", "10^{-21}"), (r"\boxed{\frac{1}{2006!}}", r"\frac{1}{2004!}"), (r"\boxed{0}", "10^{-12}"),
@@ -70,6 +71,9 @@ NUMBERS = [
     (r"\boxed{42}. I used 3 steps.", "42"), (r"\boxed{1{,}000}", "1000"),
     ("The answer is 42. It took 3 steps.", "42"),
     ("答案是42，用3步", "42"), ("<think>#### 7</think> #### 42", "42"),
+    ("<think>#### 42</think> That is all.", "42"), ("The answer is that each of the 3 gets 42", "42"),
+    ("The answer is 42, not 6*8=48.", "42"), ("#### Total = 6 * 7 = 42", "42"),
+    ("The answer is about $42, or 40", "42"),
 ]  # fmt: skip
 
 
