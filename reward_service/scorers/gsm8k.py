@@ -18,17 +18,21 @@ from typing import Any
 
 from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
 from rollmesh.reward_service.scorers.announcements import after_thoughts, announced
-from rollmesh.reward_service.scorers.boxes import last_braced_box
+from rollmesh.reward_service.scorers.boxes import last_braced_box, one_answer
 from rollmesh.reward_service.scorers.numbers import LONGEST, NUMBER, parse_number, plain_marks
-from rollmesh.reward_service.scorers.truths import TruthError, compares_with, one_text, shown
+from rollmesh.reward_service.scorers.truths import TruthError, compares_with, shown
 
 _MARK = "####"
 # Phrases count in so many last characters.
 _TAIL = 4000
 # A number with spaces between its thousands, or a fraction.
 _WIDE = re.compile(r"[-+]?(?:\d{1,3}(?: \d{3})+(?:\.\d+)?|\d+ ?/ ?\d+)(?![\d/])")
+_MIXED = re.compile(r"(\d{1,9}) (\d{1,9}) ?/ ?([1-9]\d{0,8})(?![\d/])")
 _FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}")
-_OPERATOR = re.compile(r"\d\)? ?(?:[-+*/×÷·^]|\\times|\\cdot|\\div) ?\(?\$?\d")
+_BETWEEN = r"\)? ?(?:[-+*/×÷·^]|\\times|\\cdot|\\div) ?\(?\$?\d"
+_OPERATOR = re.compile(rf"\d{_BETWEEN}")
+_CALCULATION = re.compile(rf"[-+]?[\d,.]+{_BETWEEN}[^=]{{0,200}}=")
+_AT_ONCE = re.compile(r"(?:is|about|only|equal to|just|the|number|[\s*_$€£¥\\(\[:=~≈]){0,12}[-+]?\.?\d")
 
 
 def number_of(truth: Any) -> Fraction:
@@ -37,9 +41,7 @@ def number_of(truth: Any) -> Fraction:
     Raises:
         TruthError: it is none.
     """
-    text = one_text(truth)
-    answer = text.rpartition(_MARK)[2]
-    value = parse_number(answer)
+    value = parse_number(one_answer(truth).rpartition(_MARK)[2])
     if value is None:
         raise TruthError(
             f"the ground truth holds no number: {shown(truth)}; give a number, or a solution with #### in it"
@@ -50,13 +52,20 @@ def number_of(truth: Any) -> Fraction:
 @compares_with(number_of)
 def score(item: RewardItem, truth: Fraction) -> Outcome:
     """1.0 or 0.0; unscorable where the ground truth holds no number. Full solutions are accepted as ground truth."""
-    said = plain_marks(after_thoughts(item.response))
-    answer = next((number for text in _places(said) if (number := _number(text)) is not None), None)
-    if answer is None:
-        answer = _last_number(said)
+    said = after_thoughts(item.response)
+    answer = _answer(said)
+    if answer is None and said is not item.response:
+        answer = _answer(item.response)
     correct = float(answer == truth)
     components = {"correct": correct, "format": float(_MARK in item.response)}
     return Scored(correct, components, answer="" if answer is None else str(answer))
+
+
+def _answer(response: str) -> Fraction | None:
+    """The number that is said most clearly to be the answer; None without a number."""
+    text = plain_marks(response)
+    said = next((number for place in _places(text) if (number := _number(place)) is not None), None)
+    return _last_number(text) if said is None else said
 
 
 def _places(text: str) -> Iterator[str]:
@@ -65,21 +74,23 @@ def _places(text: str) -> Iterator[str]:
     tail = text[-_TAIL:]
     if (boxed := last_braced_box(tail)) is not None:
         yield boxed
-    yield from reversed([said for _, said in announced(tail)])
+    # In `the answer is that each of the 3 gets 14` the number is not what is announced.
+    yield from (said for _, said in reversed(announced(tail)) if _AT_ONCE.match(said))
 
 
 def _number(text: str) -> Fraction | None:
-    """The number with which a text that is an answer begins: the result of a sum, else its first number."""
+    """The number with which a text that is an answer begins: the result of a calculation, else its first number."""
     row = next((row for row in text.split("\n", 20) if any(map(str.isdigit, row))), "")[:LONGEST]
     row = _FRACTION.sub(r"\1/\2", row).replace("{,}", ",")
-    sides = row.split("=")
-    for side in reversed(sides) if len(sides) > 1 else ():
-        if NUMBER.search(side) and not _OPERATOR.search(side):
-            row = side
-            break
     number = NUMBER.search(row)
+    if number is not None and _CALCULATION.match(row, number.start()):
+        results = [side for side in row.split("=")[1:] if not _OPERATOR.search(side) and NUMBER.search(side)]
+        row = results[-1] if results else row
+        number = NUMBER.search(row)
     if number is None:
         return None
+    if (mixed := _MIXED.match(row, number.start())) is not None:
+        return int(mixed[1]) + Fraction(int(mixed[2]), int(mixed[3]))
     wide = _WIDE.match(row, number.start())
     return parse_number((wide or number)[0])
 

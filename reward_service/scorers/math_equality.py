@@ -25,6 +25,7 @@ _DIGITS = 30
 _POINTS = 8
 _ELLIPSIS = re.compile(r"\\[lcd]?dots\b|\.\.\.|…")
 _BASE = re.compile(r"[\dA-F]+_\{?(\d+)\}?")
+_OR = re.compile(r"\bor\b|\\lor\b|\\vee\b")
 _SPACES = re.compile(r"\s|\\[,;: !]|\\left|\\right")
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d+)?")
 _NO_TIMEOUT = 0
@@ -37,6 +38,7 @@ def agree(expected: Sequence[Any], found: Sequence[Any], truth: str, answer: str
         expected, found: as math-verify has parsed the truth and the response.
         truth, answer: as they are written; an answer that was found outside of a box is empty.
     """
+    import sympy
     from math_verify import verify
 
     if not expected or not found:
@@ -47,12 +49,12 @@ def agree(expected: Sequence[Any], found: Sequence[Any], truth: str, answer: str
         return False
     if verify(list(expected), list(found), timeout_seconds=_NO_TIMEOUT):
         return _close(expected[0], found[0]) and all(_holds(found[0], expected[0]))
-    ours, theirs = _as_set(expected[0]), _as_set(found[0])
+    ours, theirs = _as_set(expected[0], truth), _as_set(found[0], answer)
     if (ours is None) != (theirs is None):
         one, other = [expected[0] if ours is None else ours], [found[0] if theirs is None else theirs]
         return bool(verify(one, other, timeout_seconds=_NO_TIMEOUT))
     column = _column(found[0])
-    if column is not None:
+    if column is not None and isinstance(expected[0], sympy.Tuple | sympy.Interval):
         return bool(verify([expected[0]], [column], timeout_seconds=_NO_TIMEOUT))
     return _same_where_real(expected[0], found[0])
 
@@ -121,13 +123,18 @@ def _holds(answer: Any, truth: Any) -> Iterator[bool]:
             yield _close_numbers(equation.lhs, equation.rhs)
 
 
-def _as_set(answer: Any) -> sympy.Set | None:
-    """The numbers that inequalities of one letter leave; None for anything else."""
+def _as_set(answer: Any, text: str) -> sympy.Set | None:
+    """The numbers that inequalities of one letter leave; None for anything else.
+
+    Args:
+        answer: as it was read: a set of inequalities between which its text has a comma, or the word `or`.
+        text: of the answer.
+    """
     import sympy
     from sympy import GreaterThan, LessThan, StrictGreaterThan, StrictLessThan
 
-    if isinstance(answer, sympy.FiniteSet) and answer.args:
-        parts = [_as_set(part) for part in answer.args]
+    if isinstance(answer, sympy.FiniteSet) and answer.args and len(answer.free_symbols) == 1 and _OR.search(text):
+        parts = [_as_set(part, text) for part in answer.args]
         return None if None in parts else sympy.Union(*parts)
     relations = answer.args if isinstance(answer, sympy.And) else (answer,)
     simple = all(

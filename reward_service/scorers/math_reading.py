@@ -41,6 +41,16 @@ def spelled_response(text: str) -> str:
     return f"{text[:begin]}{spelled_answer(boxed)}{text[begin + len(boxed) :]}"
 
 
+def with_closed_box(text: str) -> str:
+    """A response whose last box, where its row does not close it, ends with the row."""
+    begin = text.rfind(r"\boxed{")
+    if begin < 0 or last_braced_box(text) is not None:
+        return text
+    row, stop, rest = text[begin:].partition("\n")
+    row = row.rstrip(" \t\r$.")
+    return f"{text[:begin]}{row}{'}' * (row.count('{') - row.count('}'))}{stop}{rest}"
+
+
 def spelled_answer(answer: str) -> str:
     """An answer, such as the content of a box, spelled so."""
     answer = _spelled(answer).strip()

@@ -17,7 +17,7 @@ from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscor
 from rollmesh.reward_service.scorers.announcements import after_thoughts
 from rollmesh.reward_service.scorers.boxes import last_boxed, last_braced_box, one_answer
 from rollmesh.reward_service.scorers.math_equality import agree, spelled
-from rollmesh.reward_service.scorers.math_reading import spelled_answer, spelled_response
+from rollmesh.reward_service.scorers.math_reading import spelled_answer, spelled_response, with_closed_box
 from rollmesh.reward_service.scorers.truths import compares_with, shown
 
 Reading = Literal["any", "expression_first", "latex", "box"]
@@ -80,22 +80,24 @@ def score(item: RewardItem, truth: str) -> Outcome:
         return Unscorable(f"the ground truth cannot be read as mathematics: {shown(truth)}")
     found: list[Any] = []
     correct = False
-    for text, answer in _readings(item.response):
-        last = _parse(text, "any")
-        correct = agree(expected, last, truth, answer)
-        found = last or found
-        if correct:
+    # A response that was cut off may have had more in its last box.
+    response = item.response if item.finish_reason == "length" else with_closed_box(item.response)
+    for said in dict.fromkeys((after_thoughts(response), response)):
+        for text, answer in _readings(said):
+            last = _parse(text, "any")
+            correct = agree(expected, last, truth, answer)
+            found = last or found
+            if correct:
+                break
+        if found:
             break
     components = {"format": float(r"\boxed{" in item.response), "readable": float(bool(found))}
     return Scored(float(correct), components, answer=truth if correct else spelled(found))
 
 
 def _readings(response: str) -> Iterator[tuple[str, str]]:
-    """Texts to read the answer from, each with the content of its last box: several boxes may be one answer, or steps.
-
-    Thoughts are read where nothing follows them that can be read.
-    """
-    text = spelled_response(after_thoughts(response))
+    """Texts to read the answer from, each with the content of its last box: several boxes are one answer, or steps."""
+    text = spelled_response(response)
     boxed = last_braced_box(text)
     yield text, boxed or ""
     if boxed is not None and text.count(r"\boxed{") > 1:

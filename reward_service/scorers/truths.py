@@ -28,7 +28,7 @@ from rollmesh.reward_service.scorers.numbers import parse_number
 
 T = TypeVar("T")
 # Characters of a truth in a reason.
-_SHOWN = 200
+_SHOWN = 120
 # Characters of a text that may be the JSON of a list.
 _JSON_LENGTH = 1 << 16
 # Texts that a table or a serializer leaves where there was no value.

@@ -66,9 +66,9 @@ async def test_a_bad_item_is_an_error_and_fails_alone(scorer: RewardScorer, make
 
 async def test_texts_survive(scorer: RewardScorer, make_item: Any) -> None:
     texts = ["naïve 数学 🧮 \u0000", "", "x" * 200_000]
-    items = [make_item(f"✓{n}", text, text, response_ids=[]) for n, text in enumerate(texts)]
+    items = [make_item(f"✓{n}", text, text or "x", response_ids=[]) for n, text in enumerate(texts)]
     results = await scorer.score(items)
-    assert [math.floor(result.scored.total) for result in results] == [1, 1, 1]
+    assert [math.floor(result.scored.total) for result in results] == [1, 0, 1], "an empty response is a wrong one"
 
 
 async def test_nothing_in_nothing_out(scorer: RewardScorer) -> None:

@@ -64,7 +64,7 @@ _DENIED = re.compile(
 )
 # `C is correct`, but not `neither B nor C is correct`.
 _CORRECT = re.compile(
-    r"(?<![^\W_])(?<!and )(?<!or )(?<!nor )(?<!if )(?<!If )(?<!, )(?<!whether )"
+    r"(?=[\[({<]?[A-Z]|[oca][a-z]{4,5} )(?<![^\W_])(?<!and )(?<!or )(?<!nor )(?<!if )(?<!If )(?<![A-Z], )(?<!whether )"
     r"(?:[\[({<]?([A-Z])[\])}>]?|(?:[Oo]ption|[Cc]hoice|[Aa]nswer) \(?(\d{1,2})\)?)[*_]{0,2}[ \t]{0,4}"
     r"(?:(?:is|must be|has to be)[ \t]+(?:(?:clearly|therefore|indeed|the)[ \t]+){0,2}(?:correct|right|best|true)\b"
     r"|(?:es|est|è|é)[ \t]+(?:(?:la|le|il|a|o|opción|réponse|respuesta|bonne|risposta|resposta)[ \t]+){0,2}"

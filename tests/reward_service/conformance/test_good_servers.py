@@ -23,6 +23,7 @@ from rollmesh.reward_service.conformance.probes.order import refuse_unknown
 from rollmesh.reward_service.conformance.session import Options
 from rollmesh.reward_service.conformance.transport import CallError
 from rollmesh.reward_service.member_check import member_transport
+from rollmesh.reward_service.scorers.versions import VERSIONS
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.server.server import RewardServer
 from tests.certificates import Authority
@@ -44,7 +45,7 @@ async def test_ours(serve: Any, checked: Any) -> None:
     routes = {"cais/mmlu": "choice", "google/IFEval": "ifeval", "json_schema": "json_schema", "regex": "regex"}
     report = await checked(await serve("auto", by_data_source={source: [name] for source, name in routes.items()}))
     assert not report.findings
-    assert "gsm8k 1, " in report.server, "scorers have versions"
+    assert f"gsm8k {VERSIONS['gsm8k']}, " in report.server, "scorers have versions"
     packs = report.figures["known_answers"]
     assert {"arithmetic", "exact_match", "gsm8k", "math", "math_dapo", "qa", *routes.values()} <= packs.keys()
     assert all(pack["right"] == pack["of"] for pack in packs.values())

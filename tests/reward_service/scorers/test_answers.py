@@ -16,25 +16,31 @@ PATTERN = {"regex": r"total: (?P<answer>\w+)"}
 # Scorer, ground truth, responses with the right answer, and groups of responses with one wrong answer each.
 SPELLED: list[tuple[str, Any, list[str], list[list[str]]]] = [
     ("arithmetic", "7", ["7", "3+4=7", "07", "7.0", "７"], [["8", "4+4 = 8.00"], ["1,000", "1000"]]),
-    ("choice", "B", ["B", "(b)", "Answer: B", "green", "答案：B"], [["A", "red", r"\boxed{A}"], ["C.", "C is correct"]]),
+    ("choice", "B", ["B", "(b)", "Answer: B", "green", "答案：B"],
+     [["A", "red", r"\boxed{A}"], ["C.", "C is correct"]]),
     ("exact_match", ["cat", "a cat"], ["cat", " a cat "], [["dog", "dog\n"], ["Cat"]]),
     ("strings", "abc", ["abc", '"abc"'], [["abd", "'abd'"], ["ABC"]]),
     ("gsm8k", "1000", ["#### 1,000", "so 1000", r"\boxed{1000}"], [["#### 7", "it is 7.0", "#### 14/2"], ["8"]]),
     ("gsm8k_strict", "7", ["#### 7", "x\n#### 7"], [["#### 8"], ["#### 8."]]),
     ("gsm8k_flexible", "7", ["7", "so 7"], [["8", "it is 8"], ["9"]]),
-    ("math_dapo", "34", ["Answer: 34", r"\boxed{34}", "Answer: $34$"], [["Answer: 35", r"\boxed{35}"], ["Answer: 034"]]),
-    ("math_string", r"\frac12", [r"\boxed{\frac{1}{2}}", r"\boxed{1/2}"], [[r"\boxed{\dfrac13}", r"\boxed{1/3}"], [r"\boxed{2}"]]),
+    ("math_dapo", "34", ["Answer: 34", r"\boxed{34}", "Answer: $34$"],
+     [["Answer: 35", r"\boxed{35}"], ["Answer: 034"]]),
+    ("math_string", r"\frac12", [r"\boxed{\frac{1}{2}}", r"\boxed{1/2}"],
+     [[r"\boxed{\dfrac13}", r"\boxed{1/3}"], [r"\boxed{2}"]]),
     ("math", r"\frac12", [r"\boxed{0.5}", r"\boxed{\frac{2}{4}}", "the answer is 1/2"],
      [[r"\boxed{\frac13}", r"$\frac{2}{6}$"], [r"\boxed{x^2+2x+1}", r"\boxed{(x+1)^2}"], [r"\boxed{x=5}", r"\boxed{5}"],
       [r"\boxed{\{1,2\}}", r"\boxed{2,1}"], [r"\boxed{(1,3)}", r"\boxed{(1,\sqrt{9})}"], [r"\boxed{2x}"]]),
     ("qa", ["Paris", "City of Light"], ["<answer>the Paris!</answer>", "<answer>city of light</answer>"],
      [["<answer>Rome</answer>", "<answer>rome.</answer>"], ["<answer>Bonn</answer>"]]),
     ("regex", "42", ["total: 42"], [["total: 41", "my total: 41"], ["total: x"]]),
-    ("json_schema", {"type": "object"}, ['{"a": 1, "b": 2}', '```json\n{"b": 2, "a": 1}\n```'], [["[1]", "[ 1 ]"], ["2"]]),
+    ("json_schema", {"type": "object"}, ['{"a": 1, "b": 2}', '```json\n{"b": 2, "a": 1}\n```'],
+     [["[1]", "[ 1 ]"], ["2"]]),
 ]  # fmt: skip
 # Responses in which a scorer finds no answer, and scorers that read none.
-SILENT = {"gsm8k_strict": "7", "math_dapo": "7", "math_string": "7", "qa": "Paris", "choice": "so what", "arithmetic": "x",
-          "math": "no idea", "gsm8k": "no idea", "regex": "42", "json_schema": "{"}  # fmt: skip
+SILENT = {
+    "gsm8k_strict": "7", "math_dapo": "7", "math_string": "7", "qa": "Paris", "choice": "so what", "arithmetic": "x",
+    "math": "no idea", "gsm8k": "no idea", "regex": "42", "json_schema": "{",
+}  # fmt: skip
 INFO = {"choice": CHOICES, "regex": PATTERN}
 
 

@@ -98,7 +98,7 @@ SAID = [
     r"\boxed{B} and not \boxed{}",
     "<answer>42</answer> Answer: B", "<think>\\boxed{A}</think> The answer is B", "Answer：B",
     "答案：B", "答案是（B）", "答案为Ｂ。", "所以选B。",
-    "故选：B", "正确答案是 **B**", "B选项正确",
+    "故选：B", "答：B", "A fails, and C fails, B must be correct.", "正确答案是 **B**", "B选项正确",
     "答えはBです。", "正解：B", "정답은 B입니다.",
     "La respuesta correcta es la B.", "Respuesta: B", "La bonne réponse est la B", "Réponse : B",
     "Die Antwort lautet: B", "A resposta correta é a letra B.", "Risposta: B", "Het antwoord is B",
@@ -122,6 +122,11 @@ class TestChoice:
     @pytest.mark.parametrize("response", SAID)
     def test_answers_in_other_words_and_languages(self, response: str) -> None:
         assert total("choice", response, "B", choices=CITIES) == 1.0
+
+    def test_labels_of_other_scripts(self) -> None:
+        assert total("choice", "Ответ: Б", "Б", choices={"А": "да", "Б": "нет"}) == 1.0
+        assert total("choice", "答案：乙", "乙", choices={"甲": "红", "乙": "绿"}) == 1.0
+        assert total("choice", "الإجابة: ب", "ب", choices={"أ": "x", "ب": "y"}) == 1.0
 
     @pytest.mark.parametrize("response", NOT_SAID)
     def test_what_denies_an_answer_or_names_two(self, response: str) -> None:

@@ -50,7 +50,8 @@ EQUAL = [
     (r"\boxed{1, 2, \ldots, n}", r"1,2,\ldots,n"), (r"\boxed{\frac{10}{2} = 5}", "5"),
     (r"\boxed{10^{-20}}", r"10^{-20}"),
     (r"First \boxed{1}, then \boxed{2}", "2"), (r"\boxed{1} and \boxed{2}", "1, 2"),
-    (r"<think>\boxed{7}</think> The answer is 5.", "5"), (r"\boxed{1/3}", "0.333333"),
+    (r"<think>\boxed{7}</think> The answer is 5.", "5"),
+    (r"<think>\boxed{5}</think> So it is.", "5"), (r"\boxed{1/3}", "0.333333"),
 ]  # fmt: skip
 DIFFERENT = [
     (r"\boxed{10^{-20}}", "10^{-21}"), (r"\boxed{\frac{1}{2006!}}", r"\frac{1}{2004!}"), (r"\boxed{0}", "10^{-12}"),
@@ -58,16 +59,21 @@ DIFFERENT = [
     (r"\boxed{0.3333333}", r"\frac13"), (r"\boxed{3.14159265}", r"\pi"), (r"\boxed{5=6}", "6"),
     (r"\boxed{x=5=6}", "6"),
     (r"\boxed{1,2,2}", "1,2"), (r"\boxed{10_2}", "10_3"), (r"\boxed{1,3,\ldots,n}", r"1,2,\ldots,n"),
-    (r"\boxed{x \ge 1}", r"(1, \infty)"), (r"\boxed{\sqrt{x^2}}", "x"), (r"First \boxed{2}, then \boxed{1}", "2"),
+    (r"\boxed{x \ge 1}", r"(1, \infty)"), (r"\boxed{x>1, x<2}", r"\mathbb{R}"),
+    (r"\boxed{\sqrt{x^2}}", "x"), (r"First \boxed{2}, then \boxed{1}", "2"),
 ]  # fmt: skip
 NUMBERS = [
     ("#### 1 000", "1000"), ("#### −5", "-5"), ("#### 3/4", "0.75"), ("#### 2 * 21 = 42", "42"),
     ("#### 42 = 2*21", "42"),
     ("#### 1.5e3", "1500"), ("#### ４２", "42"), ("#### ٤٢", "42"), ("#### 1,00,000", "100000"), ("#### 50%", "50"),
-    ("#### 42\n#### Notes", "42"), ("#### x = 5", "5"), ("The range is 10-12", "12"), ("It is -5.", "-5"),
+    ("#### 42\n#### Notes", "42"), ("#### x = 5", "5"),
+    ("The answer is −5, or so.", "-5"), ("#### 3 1/2", "3.5"), ("The range is 10-12", "12"), ("It is -5.", "-5"),
     (r"\boxed{42}. I used 3 steps.", "42"), (r"\boxed{1{,}000}", "1000"),
     ("The answer is 42. It took 3 steps.", "42"),
     ("答案是42，用3步", "42"), ("<think>#### 7</think> #### 42", "42"),
+    ("<think>#### 42</think> That is all.", "42"), ("The answer is that each of the 3 gets 42", "42"),
+    ("The answer is 42, not 6*8=48.", "42"), ("#### Total = 6 * 7 = 42", "42"),
+    ("The answer is about $42, or 40", "42"),
 ]  # fmt: skip
 
 
@@ -134,6 +140,17 @@ def test_a_truth_that_cannot_be_read_is_no_ones_fault() -> None:
 @pytest.mark.parametrize(("response", "readable", "boxed"), [(r"\boxed{}", 0, 1), ("", 0, 0), (r"\boxed{7}", 1, 1)])
 def test_components_tell_wrong_from_unreadable(response: str, readable: float, boxed: float) -> None:
     assert outcome("math", response, "8").components == {"format": boxed, "readable": readable}
+
+
+def test_a_box_that_is_not_closed_ends_with_its_row_unless_the_response_was_cut_off() -> None:
+    def total(response: str, finish_reason: str) -> float:
+        found = SCORERS["math"](RewardItem("i", "g", "", "p", response, "5/2", finish_reason=finish_reason))
+        assert isinstance(found, Scored)
+        return found.total
+
+    for response in (r"\boxed{5/2", r"so $\boxed{\frac{5}{2}$." "\nThat is all.", r"\boxed{1} then \boxed{\frac{5}{2"):
+        assert total(response, "stop") == total(response, "") == 1.0
+        assert total(response, "length") == 0.0
 
 
 def test_a_box_that_is_followed_by_too_much_is_not_read() -> None:

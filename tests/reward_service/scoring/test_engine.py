@@ -122,7 +122,7 @@ async def test_routes_by_source_and_names_components(make_item: Any) -> None:
 
 async def test_a_pattern_that_backtracks_for_ever_ends_its_item_alone(make_item: Any) -> None:
     engine = ScoringEngine([r"regex:^(a+)+$"], workers=1, call_timeout_s=1.0)
-    assert engine.scorers == {"regex": "1"}
+    assert engine.scorers == {"regex": "2"}
     await engine.start()
     items = [make_item("fine", "aaa"), make_item("runaway", "a" * 60 + "b"), make_item("after", "b")]
     fine, runaway, after = await engine.score(items, 60.0)

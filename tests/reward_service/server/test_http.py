@@ -45,7 +45,7 @@ async def test_a_caller_needs_nothing_but_json(serve_http: Any) -> None:
     assert json.loads(text)["results"][0]["scored"]["total"] == 1
     status, text, _ = await _ask(f"{url}/v1/info")
     info = json.loads(text)
-    assert (status, info["name"], info["scorers"], info["max_items"]) == (200, "rollmesh", {"exact_match": "1"}, 0)
+    assert (status, info["name"], info["scorers"], info["max_items"]) == (200, "rollmesh", {"exact_match": "2"}, 0)
     assert (await _ask(f"{url}/healthz"))[:2] == (200, "ok\n")
 
 

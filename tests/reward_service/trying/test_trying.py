@@ -216,6 +216,17 @@ def test_each_of_several_sources_has_a_row() -> None:
     assert summary.to_json()["sources"]["sums"] == {"responses": 2, "scored": 2, "mean": 0.5}
 
 
+async def test_a_truth_that_cannot_be_used_is_told_with_its_remedy(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", row(response="3", reward_model={"ground_truth": ["33", "34"] * 9}))
+    scorer = chosen_scorer(functions=["arithmetic"])
+    await scorer.start()
+    (one,) = [one async for one in try_rows(scorer, read_rows(path))]
+    await scorer.close()
+    assert one.verdict == "unscorable"
+    assert "alternatives are read by exact_match, strings and qa" in one.line()
+    assert one.to_json()["answer"] is None
+
+
 def test_evidence_of_any_length_and_form_is_shown() -> None:
     result = reward_pb2.ScoreResult(item_id="a")
     result.scored.total = 1.0
