@@ -64,7 +64,7 @@ def _json_calls(text: str, begin: int, names: Names) -> Reading:
         except json.JSONDecodeError as error:
             if _is_begun_call(text, place, names):
                 return Reading(len(text), (*found, not_json(text[place:], error)))
-            # What was read so far belongs to a value that is none: no call begins in it.
+            # The text read so far is part of a broken value: no call begins in it.
             return Reading(end, tuple(found)) if found else Reading(begin + max(error.pos, 1))
         except ValueError:
             return Reading(end if found else begin + 1, tuple(found))
