@@ -141,6 +141,9 @@ def with_arguments(name: str, arguments: Any, call_id: str = "") -> Found:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
             return f"the arguments of {name!r} are {not_json(arguments, error)}"
+    if arguments is None:
+        # A tool without any.
+        return ToolCall(name, {}, call_id)
     if not isinstance(arguments, dict):
         return f"the arguments of {name!r} are not an object but {type(arguments).__name__}"
     return ToolCall(name, arguments, call_id)
