@@ -21,7 +21,7 @@ Names = Collection[str] | None
 PYTHON_TAG = "<|python_tag|>"
 LLAMA_OPENING = re.compile(rf"{re.escape(PYTHON_TAG)}|\{{|\[(?=\s*\{{)")
 PYTHONIC_OPENING = re.compile(r"\[\s*(?=(?P<name>[A-Za-z_][\w.]*)\()")
-PYTHONIC_TAGS = re.compile(r"<\|python_(?:start|end)\|>")
+PYTHONIC_TAGS = re.compile(r"<\|(?:python|tool_call)_(?:start|end)\|>")
 _BETWEEN = re.compile(r"[; \n\t]*")
 # The beginning of a call, where the rest of it is no JSON.
 _BEGUN_CALL = re.compile(
@@ -99,7 +99,7 @@ def _is_known(name: str, names: Names) -> bool:
 
 
 def pythonic(text: str, names: Names) -> Reader:
-    """`[name(key=value), ...]` with literal values (Llama 4, small Llama 3.2, ToolACE)."""
+    """`[name(key=value), ...]` with literal values (Llama 4, small Llama 3.2, LFM2, ToolACE)."""
 
     def read(mark: re.Match[str]) -> Reading:
         if not _is_known(mark["name"], names):

@@ -146,6 +146,7 @@ def test_lists_of_other_things_are_no_calls(text: str) -> None:
 def test_python_and_json_are_mixed_in_literals() -> None:
     text = "Now. <|python_start|>[f(x=true, y=[None, false], z=(1, -2)), g()]<|python_end|> Done."
     assert parse("pythonic", text) == ([("f", {"x": True, "y": [None, False], "z": [1, -2]}), ("g", {})], "Now.  Done.")
+    assert parse("pythonic", "<|tool_call_start|>[g()]<|tool_call_end|>So.") == ([("g", {})], "So.")
     for value in ("{1}", "b'a'", "1j", "1e999", "x", "...", "f(1)"):
         [error] = PARSERS["pythonic"](f"[f(x={value})]").errors
         assert error == "f: an argument is not a literal"
