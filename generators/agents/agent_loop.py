@@ -1,7 +1,7 @@
 """The event loop of users' coroutines, in a thread of its own.
 
-Invariant: nothing that they raise or call ends it before it is closed: asyncio takes a SystemExit in any task or
-callback as the end of the loop, which here continues with all others.
+Invariant: nothing that they raise or call ends it before it is closed. A SystemExit in any task or callback ends a loop
+of asyncio; this one continues with all others.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Names = Collection[str] | None
 PYTHON_TAG = "<|python_tag|>"
 LLAMA_OPENING = re.compile(rf"{re.escape(PYTHON_TAG)}|\{{|\[(?=\s*\{{)")
 PYTHONIC_OPENING = re.compile(r"\[\s*(?=(?P<name>[A-Za-z_][\w.]*)\()")
-PYTHONIC_TAGS = re.compile(r"<\|python_(?:start|end)\|>")
+PYTHONIC_TAGS = re.compile(r"<\|(?:python|tool_call)_(?:start|end)\|>")
 _BETWEEN = re.compile(r"[; \n\t]*")
 # The beginning of a call, where the rest of it is no JSON.
 _BEGUN_CALL = re.compile(
@@ -64,7 +64,7 @@ def _json_calls(text: str, begin: int, names: Names) -> Reading:
         except json.JSONDecodeError as error:
             if _is_begun_call(text, place, names):
                 return Reading(len(text), (*found, not_json(text[place:], error)))
-            # What was read so far belongs to a value that is none: no call begins in it.
+            # The text read so far is part of a broken value: no call begins in it.
             return Reading(end, tuple(found)) if found else Reading(begin + max(error.pos, 1))
         except ValueError:
             return Reading(end if found else begin + 1, tuple(found))
@@ -99,7 +99,7 @@ def _is_known(name: str, names: Names) -> bool:
 
 
 def pythonic(text: str, names: Names) -> Reader:
-    """`[name(key=value), ...]` with literal values (Llama 4, small Llama 3.2, ToolACE)."""
+    """`[name(key=value), ...]` with literal values (Llama 4, small Llama 3.2, LFM2, ToolACE)."""
 
     def read(mark: re.Match[str]) -> Reading:
         if not _is_known(mark["name"], names):

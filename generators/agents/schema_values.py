@@ -1,6 +1,6 @@
 """Text read as a tool's JSON schema means it.
 
-Invariants: text that cannot be read as its schema says stays text, and so does text of which the schema says nothing.
+Invariants: text that cannot be read as its schema says stays text, and so does text about which it says nothing.
 A value that was read can be written as JSON. Nothing here raises, whatever the schema; each part of a schema is looked
 at once per value.
 """
@@ -144,7 +144,7 @@ def _takes_kind(schema: Mapping[str, Any], value: Any) -> bool | None:
     types = {_TYPES.get(kind.lower(), kind.lower()) for kind in _as_list(given) if isinstance(kind, str)} - {"any"}
     if types:
         return bool(types & _kinds(value))
-    # Of values of another type such a keyword says nothing.
+    # Such a keyword says nothing about values of another type.
     return True if {_TELLING[key] for key in schema if key in _TELLING} & _kinds(value) else None
 
 

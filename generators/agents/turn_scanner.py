@@ -1,8 +1,8 @@
 """Finds the calls of tools in a turn: what is thought, what is said, and what is a call.
 
 Invariants: the turn is read once, from its beginning. A call is read to its own end before anything else is looked
-for, so that marks within its arguments are text. Thoughts are content and hold no call, whether the prompt has opened
-them or the model; thoughts that nothing closes go on to the end of the turn.
+for, so that marks within its arguments are text. Thoughts are content and hold no call, whether the prompt or the model
+has opened them. Thoughts that nothing closes continue to the end of the turn.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Reading:
     """The reading of what may be a call.
 
     Attributes:
-        end: where the reading of the turn goes on.
+        end: where the reading of the turn continues.
         found: calls, or what is wrong with them; empty: it is text.
     """
 
@@ -141,6 +141,9 @@ def with_arguments(name: str, arguments: Any, call_id: str = "") -> Found:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
             return f"the arguments of {name!r} are {not_json(arguments, error)}"
+    if arguments is None:
+        # A tool without any.
+        return ToolCall(name, {}, call_id)
     if not isinstance(arguments, dict):
         return f"the arguments of {name!r} are not an object but {type(arguments).__name__}"
     return ToolCall(name, arguments, call_id)

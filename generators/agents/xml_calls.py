@@ -1,8 +1,8 @@
 """Calls whose arguments are text between tags (Qwen3-Coder, Qwen3.5).
 
-The form has no way to quote a tag, and arguments may hold any text. So a value ends at the `</parameter>` that belongs
-to its own tag if tags within it are counted, and after which another argument or the end of the function follows. Where
-a value has half a tag, it is the first `</parameter>` after which one of these follows.
+The form has no way to quote a tag, and arguments may hold any text. So a value ends at the `</parameter>` that closes
+its own tag, tags within it being counted. Another argument or the end of the function has to follow. Where a value has
+half a pair of tags, it ends at the first `</parameter>` that has such a follower.
 """
 
 from __future__ import annotations

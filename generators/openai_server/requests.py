@@ -131,8 +131,9 @@ class Request(_IgnoredFields, server_fields.SamplingFields, ABC):
         """True where a list of the likeliest tokens is requested with them."""
 
     def forced(self) -> list[str]:
-        """The given fields that training does not leave to the client."""
-        return [name for name in FORCED if getattr(self, name) not in (None, {}, [])]
+        """The given fields that training does not leave to the client, but for those that ask for nothing."""
+        given = ((name, getattr(self, name)) for name in FORCED)
+        return [name for name, value in given if value is not None and value not in self.NOTHING.get(name, ())]
 
     def check_supported(self, *, training: bool) -> None:
         """Refuses fields that would have to be ignored though they matter.
@@ -237,11 +238,12 @@ class ChatRequest(Request, server_fields.ChatFields):
 class TextRequest(Request):
     """`POST /v1/completions`."""
 
-    NOTHING = {**Request.NOTHING, "echo": (False,), "suffix": ("",)}
+    NOTHING = {**Request.NOTHING, "echo": (False,), "suffix": ("",), "add_special_tokens": (True,)}
 
     prompt: str | _List[str] | _List[_Token] | _List[_List[_Token]]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
+    add_special_tokens: bool | None = None
     suffix: str | None = None
 
     @property

@@ -40,6 +40,7 @@ class SamplingFields(BaseModel):
     early_stopping: bool | None = None
     prompt_logprobs: _Count | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_hidden_states: bool | None = None
     truncate_prompt_tokens: int | None = None
     priority: int | None = None
     guided_json: Any = None
@@ -84,7 +85,7 @@ SAMPLING_NOTHING: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         (
             "ignore_eos", "no_stop_trim", "include_stop_str_in_output", "use_beam_search", "early_stopping",
-            "return_tokens_as_token_ids",
+            "return_tokens_as_token_ids", "return_hidden_states",
         ),
         (False,),
     ),

@@ -116,6 +116,7 @@ def test_answers_in_json_are_no_calls(text: str) -> None:
     [
         '{"type": "function", "name": "f", "parameters": {"x": "1"}}',
         '{"name": "f", "parameters": {"x": "1"}};',
+        '<|python_tag|>{"name": "f", "parameters": {"x": "1"}}; ',
         '[{"name": "f", "arguments": {"x": "1"}}]',
         '{"name": "f", "parameters": "{\\"x\\": \\"1\\"}"}',
         'if (x) { y } else {"a": 1} {"name": "f", "parameters": {"x": "1"}}',
@@ -126,6 +127,11 @@ def test_answers_in_json_are_no_calls(text: str) -> None:
 )
 def test_llama_writes_its_call_in_many_ways(text: str) -> None:
     assert parse("llama3_json", text)[0] == [("f", {"x": "1"})]
+
+
+def test_a_tool_without_arguments_is_called_with_null() -> None:
+    assert parse("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>')[0] == [("f", {})]
+    assert parse("llama3_json", '{"name": "f", "parameters": null}')[0] == [("f", {})]
 
 
 def test_after_its_tag_a_call_may_name_anything() -> None:
@@ -140,6 +146,7 @@ def test_lists_of_other_things_are_no_calls(text: str) -> None:
 def test_python_and_json_are_mixed_in_literals() -> None:
     text = "Now. <|python_start|>[f(x=true, y=[None, false], z=(1, -2)), g()]<|python_end|> Done."
     assert parse("pythonic", text) == ([("f", {"x": True, "y": [None, False], "z": [1, -2]}), ("g", {})], "Now.  Done.")
+    assert parse("pythonic", "<|tool_call_start|>[g()]<|tool_call_end|>So.") == ([("g", {})], "So.")
     for value in ("{1}", "b'a'", "1j", "1e999", "x", "...", "f(1)"):
         [error] = PARSERS["pythonic"](f"[f(x={value})]").errors
         assert error == "f: an argument is not a literal"

@@ -1,4 +1,4 @@
-"""What an agent's failure says: the cause, not the frames of its traceback."""
+"""An agent's failure says its cause, not the frames of its traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Async code of users that raises what ends an event loop, ends the loop, or blocks it: other calls go on."""
+"""Users' async code that ends or blocks its event loop: the other calls continue."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ NOTHING: dict[str, Any] = {
     "min_new_tokens": 0, "ignore_eos": False, "bad_words": [], "allowed_token_ids": [], "logits_processors": [],
     "stop_token_ids": [], "include_stop_str_in_output": False, "no_stop_trim": False, "skip_special_tokens": True,
     "spaces_between_special_tokens": False, "best_of": 1, "use_beam_search": False, "early_stopping": False,
-    "prompt_logprobs": 0, "return_tokens_as_token_ids": False, "priority": 0, "guided_json": {}, "guided_choice": [],
+    "prompt_logprobs": 0, "return_tokens_as_token_ids": False,
+    "return_hidden_states": False, "priority": 0, "guided_json": {}, "guided_choice": [],
     "structured_outputs": {}, "regex": "", "presence_penalty": 0, "logit_bias": {}, "echo": False,
 }  # fmt: skip
 CHAT_NOTHING: dict[str, Any] = {
@@ -63,8 +64,8 @@ def read(form: Form, training: bool = False, **fields: Any) -> ChatRequest | Tex
 @pytest.mark.parametrize("form", ["chat", "text"])
 @pytest.mark.parametrize("training", [False, True])
 def test_what_asks_for_nothing_passes(form: Form, training: bool) -> None:
-    fields = {**NOTHING, **(CHAT_NOTHING if form == "chat" else {})}
-    read(form, training, **fields)
+    fields = {**NOTHING, **(CHAT_NOTHING if form == "chat" else {"add_special_tokens": True})}
+    assert read(form, training, **fields).forced() == []
     for name, value in fields.items():
         read(form, training, **{name: value})
         read(form, training, **{name: None})
