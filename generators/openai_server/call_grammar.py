@@ -11,19 +11,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from rollmesh.generators.agents.tool_calls import ParsedTurn
 
-Thinks = Literal["no", "may", "does"]
-"""Thoughts before calls: none come, some may, or the prompt has begun them."""
 _SPACE = "SPACE"
 # Schemas say `uniqueItems`, `format` and the like, which a grammar cannot check: the tool does.
 _OPTIONS = {"lenient": True, "whitespace_pattern": r"[ \n]{0,2}"}
 _DEFINITIONS = ("$defs", "definitions")
 # Beside these a schema's own properties are not all there are.
 _COMBINED = {"allOf", "anyOf", "oneOf", "$ref", "if", "patternProperties", "unevaluatedProperties"}
-_END_OF_THOUGHTS = "</think>"
 _PROBE = ("f", {"a": "x"})
 
 
@@ -112,7 +109,8 @@ def call_grammar(
     special: Callable[[str], int | None],
     *,
     many: bool,
-    thinks: Thinks,
+    thoughts: tuple[str, str] | None = None,
+    opened: bool = False,
 ) -> str:
     """The grammar of an answer that calls tools.
 
@@ -121,7 +119,8 @@ def call_grammar(
         tools: one of them, or several, are called.
         special: the id of a text that is one special token; None for any other text.
         many: several calls are allowed.
-        thinks: see `Thinks`.
+        thoughts: marks of thoughts that may come before; None: none may.
+        opened: the prompt has opened them.
     """
     rules = [f"{_SPACE}: /[ \\n]{{0,2}}/"]
     names = []
@@ -136,13 +135,13 @@ def call_grammar(
     more = f" ({_literals(form.between, form, special)} {one})*" if many else ""
     around = [_literals(form.before, form, special), f"{one}{more}", _literals(form.after, form, special)]
     start = " ".join(filter(None, around))
-    if thinks != "no":
-        opening = "" if thinks == "does" else _regex("<think>")
-        close = special(_END_OF_THOUGHTS)
-        end = "" if close is not None else _regex(_END_OF_THOUGHTS)
-        rules.append(f"thoughts[lazy]: /{opening}(.|\\n)*{end}/")
-        told = f"thoughts{f' <[{close}]>' if close is not None else ''} {_SPACE}"
-        start = f"{told} {start}" if thinks == "does" else f"({told})? {start}"
+    if thoughts is not None:
+        opening, closing = (special(mark) for mark in thoughts)
+        begin = _quoted(thoughts[0]) if opening is None else f"<[{opening}]>"
+        end = "" if closing is None else f" <[{closing}]>"
+        rules.append(f"thoughts[lazy]: /(.|\\n)*{_regex(thoughts[1])}/" if closing is None else "thoughts: /(.|\\n)*/")
+        told = f"thoughts{end} {_SPACE}"
+        start = f"{told} {start}" if opened else f"({begin} {told})? {start}"
     return "\n".join([f"start: {start}", *rules])
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollmesh.generators.agents.chat_template import ChatRenderer, as_unicode, longest_token
 from rollmesh.generators.agents.tool_calls import typed_arguments
-from rollmesh.generators.openai_server.call_grammar import Thinks, call_grammar, find_form
+from rollmesh.generators.openai_server.call_grammar import call_grammar, find_form
 from rollmesh.generators.openai_server.chat_codec import ParsedAnswer, TooLongError
 from rollmesh.generators.openai_server.conversations.messages import Message
 from rollmesh.generators.openai_server.errors import ApiError
@@ -18,6 +18,7 @@ from rollmesh.mesh.chat.facts import TemplateFacts
 from rollmesh.mesh.chat.fitting import fit
 from rollmesh.mesh.chat.probing import facts_of
 from rollmesh.mesh.chat.template import ChatTemplate
+from rollmesh.mesh.chat.thoughts import THOUGHT_MARKS, opened_thoughts
 from rollmesh.mesh.config.rollout import ParserName
 from rollmesh.mesh.errors import ChatTemplateError, ConfigError
 from rollmesh.mesh.masked_text import encode_text
@@ -155,11 +156,11 @@ class TemplateChatCodec:
                 "that its parser reads (rollout.agent.parser)",
                 param="tool_choice",
             )
-        end = self._chat(tools).decode_turn(prompt[-_OPENING:]).rstrip()
-        thinks: Thinks = "does" if end.endswith("<think>") else "may"
-        if "</think>" not in template or end.endswith("</think>"):
-            thinks = "no"
-        grammar = call_grammar(form, tools, self._special_id, many=many, thinks=thinks)
+        opening = opened_thoughts(self._chat(tools).decode_turn(prompt[-_OPENING:]))
+        known = [marks for marks in THOUGHT_MARKS if marks[0] == opening or (not opening and marks[1] in template)]
+        grammar = call_grammar(
+            form, tools, self._special_id, many=many, thoughts=known[0] if known else None, opened=bool(opening)
+        )
         if error := LLMatcher.validate_grammar(grammar):
             first = error.partition("\n")[0]
             raise ApiError(400, f"tool_choice: the schemas of the tools have no grammar: {first}", param="tools")

@@ -1,9 +1,9 @@
 """The meaning of messages: digests that are equal where two messages say the same in other forms.
 
-An assistant's message counts by its thoughts, its text and its tool calls. Thoughts may stand in the text between tags,
-or apart. White space at the ends of thoughts and text does not count. Nor do a name, the ids of calls, the order of an
-object's keys and the form of a whole number (1 or 1.0). A result of a tool refers to a call by its place: ids may be
-rewritten as long as calls and results agree. All other messages count letter by letter.
+An assistant's message counts by its thoughts, its text and its tool calls. Thoughts may stand in the text, between
+marks, or apart. White space at the ends of thoughts and text does not count. Nor do a name, the ids of calls, the order
+of an object's keys and the form of a whole number (1 or 1.0). A result of a tool refers to a call by its place: ids may
+be rewritten as long as calls and results agree. All other messages count letter by letter.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rollmesh.generators.openai_server.conversations.messages import THOUGHTS, Message, read_arguments
+from rollmesh.mesh.chat.thoughts import THOUGHT_MARKS
 
-_TAGS = "think|thinking|thought|reasoning|seed:think"
-_TAG = re.compile(rf"<(/?)(?:{_TAGS})>|\[(/?)THINK\]")
+_OPENING, _CLOSING = (frozenset(marks) for marks in zip(*THOUGHT_MARKS, strict=True))
+_MARK = re.compile("|".join(map(re.escape, _OPENING | _CLOSING)))
 # The form in which smolagents tells the calls of an answer: as text, after what the answer said besides.
 _RETOLD = re.compile(r"(.*?)\s*Calling tools:\s*(\[.*\])\s*", re.DOTALL)
 # Longer ones are no list of calls: Python's parser takes many times their size.
@@ -77,11 +78,11 @@ def _parts(content: str, apart: str) -> list[tuple[bool, str]]:
     """Thoughts (True) and text (False) in turn, without white space at their ends; none of them empty."""
     parts: list[tuple[bool, str]] = []
     place, thinks = 0, False
-    for tag in _TAG.finditer(content):
-        closes = bool(tag[1] or tag[2])
+    for mark in _MARK.finditer(content):
+        closes = mark[0] in _CLOSING
         # A prompt may have opened thoughts that the answer closes.
-        parts.append((thinks or (closes and not parts), content[place : tag.start()].strip()))
-        place, thinks = tag.end(), not closes
+        parts.append((thinks or (closes and not parts), content[place : mark.start()].strip()))
+        place, thinks = mark.end(), not closes
     parts.append((thinks, content[place:].strip()))
     parts = [part for part in parts if part[1]]
     thoughts = (True, apart.strip())

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from rollmesh.generators.agents.tool_call_parsers import PARSERS, choose_parser
 from rollmesh.generators.agents.tool_calls import ParsedTurn, ToolCall
 from rollmesh.generators.engines.token_grammar import TokenGrammars
-from rollmesh.generators.openai_server.call_grammar import FORMS, CallForm, Thinks, call_grammar, find_form
+from rollmesh.generators.openai_server.call_grammar import FORMS, CallForm, call_grammar, find_form
 from rollmesh.mesh.config.rollout import ParserName
 from rollmesh.mesh.errors import PayloadError
 from tests.generators.openai_server.world import EOS, EOT, chat_tokenizer
@@ -30,6 +30,7 @@ PARAMETERS = {
     "required": ["city", "days"],
     "$defs": {"Point": POINT},
 }
+THINK = ("<think>", "</think>")
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}},
     {"type": "function", "function": {"name": "now"}},
@@ -57,10 +58,10 @@ def form_of(template: str) -> CallForm | None:
     return find_form(parse, text)
 
 
-def grammar_of(template: str, *, many: bool = True, thinks: Thinks = "no") -> str:
+def grammar_of(template: str, *, many: bool = True, **thoughts: Any) -> str:
     form = form_of(template)
     assert form is not None
-    return call_grammar(form, TOOLS, lambda _text: None, many=many, thinks=thinks)
+    return call_grammar(form, TOOLS, lambda _text: None, many=many, **thoughts)
 
 
 def accepts(grammar: str, text: str) -> bool:
@@ -133,12 +134,12 @@ def test_whatever_is_drawn_under_a_grammar_is_read_by_the_parser(template: str) 
 
 
 def test_thoughts_may_come_before_calls_where_the_template_knows_them() -> None:
-    call, may = written("hermes", [PARIS]), grammar_of("hermes", thinks="may")
+    call, may = written("hermes", [PARIS]), grammar_of("hermes", thoughts=THINK)
     assert accepts(may, call)
     assert accepts(may, f"<think>\nI call <tool_call> now.\n</think>\n\n{call}")
     assert not accepts(may, f"Well. {call}")
     assert not accepts(grammar_of("hermes"), f"<think>\nWell.\n</think>\n\n{call}")
-    does = grammar_of("hermes", thinks="does")
+    does = grammar_of("hermes", thoughts=THINK, opened=True)
     assert accepts(does, f"Well.\n</think>\n\n{call}")
     assert not accepts(does, call)
 
@@ -146,12 +147,10 @@ def test_thoughts_may_come_before_calls_where_the_template_knows_them() -> None:
 def test_marks_that_are_special_tokens_stand_by_their_ids() -> None:
     form = form_of("hermes")
     assert form is not None
-    ids = {"<tool_call>": 3, "</tool_call>": 4, "</think>": 5}
-    grammar = call_grammar(form, TOOLS, ids.get, many=True, thinks="may")
-    assert "<[3]>" in grammar
-    assert "<[4]>" in grammar
-    assert "<[5]>" in grammar
-    assert "tool_call>" not in grammar
+    ids = {"<tool_call>": 3, "</tool_call>": 4, "<think>": 5, "</think>": 6}
+    grammar = call_grammar(form, TOOLS, ids.get, many=True, thoughts=THINK)
+    assert all(f"<[{number}]>" in grammar for number in ids.values())
+    assert not any(mark in grammar for mark in ids)
 
 
 def test_a_form_is_used_only_where_the_parser_reads_it() -> None:
