@@ -211,8 +211,9 @@ class CompletionCall:
         if prompt.conversation is None:
             return _ReadAnswer(decoded, text, message, reason)
         answer = normalize(message)
-        stopped = decoded if len(text) < len(decoded) else ""
-        place = AnswerPlace.of(prompt.conversation, answer, prompt.tools, stopped)
+        cut, stops = len(text) < len(decoded), self._request.stops
+        told = decoded if cut or stops else ""
+        place = AnswerPlace.of(prompt.conversation, answer, prompt.tools, told, () if cut else stops)
         return _ReadAnswer(decoded, text, message, reason, place=place, messages=(*prompt.messages, answer))
 
     def _message(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> Message:

@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from rollmesh.generators.openai_server.conversations.meaning import (
     ROOT,
     AnswerMeaning,
+    adds_nothing,
     answer_meaning,
     extended,
     message_meaning,
@@ -46,7 +47,8 @@ class AnswerPlace:
         meanings: of the forms in which it may come back.
         tools: that its prompt shows.
         tools_digest: of these.
-        text: of an answer that a stop string has ended: all of it, with that string; else empty.
+        text: of a call with stop strings: all of it, with the stop string that has ended it; else empty.
+        stops: these strings; empty where one has ended it, so that text may be added to it.
     """
 
     before: bytes
@@ -55,20 +57,22 @@ class AnswerPlace:
     tools: Sequence[Any]
     tools_digest: bytes
     text: str
+    stops: tuple[str, ...]
 
     @classmethod
-    def of(cls, before: bytes, message: Message, tools: Sequence[Any], text: str) -> AnswerPlace:
+    def of(
+        cls, before: bytes, message: Message, tools: Sequence[Any], text: str = "", stops: tuple[str, ...] = ()
+    ) -> AnswerPlace:
         """The place of an answer.
 
         Args:
-            before, tools: see the attributes.
+            before, tools, text, stops: see the attributes.
             message: the answer in normal form.
-            text: see the attributes.
         """
         meaning, text = answer_meaning(message), text.strip()
         # A client may put the stop string back.
         meanings = (meaning, answer_meaning({**message, "content": text})) if text else (meaning,)
-        return cls(before, extended(before, meaning.whole), meanings, tools, tools_digest(list(tools)), text)
+        return cls(before, extended(before, meaning.whole), meanings, tools, tools_digest(list(tools)), text, stops)
 
 
 class KnownAnswer(NamedTuple, Generic[T]):
@@ -166,13 +170,18 @@ class KnownAnswers(Generic[T]):
         return self._find_extended(conversation, message)
 
     def _find_extended(self, conversation: bytes, message: Message) -> tuple[KnownAnswer[T] | None, str]:
-        """An answer that a stop string has ended and that the message continues, and the text after it."""
+        """An answer to a call with stop strings that the message continues, and the text that is to be fed after it."""
         text = (message.get("content") or "").strip()
-        found = [answer for answer in self._open.get(conversation, ()) if text.startswith(answer.place.text)]
-        if not found or message.get("tool_calls"):
+        if message.get("tool_calls"):
             return None, ""
-        longest = max(found, key=lambda answer: (len(answer.place.text), answer.turn.call))
-        return longest, text[len(longest.place.text) :]
+        found = [answer for answer in self._open.get(conversation, ()) if text.startswith(answer.place.text)]
+        for answer in sorted(found, key=lambda answer: (len(answer.place.text), answer.turn.call), reverse=True):
+            more = text[len(answer.place.text) :]
+            if not answer.place.stops:
+                return answer, more
+            if any(adds_nothing(more, stop, answer.place.text) for stop in answer.place.stops):
+                return answer, ""
+        return None, ""
 
 
 def _put(answers: dict[_Key, KnownAnswer[T]], key: _Key, answer: KnownAnswer[T]) -> None:

@@ -89,18 +89,39 @@ def _parts(content: str, apart: str) -> list[tuple[bool, str]]:
     return [thoughts, *parts] if thoughts[1] and thoughts not in parts[:1] else parts
 
 
+def adds_nothing(more: str, stop: str, said: str) -> bool:
+    """True where text after an answer is a stop string, or tells once more what the answer says.
+
+    The API leaves stop strings out, so that a client that needs one adds it, also where the model had ended without.
+
+    Args:
+        more: after the answer.
+        stop: of the call.
+        said: the answer.
+    """
+    more = more.strip().removeprefix(stop.strip())
+    told = _told(more)
+    return not more or (told is not None and not told[0] and all(str(code).strip() in said for _, code in told[1]))
+
+
 def _retold_calls(parts: list[tuple[bool, str]]) -> tuple[list[tuple[bool, str]], list[list[Any]]] | None:
     """Parts without the calls that their last text tells, and these; None: it tells none."""
-    text = parts[-1][1] if parts and not parts[-1][0] else ""
+    told = _told(parts[-1][1]) if parts and not parts[-1][0] else None
+    return None if told is None else ([*parts[:-1], *([(False, told[0])] if told[0] else [])], told[1])
+
+
+def _told(text: str) -> tuple[str, list[list[Any]]] | None:
+    """The text before calls that are told as text, and names and arguments of these; None: it tells none."""
     match = _RETOLD.fullmatch(text) if "Calling tools:" in text and len(text) <= _RETOLD_CHARACTERS else None
     if match is None:
         return None
     try:
         told = ast.literal_eval(match[2])
-        calls = [[str(call["function"]["name"]), read_arguments(call["function"]["arguments"])] for call in told]
+        return match[1], [
+            [str(call["function"]["name"]), read_arguments(call["function"]["arguments"])] for call in told
+        ]
     except (ValueError, SyntaxError, TypeError, LookupError, RecursionError, MemoryError):
         return None
-    return [*parts[:-1], *([(False, match[1])] if match[1] else [])], calls
 
 
 def _digest(value: Any) -> bytes:

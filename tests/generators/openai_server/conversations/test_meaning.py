@@ -45,10 +45,10 @@ class Session:
     def follow(self, messages: list[Any], tools: Any = ()) -> Followed[Turn]:
         return self.known.follow([normalize(message) for message in messages], tools)
 
-    def answer(self, messages: list[Any], answer: Any, tools: Any = (), stopped: str = "") -> Turn:
+    def answer(self, messages: list[Any], answer: Any, tools: Any = (), *told: Any) -> Turn:
         turn = Turn(self.calls)
         self.calls += 1
-        place = AnswerPlace.of(self.follow(messages, tools).conversation, normalize(answer), tools, stopped)
+        place = AnswerPlace.of(self.follow(messages, tools).conversation, normalize(answer), tools, *told)
         self.known.add(turn, place)
         return turn
 
@@ -290,7 +290,7 @@ def test_tools_are_no_part_of_a_conversation_but_decide_between_equals() -> None
 def test_text_after_a_stop_string_belongs_to_the_answer() -> None:
     """Agents put the stop string back, and write what they have found after it."""
     session = Session()
-    turn = session.answer([ASK], assistant("Code: 1+1"), stopped="Code: 1+1</code>")
+    turn = session.answer([ASK], assistant("Code: 1+1"), [], "Code: 1+1</code>")
     for content, added in (
         ("Code: 1+1", ""),
         ("Code: 1+1</code>", ""),
@@ -306,6 +306,27 @@ def test_text_after_a_stop_string_belongs_to_the_answer() -> None:
         assert followed.answer is not None
         assert followed.answer.turn is later
     assert session.follow([ASK, assistant("Code: 1+1 is 2"), ASK]).cause is Cause.REWRITTEN
+
+
+@pytest.mark.parametrize(
+    ("content", "same"),
+    [
+        ("Code: 1+1</code>", True),
+        ("Code: 1+1\n</code>\n", True),
+        (f"Code: 1+1</code>\n{RUN}", True),
+        (f"Code: 1+1\n{RUN}", True),
+        ("Code: 1+1</code> and more", False),
+        ("Code: 1+1 is 2</code>", False),
+        (f"Code: 1+1</code>\n{RUN.replace('1+1', '2+2')}", False),
+    ],
+)
+def test_a_stop_string_that_the_model_has_not_written_may_be_added(content: str, same: bool) -> None:
+    """The API does not tell whether one has ended an answer. No other text can follow an answer that has ended."""
+    session = Session()
+    turn = session.answer([ASK], assistant("Code: 1+1"), [], "Code: 1+1", ("Observation:", "</code>"))
+    followed = session.follow([ASK, assistant(content), ASK])
+    assert (followed.answer is not None and followed.answer.turn is turn) == same
+    assert not followed.added
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ class Both:
             key, place, messages, whole = None, None, asked, ""
             if kind == "chat":
                 messages = [*asked, ("assistant", draw(st.sampled_from("ab")))]
-                place = AnswerPlace.of(told, {"role": "assistant", "content": messages[-1][1]}, list(tools), "")
+                place = AnswerPlace.of(told, {"role": "assistant", "content": messages[-1][1]}, list(tools))
             elif kind == "text":
                 said = draw(st.text("ab", max_size=2))
                 whole = text + said
