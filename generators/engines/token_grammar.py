@@ -8,6 +8,7 @@ the sentence is complete.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,10 @@ from rollmesh.mesh.errors import PayloadError
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
+    from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerBase
+
+_TAG = re.compile(r"<[^<>]*>")
 
 
 class TokenGrammars:
@@ -99,11 +103,19 @@ class GrammarMatcher:
             self._matcher.consume_token(token)  # type: ignore[attr-defined]
 
 
+def stands_by_id(token: AddedToken) -> bool:
+    """True where a grammar names a token by its id, `<[ID]>`, and no text in it matches the token.
+
+    llguidance takes tags such as `<think>` for special tokens, however the tokenizer declares them.
+    """
+    return token.special or _TAG.fullmatch(token.content) is not None
+
+
 class _PlainTokens:
     """A vocabulary of tokens that are texts, for tokenizers that llguidance does not know."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, end_ids: Sequence[int]) -> None:
-        special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        special = {number for number, token in tokenizer.added_tokens_decoder.items() if stands_by_id(token)}
         self.special_token_ids = sorted(special | set(tokenizer.all_special_ids))
         self.eos_token_id = end_ids[0]
         self.bos_token_id = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollmesh.generators.agents.chat_template import ChatRenderer, as_unicode, longest_token
 from rollmesh.generators.agents.tool_calls import typed_arguments
+from rollmesh.generators.engines.token_grammar import stands_by_id
 from rollmesh.generators.openai_server.call_grammar import call_grammar, find_form
 from rollmesh.generators.openai_server.chat_codec import ParsedAnswer, TooLongError
 from rollmesh.generators.openai_server.conversations.messages import Message
@@ -169,7 +170,7 @@ class TemplateChatCodec:
     def _special_id(self, text: str) -> int | None:
         number = self._tokenizer.get_vocab().get(text)
         token = None if number is None else self._tokenizer.added_tokens_decoder.get(number)
-        return number if token is not None and token.special else None
+        return number if token is not None and stands_by_id(token) else None
 
     def _ask(self, tools: bool) -> tuple[ChatTemplate, TemplateFacts]:
         template = ChatTemplate.of(self._tokenizer, self._template_kwargs, tools=tools)

@@ -9,14 +9,17 @@ from functools import cache
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rollmesh.generators.agents.tool_call_parsers import PARSERS, choose_parser
 from rollmesh.generators.agents.tool_calls import ParsedTurn, ToolCall
 from rollmesh.generators.engines.token_grammar import TokenGrammars
 from rollmesh.generators.openai_server.call_grammar import FORMS, CallForm, call_grammar, find_form
+from rollmesh.generators.openai_server.template_codec import TemplateChatCodec
 from rollmesh.mesh.config.rollout import ParserName
 from rollmesh.mesh.errors import PayloadError
+from tests.generators.engines.tiny import train_tokenizer
 from tests.generators.openai_server.world import EOS, EOT, chat_tokenizer
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
@@ -151,6 +154,39 @@ def test_marks_that_are_special_tokens_stand_by_their_ids() -> None:
     grammar = call_grammar(form, TOOLS, ids.get, many=True, thoughts=THINK)
     assert all(f"<[{number}]>" in grammar for number in ids.values())
     assert not any(mark in grammar for mark in ids)
+
+
+QWEN = (
+    "{% if tools %}<tool_call>{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% if think %}<think>\n{% endif %}{% endif %}{# </think> #}"
+)
+
+
+@pytest.mark.parametrize("special", [True, False], ids=["special", "added"])
+@pytest.mark.parametrize("byte_level", [True, False])
+def test_marks_are_the_tokens_that_the_model_knows(special: bool, byte_level: bool) -> None:
+    """Whether the tokenizer calls them special or not, and whether llguidance can read it."""
+    model = train_tokenizer()
+    if not byte_level:
+        model.backend_tokenizer.decoder = decoders.Fuse()
+        model.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+        model.add_tokens([chr(number) for number in range(32, 127)])
+    marks = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+    model.add_tokens([AddedToken(mark, special=special) for mark in marks])
+    model.chat_template = QWEN
+    for think in (False, True):
+        codec = TemplateChatCodec(model, end_ids=frozenset([EOS]), parser="hermes", template_kwargs={"think": think})
+        prompt = codec.prompt([{"role": "user", "content": "?"}], TOOLS, 999)
+        grammar = codec.call_grammar(prompt, TOOLS, many=True)
+        call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+        said = "Well.</think>" if think else "<think>Well.</think>"
+        for text in (f"{said}{call}", f"{said}{call}{call}"):
+            ids = model.encode(text, add_special_tokens=False)
+            assert set(model.convert_tokens_to_ids(marks[:2])) < set(ids)
+            matcher = TokenGrammars(model, len(model), [EOS]).matcher(grammar, [])
+            for token in [*ids, EOS]:
+                assert matcher.allowed()[token], (text, model.decode([token]))
+                matcher.push(token)
 
 
 def test_a_form_is_used_only_where_the_parser_reads_it() -> None:
