@@ -69,10 +69,11 @@ class InferenceEngine(ABC):
 
     name: ClassVar[str]
     takes_grammars: ClassVar[bool] = False
-    """Whether it takes `SamplingParams.grammar`."""
+    """True where it takes `SamplingParams.grammar`."""
     resumes_grammars: ClassVar[bool] = False
-    """Whether such a response can continue after tokens that are there. Else it takes no prefix, streams no tokens, and
-    an interrupted one is drawn anew."""
+    """True where such a response can continue after tokens that are there.
+
+    Else it takes no prefix and streams no tokens, and an interrupted one is drawn again."""
 
     @classmethod
     @abstractmethod

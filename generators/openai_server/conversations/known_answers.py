@@ -1,9 +1,9 @@
 """The answers of a session by what was said before them: finds the one that a later call continues.
 
 Invariants: a conversation is followed message by message. An assistant's message with the meaning of an answer that was
-given at that place is that answer, and counts as its whole meaning from there on, whichever form the client has given
-it. Of several answers with the same meaning the one with the call's own tools is taken, then the latest. Tools are no
-part of a conversation: they stand in the prompt of its first turn.
+given at that place is that answer. From there on the answer's own meaning counts, in whichever form it came back. Where
+several answers have the same meaning, the one with the call's own tools is taken, then the latest. Tools are no part of
+a conversation: they stand in the prompt of its first turn.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from rollmesh.mesh.chat.thoughts import THOUGHT_MARKS
 
 _OPENING, _CLOSING = (frozenset(marks) for marks in zip(*THOUGHT_MARKS, strict=True))
 _MARK = re.compile("|".join(map(re.escape, _OPENING | _CLOSING)))
-# The form in which smolagents tells the calls of an answer: as text, after what the answer said besides.
-_RETOLD = re.compile(r"(.*?)\s*Calling tools:\s*(\[.*\])\s*", re.DOTALL)
+# After this smolagents tells the calls of an answer as text: a list in Python's form.
+_RETOLD = "Calling tools:"
 # Longer ones are no list of calls: Python's parser takes many times their size.
 _RETOLD_CHARACTERS = 1 << 16
 ROOT = b""
@@ -112,12 +112,12 @@ def _retold_calls(parts: list[tuple[bool, str]]) -> tuple[list[tuple[bool, str]]
 
 def _told(text: str) -> tuple[str, list[list[Any]]] | None:
     """The text before calls that are told as text, and names and arguments of these; None: it tells none."""
-    match = _RETOLD.fullmatch(text) if "Calling tools:" in text and len(text) <= _RETOLD_CHARACTERS else None
-    if match is None:
+    before, mark, listed = text.partition(_RETOLD)
+    if not mark or len(listed) > _RETOLD_CHARACTERS or not listed.lstrip().startswith("["):
         return None
     try:
-        told = ast.literal_eval(match[2])
-        return match[1], [
+        told = ast.literal_eval(listed.strip())
+        return before.strip(), [
             [str(call["function"]["name"]), read_arguments(call["function"]["arguments"])] for call in told
         ]
     except (ValueError, SyntaxError, TypeError, LookupError, RecursionError, MemoryError):

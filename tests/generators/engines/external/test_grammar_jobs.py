@@ -1,4 +1,4 @@
-"""A response under a grammar is drawn anew where an external engine was interrupted at it."""
+"""A response under a grammar is drawn again where an external engine was interrupted at it."""
 
 from __future__ import annotations
 
