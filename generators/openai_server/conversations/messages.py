@@ -16,7 +16,8 @@ Message = dict[str, Any]
 THOUGHTS = "reasoning_content"
 """The key of thoughts that a client keeps apart from an assistant's content; templates know it by this name."""
 _THOUGHT_FIELDS = (THOUGHTS, "reasoning", "thinking")
-_THOUGHT_PARTS = ("thinking", "reasoning")
+_THOUGHT_LISTS = ("thinking_blocks", "reasoning_details")
+_THOUGHT_PARTS = ("thinking", "reasoning", "reasoning.text")
 _TEXT_PARTS = ("text", "refusal")
 
 
@@ -30,7 +31,7 @@ def normalize(message: Message, index: int = 0) -> Message:
     kept = message.get("content")
     apart: list[Any] = []
     if normal["role"] == "assistant" and isinstance(kept, list):
-        apart = [part for part in kept if isinstance(part, dict) and part.get("type") in _THOUGHT_PARTS]
+        apart = list(filter(_has_thoughts, kept))
         kept = [part for part in kept if part not in apart]
     content = _text(kept, index)
     calls = message.get("tool_calls") or []
@@ -66,7 +67,14 @@ def _thoughts(message: Message, parts: list[Any]) -> str:
     """The thoughts that stand outside of an assistant's content; clients name them in several ways, some in two."""
     fields = (message.get(name) for name in _THOUGHT_FIELDS)
     found = next((value for value in fields if isinstance(value, str) and value.strip()), "")
-    return found or "".join(str(part.get(part["type"]) or part.get("text") or "") for part in parts)
+    lists = (message.get(name) for name in _THOUGHT_LISTS)
+    parts = parts or next((value for value in lists if isinstance(value, list)), [])
+    texts = (part.get("thinking") or part.get("reasoning") or part.get("text") for part in parts if _has_thoughts(part))
+    return found or "".join(text for text in texts if isinstance(text, str))
+
+
+def _has_thoughts(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in _THOUGHT_PARTS
 
 
 def _call(call: Any, index: int) -> dict[str, Any]:

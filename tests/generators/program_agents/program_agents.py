@@ -37,6 +37,19 @@ def rewrites(task: dict[str, Any], base_url: str, api_key: str, model: str) -> f
     return 1.0
 
 
+def grows(task: dict[str, Any], base_url: str, api_key: str, model: str) -> float:
+    """Finds another tool on its way."""
+    from openai import OpenAI
+
+    client = OpenAI(base_url=base_url, api_key=api_key)
+    messages, tools = list(task["messages"]), []
+    for name in ("add", "later"):
+        tools.append({"type": "function", "function": {"name": name}})
+        answer = client.chat.completions.create(model=model, messages=messages, tools=tools, max_tokens=9).choices[0]
+        messages += [answer.message, {"role": "tool", "tool_call_id": "x", "content": "5"}]
+    return 1.0
+
+
 async def one_turn(task: dict[str, Any], base_url: str, api_key: str, model: str) -> dict[str, Any]:
     """Asks once and answers by itself; async."""
     from openai import AsyncOpenAI

@@ -249,6 +249,19 @@ async def test_turns_that_will_not_be_trained_are_counted_by_reason_and_told_onc
     runs.close()
 
 
+async def test_tools_that_a_conversation_does_not_show_are_named_once(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = Runs(serving, program=f"{AGENTS}:grows")
+    for name in "ab":
+        runs.submit(runs.request(name, opening="<system>"))
+        stats = (await runs.result(name)).stats
+        assert (stats["turns"], stats["turns_dropped"]) == (2, 0)
+    [told] = [record.getMessage() for record in caplog.records if "does not show" in record.getMessage()]
+    assert told.startswith("a conversation's prompt does not show later, which a later call offers")
+    runs.close()
+
+
 async def test_an_overdue_episode_is_ended_as_it_is(serving: Serving) -> None:
     runs = Runs(serving, program=f"{AGENTS}:endless", tool_timeout_s=3.0, episode_timeout_s=3.0)
     request = runs.request("a", opening="<user>")

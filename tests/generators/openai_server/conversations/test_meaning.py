@@ -96,6 +96,8 @@ NOTHING = {
         assistant([{"type": "reasoning", "text": THOUGHTS}, {"type": "text", "text": TEXT}], [call()]),
         assistant(f"<think>{THOUGHTS}</think>{TEXT}", [call()]),
         assistant(f"<think>\n{THOUGHTS}\n</think>\n\n{TEXT}", [call()], reasoning_content=THOUGHTS),
+        assistant(TEXT, [call()], thinking_blocks=[{"type": "thinking", "thinking": THOUGHTS, "signature": ""}]),
+        assistant(TEXT, [call()], reasoning_details=[{"type": "reasoning.text", "text": THOUGHTS}, {"type": "odd"}]),
         # As templates do with all thoughts but the last.
         assistant(TEXT, [call()]),
     ],
