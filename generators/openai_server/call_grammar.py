@@ -135,7 +135,10 @@ def call_grammar(
     more = f" ({_literals(form.between, form, special)} {one})*" if many else ""
     around = [_literals(form.before, form, special), f"{one}{more}", _literals(form.after, form, special)]
     start = " ".join(filter(None, around))
-    if thoughts is not None:
+    if thoughts is None:
+        # Where there is but one way to begin, llguidance allows only the token that its tokenizer would begin with.
+        start = f"{_SPACE} {start}"
+    else:
         opening, closing = (special(mark) for mark in thoughts)
         begin = _quoted(thoughts[0]) if opening is None else f"<[{opening}]>"
         end = "" if closing is None else f" <[{closing}]>"

@@ -24,7 +24,7 @@ from rollmesh.learner.distributed.rank_group import wait_keeping_alive
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import TrainPlan, plan_training
 from rollmesh.learner.distributed.worker import TrainResult
-from rollmesh.learner.metrics.mismatch_guard import MismatchGuard
+from rollmesh.learner.metrics.mismatch_guard import MismatchGuard, can_be_judged
 from rollmesh.learner.placement.turns import Turns
 from rollmesh.learner.rollouts.group_stream import Interrupted
 from rollmesh.learner.runtime import LearnerRuntime
@@ -275,7 +275,8 @@ class TrainingLoop:
         warning = ""
         try:
             if self._guard is not None:
-                warning = self._guard.check(batch.version, result.mismatch)
+                metas = (member.meta for group in batch.groups for member in group.members)
+                warning = self._guard.check(batch.version, result.mismatch if can_be_judged(metas) else None)
             self._publish(changed=result.policy_changed)
         finally:
             # The batch is trained, also where its publication fails.

@@ -7,10 +7,13 @@ unlikely token ends no run.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from rollmesh.learner.distributed.mismatch import Mismatch
 from rollmesh.mesh.config.learner import MismatchSection
 from rollmesh.mesh.errors import MismatchError
+from rollmesh.mesh.trajectory.episode_metrics import CALLS_REQUIRED
+from rollmesh.protos import trajectory_pb2
 
 log = logging.getLogger(__name__)
 _LEAST_TOKENS = 256
@@ -80,6 +83,15 @@ class MismatchGuard:
                 "has tokens of other versions than the one that trained it (buffer.max_staleness=0 prevents that)",
                 _MANY_BATCHES,
             )
+
+
+def can_be_judged(members: Iterable[trajectory_pb2.MemberMeta]) -> bool:
+    """True for a batch without tokens that were drawn under a grammar: the learner's log-probs are not of these alone.
+
+    Args:
+        members: of the batch.
+    """
+    return not any(meta.metrics.get(CALLS_REQUIRED) for meta in members)
 
 
 def _text(version: int, seen: Mismatch) -> str:

@@ -189,6 +189,16 @@ def test_marks_are_the_tokens_that_the_model_knows(special: bool, byte_level: bo
                 matcher.push(token)
 
 
+def test_a_token_that_spells_a_whole_call_is_allowed() -> None:
+    """Not only the token with which the tokenizer would begin a call."""
+    model = train_tokenizer()
+    call = written("hermes", [NOW])
+    model.backend_tokenizer.decoder = decoders.Fuse()
+    model.add_tokens([AddedToken(call, special=False)])
+    matcher = TokenGrammars(model, len(model), [EOS]).matcher(grammar_of("hermes"), [])
+    assert matcher.allowed()[model.convert_tokens_to_ids(call)]
+
+
 def test_a_form_is_used_only_where_the_parser_reads_it() -> None:
     assert {form_of(name) for name in TEMPLATES} == set(FORMS)
     assert form_of("pythonic") is None
