@@ -2,7 +2,8 @@
 
 Invariants: a field that this endpoint does not know is refused, unless it is empty. Each known one is honoured, or has
 no effect here (`_IgnoredFields`), or is refused where it asks for more than nothing (`NOTHING`). In training a client
-does not decide how tokens are drawn: the fields that would are `FORCED`. They are never refused, and listed by `forced`.
+does not decide how tokens are drawn: the fields that would are `FORCED`. They are never refused, but listed by
+`forced`.
 """
 
 from __future__ import annotations
