@@ -306,7 +306,7 @@ def parse(form: Form, body: Any, *, training: bool) -> ChatRequest | TextRequest
     """
     fields = _FORMS[form].model_fields
     given = body if isinstance(body, dict) else {}
-    # What is empty asks for nothing, whatever its name.
+    # An empty value asks for nothing, whatever its name.
     unknown = next((name for name, value in given.items() if name not in fields and value not in _EMPTY), None)
     if unknown is not None:
         unknown = unknown[:_SHOWN]
