@@ -18,6 +18,7 @@ from rollmesh.generators.agents.chat_template import ChatRenderer, Message
 from rollmesh.generators.agents.tool_call_parsers import Parser
 from rollmesh.generators.agents.tool_calls import ParsedTurn, ToolCall
 from rollmesh.generators.agents.toolbox import Observation, Toolbox
+from rollmesh.mesh.chat.thoughts import thoughts_at_end
 
 # Calls of one turn that are run; further ones are answered with an error.
 _MAX_CALLS = 16
@@ -143,15 +144,21 @@ class ToolTurns:
         self._parser = parser
         self._counts = counts
         self._opened = chat.opens_thoughts
+        # Some templates open thoughts after a user's message, and none after the result of a tool.
+        result = {"role": "tool", "name": "f", "tool_call_id": _NO_ID, "content": ""}
+        self._opened_after_results = bool(thoughts_at_end(chat.text_after_turn([result])))
 
     def read(self, turn: Sequence[int], toolbox: Toolbox) -> tuple[Message, tuple[ToolCall | str, ...]]:
         """A turn as a chat message, and its calls; of surplus calls only the first, which is answered with an error.
+
+        Turns are read in order: the first follows a message of the user, the others results.
 
         Args:
             turn: its tokens.
             toolbox: has the tools.
         """
         parsed = self._parser(self._chat.decode_turn(turn), opened=self._opened, names=toolbox.names)
+        self._opened = self._opened_after_results
         return _assistant(parsed), parsed.calls[: _MAX_CALLS + 1]
 
     async def run(self, toolbox: Toolbox, number: int, call: ToolCall | str) -> Observation:

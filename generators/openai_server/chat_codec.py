@@ -116,12 +116,15 @@ class ChatCodec(Protocol):
         """A token as text, a special one by its name."""
         ...
 
-    def answer(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> ParsedAnswer:
+    def answer(
+        self, ids: Sequence[int], text: str, tools: Sequence[Any], *, prompt: Sequence[int] | None = None
+    ) -> ParsedAnswer:
         """Parses an answer.
 
         Args:
             ids: all its tokens.
             text: of these, up to a stop string.
             tools: those offered; none: there are no calls in it.
+            prompt: tokens before it, which may have opened thoughts; None: one that ends with a user's message.
         """
         ...

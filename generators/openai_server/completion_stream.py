@@ -206,7 +206,7 @@ class CompletionCall:
             before = prompt.text_totals
             key = extend_key(before, text_symbols(text)) if before is not None and len(before) + len(text) > 2 else None
             return _ReadAnswer(decoded, text, message, reason, key)
-        message = self._message(ids, text, self._request.callable_tools)
+        message = self._message(ids, text, self._request.callable_tools, prompt)
         reason = "tool_calls" if "tool_calls" in message and reason == "stop" else reason
         if prompt.conversation is None:
             return _ReadAnswer(decoded, text, message, reason)
@@ -216,10 +216,10 @@ class CompletionCall:
         place = AnswerPlace.of(prompt.conversation, answer, prompt.tools, told, () if cut else stops)
         return _ReadAnswer(decoded, text, message, reason, place=place, messages=(*prompt.messages, answer))
 
-    def _message(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> Message:
+    def _message(self, ids: Sequence[int], text: str, tools: Sequence[Any], prompt: CompletionPrompt) -> Message:
         if not tools:
             return {"role": "assistant", "content": text}
-        parsed = self._codec.answer(ids, text, tools)
+        parsed = self._codec.answer(ids, text, tools, prompt=prompt.ids)
         calls = parsed.calls
         assert isinstance(self._request, ChatRequest)
         if self._request.parallel_tool_calls is False:

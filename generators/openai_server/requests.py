@@ -1,8 +1,9 @@
 """Requests of OpenAI's API, checked field by field.
 
-Invariants: a field that this endpoint does not know is refused. Each known one is honoured, or has no effect here
-(`_IgnoredFields`), or is refused where it asks for more than nothing (`NOTHING`). In training a client does not decide
-how tokens are drawn: the fields that would are `FORCED`. They are never refused, and listed by `forced`.
+Invariants: a field that this endpoint does not know is refused, unless it is empty. Each known one is honoured, or has
+no effect here (`_IgnoredFields`), or is refused where it asks for more than nothing (`NOTHING`). In training a client
+does not decide how tokens are drawn: the fields that would are `FORCED`. They are never refused, but listed by
+`forced`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _SHOWN = 64
 # OpenAI's own default for text completions.
 _TEXT_TOKENS = 16
 _UNFORCED = "nothing forces the model's tokens"
+_EMPTY: tuple[Any, ...] = (None, {}, [])
 # Explanations for the refusal of some fields.
 _WHY = {
     "response_format": f"only `text` is possible: {_UNFORCED}",
@@ -157,7 +159,10 @@ class ChatRequest(Request, server_fields.ChatFields):
         **server_fields.CHAT_NOTHING,
         "response_format": ({"type": "text"},),
         "modalities": (["text"],),
-        **dict.fromkeys(("audio", "functions", "function_call", "web_search_options"), ()),
+        "audio": ({},),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "web_search_options": (),
     }
 
     messages: Annotated[_List[dict[str, Any]], Field(min_length=1)]
@@ -206,7 +211,7 @@ class ChatRequest(Request, server_fields.ChatFields):
 
     def check_supported(self, *, training: bool) -> None:
         super().check_supported(training=training)
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         for index, message in enumerate(self.messages):
             if not isinstance(message.get("role"), str):
@@ -301,8 +306,8 @@ def parse(form: Form, body: Any, *, training: bool) -> ChatRequest | TextRequest
     """
     fields = _FORMS[form].model_fields
     given = body if isinstance(body, dict) else {}
-    # A null asks for nothing, whatever its name.
-    unknown = next((name for name, value in given.items() if name not in fields and value is not None), None)
+    # An empty value asks for nothing, whatever its name.
+    unknown = next((name for name, value in given.items() if name not in fields and value not in _EMPTY), None)
     if unknown is not None:
         unknown = unknown[:_SHOWN]
         message = f"unrecognized request argument supplied: {unknown}"

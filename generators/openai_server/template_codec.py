@@ -19,7 +19,7 @@ from rollmesh.mesh.chat.facts import TemplateFacts
 from rollmesh.mesh.chat.fitting import fit
 from rollmesh.mesh.chat.probing import facts_of
 from rollmesh.mesh.chat.template import ChatTemplate
-from rollmesh.mesh.chat.thoughts import THOUGHT_MARKS, opened_thoughts
+from rollmesh.mesh.chat.thoughts import THOUGHT_MARKS, thoughts_at_end
 from rollmesh.mesh.config.rollout import ParserName
 from rollmesh.mesh.errors import ChatTemplateError, ConfigError
 from rollmesh.mesh.masked_text import encode_text
@@ -113,13 +113,17 @@ class TemplateChatCodec:
     def token(self, token_id: int) -> str:
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
-    def answer(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> ParsedAnswer:
+    def answer(
+        self, ids: Sequence[int], text: str, tools: Sequence[Any], *, prompt: Sequence[int] | None = None
+    ) -> ParsedAnswer:
         try:
             parse = self._chat(tools).parser(self._parser)
         except ConfigError as error:
             raise ApiError(400, str(error), param="tools") from error
         chat = self._chat(tools)
-        read = partial(parse, opened=chat.opens_thoughts, names={tool["function"]["name"] for tool in tools})
+        # Some templates open thoughts after a user's message, and none after the result of a tool.
+        opened = chat.opens_thoughts if prompt is None else bool(self._opened(prompt))
+        read = partial(parse, opened=opened, names={tool["function"]["name"] for tool in tools})
         turn = chat.decode_turn(ids)
         parsed = read(turn)
         if not parsed.valid:
@@ -157,7 +161,7 @@ class TemplateChatCodec:
                 "that its parser reads (rollout.agent.parser)",
                 param="tool_choice",
             )
-        opening = opened_thoughts(self._chat(tools).decode_turn(prompt[-_OPENING:]))
+        opening = self._opened(prompt)
         known = [marks for marks in THOUGHT_MARKS if marks[0] == opening or (not opening and marks[1] in template)]
         grammar = call_grammar(
             form, tools, self._special_id, many=many, thoughts=known[0] if known else None, opened=bool(opening)
@@ -166,6 +170,11 @@ class TemplateChatCodec:
             first = error.partition("\n")[0]
             raise ApiError(400, f"tool_choice: the schemas of the tools have no grammar: {first}", param="tools")
         return grammar
+
+    def _opened(self, prompt: Sequence[int]) -> str:
+        """The mark with which a prompt opens thoughts; empty: none."""
+        tail = self._tokenizer.decode(list(prompt[-_OPENING:]), skip_special_tokens=False)
+        return thoughts_at_end(str(tail))
 
     def _special_id(self, text: str) -> int | None:
         number = self._tokenizer.get_vocab().get(text)

@@ -21,3 +21,8 @@ def opened_thoughts(text: str) -> str:
         if text.rfind(opening) > text.rfind(closing):
             return opening
     return ""
+
+
+def thoughts_at_end(prompt: str) -> str:
+    """The mark of thoughts with which a prompt ends; empty: none. The text of its last tokens is enough."""
+    return next((opening for opening, _ in THOUGHT_MARKS if prompt.rstrip().endswith(opening)), "")

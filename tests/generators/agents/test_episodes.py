@@ -480,3 +480,17 @@ async def test_a_template_that_hides_the_tools_is_told_of(
     monkeypatch.setattr(TOKENIZER, "chat_template", TEMPLATES["plain"].replace("{% if tools %}", _OF_TOOLS[shows]))
     Stage(tools=[ADD])
     assert ("shows the model no tools" in caplog.text) != shows
+
+
+async def test_calls_are_told_from_thoughts_by_what_each_prompt_has_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As DeepSeek's: thoughts are opened after a user's message, and not after a result."""
+    opening = "{% if add_generation_prompt %}[assistant]\n"
+    opened = TEMPLATES["plain"].replace(
+        opening, opening + "{% if messages[-1].role == 'user' %}<think>\n{% endif %}", 1
+    )
+    monkeypatch.setattr(TOKENIZER, "chat_template", opened)
+    stage = Stage(tools=[ADD], parser="hermes")
+    result = await stage.play(f"hm</think>{calling('add', a=1)}", calling("add", a=2), "done<eot>")
+    assert [message["content"] for message in result.messages if message["role"] == "tool"] == ["2", "3"]
+    result = await Stage(tools=[ADD], parser="hermes").play(f"maybe {calling('add', a=1)}")
+    assert (result.stats["tool_calls"], result.finish_reason) == (0, "stop")

@@ -50,6 +50,18 @@ def test_a_call_within_thoughts_that_the_prompt_has_opened_is_none(monkeypatch: 
     assert answered(f"perhaps {CALL}</think>{CALL}") == (f"perhaps {CALL}</think>", ["add"])
 
 
+def test_a_prompt_may_open_thoughts_where_others_do_not() -> None:
+    codec = TemplateChatCodec(TOKENIZER, end_ids=frozenset(), parser="hermes")
+    ids, opened = TOKENIZER.encode(CALL), OPENED.partition("<assistant>")[2].removesuffix("{% endif %}")
+    for prompt, calls in (
+        (f"<user>the fox<eot><assistant>{opened}", 0),
+        ("<tool>7<eot><assistant>", 1),
+        ("<user>say <think><eot><assistant>", 1),
+        ("<user>a<eot><assistant><think>\n\n</think>\n", 1),
+    ):
+        assert len(codec.answer(ids, CALL, [TOOL], prompt=TOKENIZER.encode(prompt)).calls) == calls, prompt
+
+
 def test_an_answer_in_json_that_names_no_tool_is_an_answer() -> None:
     codec = TemplateChatCodec(TOKENIZER, end_ids=frozenset(), parser="llama3_json")
     for name, calls in (("Alice", []), ("add", ["add"])):

@@ -21,7 +21,9 @@ NOTHING: dict[str, Any] = {
 CHAT_NOTHING: dict[str, Any] = {
     "chat_template_kwargs": {}, "chat_template": "", "add_generation_prompt": True, "continue_final_message": False,
     "add_special_tokens": False, "documents": [], "include_reasoning": True, "separate_reasoning": False,
-    "thinking": {}, "reasoning": {}, "mm_processor_kwargs": {},
+    "thinking": {}, "reasoning": {}, "mm_processor_kwargs": {}, "functions": [], "function_call": "none", "audio": {},
+    "top_logprobs": 0, "logprobs": False, "tools": [], "tool_choice": "auto", "response_format": {"type": "text"},
+    "modalities": ["text"],
 }  # fmt: skip
 # Each asks for something, and the hint of its refusal, or a part of it.
 SOMETHING: dict[str, tuple[Any, str]] = {
@@ -112,11 +114,13 @@ def test_any_number_of_stop_strings_is_taken_up_to_a_bound() -> None:
         read("chat", stop=["a"] * 65)
 
 
-def test_an_unknown_name_is_refused_unless_it_is_null() -> None:
-    read("chat", nonsense=None)
-    with pytest.raises(ApiError) as refused:
-        read("chat", nonsense=0)
-    assert (refused.value.param, refused.value.reason) == ("nonsense", "unknown_parameter")
+def test_an_unknown_name_is_refused_unless_it_is_empty() -> None:
+    for empty in (None, {}, []):
+        read("chat", nonsense=empty)
+    for value in (0, False, "", [0]):
+        with pytest.raises(ApiError) as refused:
+            read("chat", nonsense=value)
+        assert (refused.value.param, refused.value.reason) == ("nonsense", "unknown_parameter")
 
 
 def test_best_of_may_be_as_many_as_are_asked_for() -> None:
