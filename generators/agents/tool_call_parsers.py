@@ -82,6 +82,9 @@ _TRACES: tuple[tuple[str, ParserName], ...] = (
     ("[func_name1(", "pythonic"),
     ('"parameters"', "llama3_json"),
 )
+# Marks of other forms (GLM, Seed-OSS, MiniMax), some of which stand beside those above.
+_FOREIGN = ("<arg_key>", "<seed:tool_call>", "<minimax:tool_call>")
+_OTHER = "use a model whose template writes calls in another form, or an environment without tools"
 
 
 def choose_parser(name: ParserName, template: str, facts: TemplateFacts | None = None) -> Parser:
@@ -102,9 +105,12 @@ def choose_parser(name: ParserName, template: str, facts: TemplateFacts | None =
         if reading is None:
             raise ConfigError(
                 f"the chat template writes tool calls in a form that no parser reads: {facts.call!r}",
-                hint="use a model whose template writes calls in another form, or an environment without tools",
+                hint=_OTHER,
             )
         return reading
+    foreign = next((mark for mark in _FOREIGN if mark in template), None)
+    if foreign is not None:
+        raise ConfigError(f"the chat template shows tool calls in a form that no parser reads: {foreign}", hint=_OTHER)
     found = next((known for trace, known in _TRACES if trace in template), None)
     if found is None:
         raise ConfigError(

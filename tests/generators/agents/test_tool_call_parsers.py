@@ -168,6 +168,9 @@ def test_the_template_tells_the_format() -> None:
         ToolCall("f", {}, textual=True),
     )
     assert choose_parser("auto", "'[TOOL_CALLS]'")(write_mistral([("f", {})])).calls
+    for foreign in ("<tool_call>{name}\n<arg_key>{key}</arg_key>", "<seed:tool_call>\n<function=f>"):
+        with pytest.raises(ConfigError, match="no parser reads"):
+            choose_parser("auto", foreign)
     with pytest.raises(ConfigError, match="does not show"):
         choose_parser("auto", "{{ messages }}")
 
