@@ -47,6 +47,7 @@ VLLM: Mapping[str, str] = {
             "skip_tokenizer_init",
             "generation_config",
             "mm_processor_cache_gb",
+            "structured_outputs_config",
             "disable_log_stats",
             "enable_sleep_mode",
             "worker_extension_cls",
