@@ -74,6 +74,11 @@ class _Turns:
     def __init__(
         self, template: ChatTemplate, facts: TemplateFacts, messages: Messages, tools: Sequence[Any] | None
     ) -> None:
+        if tools and not facts.tools:
+            raise ChatTemplateError(
+                "the row has tools, and the chat template does not show them",
+                hint="use a model with a template for tools, or remove the field `tools`",
+            )
         self._template, self._facts, self._tools = template, facts, tools
         self._messages = fit(
             [{name: value for name, value in message.items() if value is not None} for message in messages], facts

@@ -107,9 +107,9 @@ def test_templates_are_needed_and_their_errors_are_named() -> None:
 
 
 def test_tools_and_further_arguments_reach_the_template() -> None:
-    template = "{% if tools %}{{ tools[0].name }}{% endif %}{{ mood }}" + PLAIN
+    template = "{% if tools %}{{ tools[0].function.name }}{% endif %}{{ mood }}" + PLAIN
     tokenizer = make_tokenizer(template)
-    tokens = ChatEncoder(tokenizer, {"mood": "x"}).encode(CHAT[:2], [1], [{"name": "t"}])
+    tokens = ChatEncoder(tokenizer, {"mood": "x"}).encode(CHAT[:2], [1], [{"function": {"name": "t"}}])
     assert "".join(tokenizer.convert_ids_to_tokens(tokens.ids.tolist())) == "tx[u]hi|[a]one|"
 
 
@@ -183,3 +183,11 @@ def test_an_end_that_changes_once_another_message_follows_is_trained_in_the_last
     assert trained_pieces(of.ANOTHER_END_ONCE_FOLLOWED, [3])[1] == "two<|return|>"
     with pytest.raises(DataError, match="message 1 otherwise"):
         trained_pieces(of.ANOTHER_END_ONCE_FOLLOWED, [1, 3])
+
+
+def test_tools_that_no_template_shows_are_refused() -> None:
+    encoder = ChatEncoder(of.tokenizer_for(of.TRIMS))
+    with pytest.raises(DataError, match="does not show them") as caught:
+        encoder.encode(CHAT[:2], [1], [{"function": {"name": "t"}}])
+    assert "remove the field `tools`" in caught.value.hint
+    assert encoder.encode(CHAT[:2], [1]).trained.any()

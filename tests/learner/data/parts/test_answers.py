@@ -243,7 +243,10 @@ def test_texts_alone_show_neither_tools_nor_system_prompts(field: str) -> None:
     with pytest.raises(DataError, match=f"field `{field}` belongs to a conversation") as caught:
         pair(record)
     assert f"write the prompt and the responses as messages, or leave {field} out" in caught.value.hint
-    assert pair({**record, "prompt": [ASKED]})[0][1] == "yes|"
+    template = "{% for tool in tools or [] %}{{ tool.function.name }}: {% endfor %}" + PLAIN
+    followed = PairForm(ChatEncoder(make_tokenizer(template)), SECTION, "prompt").encode({**record, "prompt": [ASKED]})
+    assert followed is not None
+    assert rendered(followed.sequences[0])[1] == "yes|"
     assert pair({**record, field: None})[0][1] == "yes|"
     section = SupervisedRowsSection.model_validate({"train": "x"})
     supervised = {"prompt": "why so", "completion": "yes", field: value}
