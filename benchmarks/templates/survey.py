@@ -21,6 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.common import HelpFormatter, machine, table, write_json
+from rollmesh.generators.agents.tool_call_parsers import PARSERS, choose_parser
 from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.data.prompts import PromptEncoder
 from rollmesh.learner.data.rows import Row
@@ -28,7 +29,7 @@ from rollmesh.mesh.chat.facts import TemplateFacts
 from rollmesh.mesh.chat.probing import facts_of
 from rollmesh.mesh.chat.template import ChatTemplate
 from rollmesh.mesh.chat.thoughts import thoughts_end
-from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.errors import ConfigError, RollmeshError
 
 _MARK = re.compile(
     r"<[|\uff5c][^<>{}'\"\s]*[|\uff5c]?>|<[^<>{}'\"\s]*[|\uff5c]>|</?s>|<(?:start|end)_of_\w+>|\[/?INST\]"
@@ -45,11 +46,13 @@ class Surveyed:
     Attributes:
         name: of its file.
         facts: None: it writes no conversation.
+        parser: that reads the calls that it writes; empty: none does.
         sft, dpo, run: "trains", or why not.
     """
 
     name: str
     facts: TemplateFacts | None
+    parser: str
     sft: str
     dpo: str
     run: str
@@ -73,7 +76,7 @@ def survey(path: Path) -> Surveyed:
     try:
         facts = facts_of(ChatTemplate.of(tokenizer))
     except RollmeshError as error:
-        return Surveyed(path.stem, None, *[f"refused: {error.message}"] * 3)
+        return Surveyed(path.stem, None, "", *[f"refused: {error.message}"] * 3)
     answer = {"role": "assistant", "content": _ANSWER}
     if facts.opened_thoughts:
         closing = thoughts_end(facts.opened_thoughts)
@@ -101,7 +104,15 @@ def survey(path: Path) -> Surveyed:
 
     single, every = _tried(sft), _tried(sft_all)
     of_turns = "trains" if every == single == "trains" else f"the last turn: {single}" if single != every else single
-    return Surveyed(path.stem, facts, of_turns, single, _tried(run))
+    return Surveyed(path.stem, facts, _parser(tokenizer.chat_template, facts), of_turns, single, _tried(run))
+
+
+def _parser(source: str, facts: TemplateFacts) -> str:
+    try:
+        chosen = choose_parser("auto", source, facts)
+    except ConfigError:
+        return "no parser"
+    return next(name for name, parser in PARSERS.items() if parser is chosen)
 
 
 def _tried(train: Callable[[], bool]) -> str:
@@ -119,7 +130,7 @@ def row(found: Surveyed) -> tuple[str, ...]:
     end = " ".join(f"`{token}`" for token in facts.end.tokens) or "none"
     thoughts = [f"opened: `{facts.opened_thoughts}`"] if facts.opened_thoughts else []
     thoughts += ["dropped later"] if facts.drops_thoughts else []
-    calls = facts.arguments or "none"
+    calls = f"{facts.arguments}, read by {found.parser}" if facts.arguments else "none"
     following = " (next message)" if facts.end.written == "by the next message" else ""
     return (
         f"`{found.name}`", " or ".join(forms), (end + following).replace("|", "\\|"), ", ".join(thoughts) or "kept",
