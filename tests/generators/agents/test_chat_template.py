@@ -87,6 +87,13 @@ def test_one_end_token_ends_a_turn(ids: list[int], end: int | None) -> None:
     assert chat.decode_turn(turn) == decode(ids)
 
 
+@pytest.mark.parametrize(("before", "own"), [(0, 1), (2, 3), (3, 0)])
+def test_an_end_token_further_on_is_not_the_turns(before: int, own: int) -> None:
+    """A template puts at most two tokens before a turn's end: a later one ends the answer."""
+    rest = [*encode("a") * before, EOS, *encode("b")]
+    assert chat_with("plain").after_end([*encode("x"), EOS], rest) == rest[own:]
+
+
 def test_an_empty_thought_belongs_to_what_is_not_sampled() -> None:
     chat = chat_with("thoughts")
     assert decode(chat.after_turn(encode("x<eot>"), [{"role": "user", "content": "y"}])).endswith("</think>\n\n")

@@ -89,7 +89,10 @@ def test_a_pass_that_was_interrupted_continues(
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_a_file_is_written_while_its_values_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_written_while_its_values_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     world, path = World("cpu", need_group=False), tmp_path / "sums.npy"
     file = ReferenceFile(path, world)
     sums = file.read((3, 2))
@@ -97,8 +100,10 @@ def test_a_file_is_written_while_its_values_are_computed(tmp_path: Path, monkeyp
     sums[0] = 1.0
     file.keep(sums, 1, 3)
     assert not path.exists()
+    assert not caplog.messages
     monkeypatch.setattr(reference_file, "_EVERY_S", 0.0)
     file.keep(sums, 1, 3)
+    assert caplog.messages == ["reference log-probs of 1 of 3 rows, about 0 min left"]
     np.testing.assert_array_equal(ReferenceFile(path, world).read((3, 2)), sums)
     more = ReferenceFile(path, world).read((4, 2))
     np.testing.assert_array_equal(more[:3], sums)
