@@ -70,7 +70,8 @@ class BothMachines(FencedMachines):
     )
     def begin(self, staleness: int, order: Order, reuse: int, budget: int, bounded: bool = True) -> None:
         bounded = bounded or self.BOUNDED
-        reuse = min(reuse, staleness + 1 if bounded else 2)
+        # Only tables of evaluations are unbounded, and these use a group once.
+        reuse = min(reuse, staleness + 1 if bounded else 1)
         self.rules = TableRules(
             groups_per_step=2, max_staleness=staleness, bounded=bounded, order=order, max_reuse=reuse,
             samples_per_insert=max(1, reuse - budget % 2), seed=7, min_members=1, lease_ms=1000,
