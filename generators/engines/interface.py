@@ -69,9 +69,9 @@ class InferenceEngine(ABC):
 
     name: ClassVar[str]
     takes_grammars: ClassVar[bool] = False
-    """True where it takes `SamplingParams.grammar`."""
+    """Whether it takes `SamplingParams.grammar`."""
     resumes_grammars: ClassVar[bool] = False
-    """True where such a response can continue after tokens that are there.
+    """Whether such a response can continue after tokens that are there.
 
     Else it takes no prefix and streams no tokens, and an interrupted one is drawn again."""
 

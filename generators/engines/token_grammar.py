@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rollmesh.mesh.errors import PayloadError
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerBase
 
@@ -70,7 +70,7 @@ class GrammarMatcher:
         end_ids: tokens that end a response.
     """
 
-    def __init__(self, matcher: object, vocabulary: int, end_ids: Sequence[int]) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: int, end_ids: Sequence[int]) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._end_ids = list(end_ids)
@@ -81,18 +81,18 @@ class GrammarMatcher:
         Raises:
             PayloadError: it cannot be read.
         """
-        if self._matcher.is_error():  # type: ignore[attr-defined]
-            raise PayloadError("sampling.grammar", self._matcher.get_error().partition("\n")[0])  # type: ignore[attr-defined]
+        if self._matcher.is_error():
+            raise PayloadError("sampling.grammar", self._matcher.get_error().partition("\n")[0])
 
     def allowed(self) -> NDArray[np.bool_]:
         """The tokens that may come next, bool [vocabulary]; at least one."""
         matcher = self._matcher
         mask = np.zeros(self._vocabulary, np.bool_)
-        if not matcher.is_stopped():  # type: ignore[attr-defined]
-            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)  # type: ignore[attr-defined]
+        if not matcher.is_stopped():
+            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
             listed = np.unpackbits(bits, bitorder="little")[: self._vocabulary]
             mask[: len(listed)] = listed
-        mask[self._end_ids] = matcher.is_stopped() or matcher.is_accepting()  # type: ignore[attr-defined]
+        mask[self._end_ids] = matcher.is_stopped() or matcher.is_accepting()
         # A vocabulary that cannot spell the rest must not hold the response for ever.
         mask[self._end_ids] |= not mask.any()
         return mask
@@ -100,11 +100,11 @@ class GrammarMatcher:
     def push(self, token: int) -> None:
         """Adds the token that was drawn."""
         if token not in self._end_ids:
-            self._matcher.consume_token(token)  # type: ignore[attr-defined]
+            self._matcher.consume_token(token)
 
 
 def stands_by_id(token: AddedToken) -> bool:
-    """True where a grammar names a token by its id, `<[ID]>`, and no text in it matches the token.
+    """Whether a grammar names a token by its id, `<[ID]>`, and no text in it matches the token.
 
     llguidance takes tags such as `<think>` for special tokens, however the tokenizer declares them.
     """

@@ -201,7 +201,7 @@ class ChatRequest(Request, server_fields.ChatFields):
 
     @property
     def many_calls(self) -> bool:
-        """True where an answer may have several calls."""
+        """Whether an answer may have several calls."""
         return self.parallel_tool_calls is not False and not _named_function(self.tool_choice)
 
     @property

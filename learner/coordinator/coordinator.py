@@ -165,7 +165,7 @@ class Coordinator:
             self._publisher.close()
 
     def _train(self, run: TakeoverResult) -> bool:
-        """Trains, once all rows have been looked at; True where the run is complete."""
+        """Train once all rows have been looked at, and return whether the run is complete."""
         self._checked.wait()
         config, session, progress = self._config, self._session, run.progress
         folder = config.run.folder

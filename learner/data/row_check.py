@@ -44,7 +44,7 @@ class RowCheck:
         threading.Thread(target=self._run, name="row check", daemon=True).start()
 
     def within(self, seconds: float) -> bool:
-        """Waits for a moment; True where all rows have been looked at.
+        """Wait for a moment, and return whether all rows have been looked at.
 
         Raises:
             DataError: a row cannot be used; names it.

@@ -192,7 +192,7 @@ class TableRows(Generic[T_co]):
         return [found[position] for position in range(len(indices))]
 
     def check(self) -> Iterator[int]:
-        """See `records.FileRows`; holds no piece but the present one."""
+        """See `records.FileRows`; holds no piece but the current one."""
         for number, piece in enumerate(self._pieces.pieces):
             table = self._pieces.read(number)
             for start in range(0, piece.rows, _LOOKED_AT):

@@ -176,7 +176,7 @@ def prompt_record(leased: buffer_pb2.LeasedGroup, texts: Sequence[str]) -> dict[
 
 
 def read_answer(member: trajectory_pb2.MemberMeta) -> str | None:
-    """The answer of a response as its scorer reads it; None where the scorer reads none."""
+    """The answer of a response as its scorer reads it; None if the scorer reads none."""
     return member.answer if member.HasField("answer") else None
 
 

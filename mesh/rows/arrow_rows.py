@@ -25,7 +25,7 @@ def rows_of(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _cleaner_of(kind: pa.DataType) -> _Cleaner | None:
-    """Removes the fields of structs that are null from values of a type; None where it holds neither struct nor map.
+    """Removes the fields of structs that are null from values of a type; None if it holds neither struct nor map.
 
     Nulls in lists and in maps remain: no schema adds these.
     """

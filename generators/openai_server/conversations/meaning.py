@@ -90,7 +90,7 @@ def _parts(content: str, apart: str) -> list[tuple[bool, str]]:
 
 
 def adds_nothing(more: str, stop: str, said: str) -> bool:
-    """True where text after an answer is a stop string, or tells once more what the answer says.
+    """Whether text after an answer is a stop string, or tells once more what the answer says.
 
     The API leaves stop strings out, so that a client that needs one adds it, also where the model had ended without.
 

@@ -128,7 +128,7 @@ def _divide(prompt: Text, response: Text, key: str, name: str) -> tuple[Text, Te
 
 
 def _end_of_prompt(prompt: Text, response: Messages) -> int | None:
-    """The place after the prompt in a conversation that holds all of it; None where it does not."""
+    """The place after the prompt in a conversation that holds all of it; None if it does not."""
     if not isinstance(prompt, str):
         return len(prompt) if prompt and _same(prompt, response[: len(prompt)]) else None
     for place, message in enumerate(response):
@@ -138,7 +138,7 @@ def _end_of_prompt(prompt: Text, response: Messages) -> int | None:
 
 
 def _joined(prompt: Messages, response: Messages) -> tuple[Messages, Messages] | None:
-    """The prompt and what follows it in a conversation that repeats some of it; None where they do not fit."""
+    """The prompt and what follows it in a conversation that repeats some of it; None if they do not fit."""
     if response[0]["role"] in _SYSTEM:
         system = [] if prompt and prompt[0]["role"] in _SYSTEM else response[:1]
         begun = [*system, *prompt]

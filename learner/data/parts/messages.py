@@ -97,7 +97,7 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def same_message(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """True where two messages say the same, however their contents are written."""
+    """Whether two messages say the same, however their contents are written."""
     return (first["role"], text_of(first), first.get("tool_calls")) == (
         second["role"],
         text_of(second),

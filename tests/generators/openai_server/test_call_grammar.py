@@ -68,7 +68,7 @@ def grammar_of(template: str, *, many: bool = True, **thoughts: Any) -> str:
 
 
 def accepts(grammar: str, text: str) -> bool:
-    """True where a text is of the grammar, token by token, up to an end token."""
+    """Whether a text is of the grammar, token by token, up to an end token."""
     matcher = TokenGrammars(tokenizer(), len(tokenizer()) + 7, [EOS, EOT]).matcher(grammar, [])
     for token in tokenizer().encode(text, add_special_tokens=False):
         if not matcher.allowed()[token]:
