@@ -167,6 +167,7 @@ def test_a_run_from_start_to_end(tmp_path: Path) -> None:
     assert steps[0]["rollout_corr/log_ratio_max"] < 1e-4
     outcome = summary(config)
     assert (outcome["steps"], outcome["version"], outcome["stop_reason"]) == (8, 8, "steps")
+    assert how_finished(config.run.folder) == "steps"
     assert (outcome["eval_first"]["version"], outcome["eval_last"]["version"]) == (0, 8)
     assert outcome["eval_last"]["scored"] == 8
     assert sum(outcome["staleness_tokens"].values()) == outcome["tokens_trained"] == sum(r["tokens"] for r in steps)
@@ -214,10 +215,10 @@ def test_another_contract_ends_as_well(tmp_path: Path) -> None:
     assert summary(config)["eval_last"]["version"] == 6
 
 
-def test_a_request_sigterm_or_a_notice_finishes_the_step_and_another_learner_goes_on(
+def test_sigterm_or_a_notice_finishes_the_step_another_learner_goes_on_and_a_request_finishes_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asks for the end may ask for a checkpoint and the status before."""
+    """The request comes after others for a checkpoint and the status."""
     # No stream of a generator holds up the end of a learner.
     monkeypatch.setattr(mesh_session, "_SERVER_GRACE_S", 3600.0)
     # A step of this model is far shorter than the usual time between two questions.
@@ -235,9 +236,9 @@ def test_a_request_sigterm_or_a_notice_finishes_the_step_and_another_learner_goe
             await stub.Stop(learner_pb2.StopRequest(), timeout=180)
 
     ends: dict[str, Callable[[], object]] = {
-        "request": lambda: asyncio.run(talk(json.loads((tmp_path / "ready").read_text())["address"])),
         "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
         str(notice): notice.touch,
+        "request": lambda: asyncio.run(talk(json.loads((tmp_path / "ready").read_text())["address"])),
     }
 
     trained = 0
@@ -249,25 +250,23 @@ def test_a_request_sigterm_or_a_notice_finishes_the_step_and_another_learner_goe
                 end()
 
             with meanwhile(end_it):
-                assert run_learner(config, mesh, preemption=notices, ready_file=tmp_path / "ready") == 0
+                watched = None if reason == "request" else notices
+                assert run_learner(config, mesh, preemption=watched, ready_file=tmp_path / "ready") == 0
             stopped = summary(config)
             assert stopped["stop_reason"].startswith(reason)
             trained = stopped["version"]
             counts = ledger(mesh).recounted
             assert counts.trained == trained * 4
             assert counts.consumed == 0
-            assert how_finished(config.run.folder) == ""
-        # They left in order: no operator has to force the takeover.
-        last = config.model_copy(update={"learner": config.learner.model_copy(update={"steps": trained + 2})})
-        assert run_learner(last, mesh) == 0
+            # The first two left in order: no operator has to force the takeover.
+            assert how_finished(config.run.folder) == (reason if reason == "request" else "")
     written, status = answers
     assert Path(written.path).is_dir()
     assert status.committed_version >= written.version >= 2
     assert status.total_steps >= 2
     assert status.metrics["critic/score/mean"] >= 0
-    assert summary(config)["incarnation"] == len(ends) + 1
-    assert how_finished(config.run.folder) == "steps"
-    assert [r["step"] for r in records(config)] == list(range(1, trained + 3))
+    assert summary(config)["incarnation"] == len(ends)
+    assert [r["step"] for r in records(config)] == list(range(1, trained + 1))
     assert_nothing_twice(config)
 
 
