@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rollmesh.mesh.chat.facts import TemplateFacts
-from rollmesh.mesh.chat.fitting import fit
-from rollmesh.mesh.chat.probing import facts_of
-from rollmesh.mesh.chat.template import ChatTemplate, Span, special_texts
-from rollmesh.mesh.chat.thoughts import thoughts_end
+from rollmesh.mesh.chat.arguments import TemplatesByArguments
+from rollmesh.mesh.chat.asking import AskedTemplate
+from rollmesh.mesh.chat.template import Span, special_texts
+from rollmesh.mesh.chat.thoughts import thoughts_end, thoughts_of, thoughts_within
 from rollmesh.mesh.errors import ChatTemplateError
 from rollmesh.mesh.masked_text import MaskedTokens, tokenize_spans
 
@@ -38,50 +37,54 @@ class ChatEncoder:
 
     tokenizer: PreTrainedTokenizerBase
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    _asked: dict[bool, tuple[ChatTemplate, TemplateFacts]] = field(default_factory=dict, init=False, repr=False)
+    _templates: TemplatesByArguments = field(init=False, repr=False, compare=False)
 
-    def encode(self, messages: Messages, turns: Sequence[int], tools: Sequence[Any] | None = None) -> MaskedTokens:
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_templates", TemplatesByArguments(self.tokenizer, self.template_kwargs))
+
+    def encode(
+        self,
+        messages: Messages,
+        turns: Sequence[int],
+        tools: Sequence[Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> MaskedTokens:
         """A conversation, with some of its turns to train.
 
         Args:
             messages: all of them, with `role` and `content`.
             turns: indices of the assistant's messages to train, ascending.
             tools: schemas of tools that the template shows.
+            arguments: of the template, for this conversation.
 
         Raises:
             ChatTemplateError: there is no template, it cannot write these messages, or it changes earlier ones when
                 later ones come.
         """
-        text, spans = self.render(messages, turns, tools)
+        text, spans = self.render(messages, turns, tools, arguments)
         return tokenize_spans(self.tokenizer, text, spans, special_tokens=False)
 
     def render(
-        self, messages: Messages, turns: Sequence[int], tools: Sequence[Any] | None = None
+        self,
+        messages: Messages,
+        turns: Sequence[int],
+        tools: Sequence[Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
     ) -> tuple[str, list[Span]]:
         """A conversation as text, with the characters of some turns, each up to the end of the token that ends it.
 
         Args, Raises: see `encode`.
         """
-        if (asked := self._asked.get(bool(tools))) is None:
-            template = ChatTemplate.of(self.tokenizer, self.template_kwargs, tools=bool(tools))
-            asked = self._asked[bool(tools)] = template, facts_of(template)
-        return _Turns(*asked, messages, tools).render(turns)
+        return _Turns(self._templates.of_row(arguments or {}, tools=bool(tools)), messages, tools).render(turns)
 
 
 class _Turns:
     """The turns of one conversation."""
 
-    def __init__(
-        self, template: ChatTemplate, facts: TemplateFacts, messages: Messages, tools: Sequence[Any] | None
-    ) -> None:
-        if tools and not facts.tools:
-            raise ChatTemplateError(
-                "the row has tools, and the chat template does not show them",
-                hint="use a model with a template for tools, or remove the field `tools`",
-            )
-        self._template, self._facts, self._tools = template, facts, tools
-        self._messages = fit(
-            [{name: value for name, value in message.items() if value is not None} for message in messages], facts
+    def __init__(self, asked: AskedTemplate, messages: Messages, tools: Sequence[Any] | None) -> None:
+        self._template, self._facts, self._tools = asked.template, asked.facts, tools
+        self._messages = asked.fit(
+            [{name: value for name, value in message.items() if value is not None} for message in messages], tools
         )
 
     def render(self, turns: Sequence[int]) -> tuple[str, list[Span]]:
@@ -96,7 +99,20 @@ class _Turns:
                     return self._composed(turn, before, spans)
                 start, end = marked.get(turn) or (len(before), self._end(turn, text))
                 spans.append((max(start, len(before)), end))
+        for turn, (start, end) in zip(turns, spans, strict=False):
+            self._check_said(turn, text[start:end])
         return self._with_ends(text, spans, turns)
+
+    def _check_said(self, turn: int, said: str) -> None:
+        """Refuses a turn of which the template leaves thoughts out; of the rest it is known that all is written."""
+        message = self._messages[turn]
+        thoughts = [thoughts_of(message), *thoughts_within(message.get("content"))]
+        if any(thought.strip() not in said for thought in thoughts):
+            raise ChatTemplateError(
+                f"message {turn} has thoughts, and the chat template does not write them",
+                hint="remove them, or use a template that writes them: `rollmesh data check --template` tells the "
+                "field from which it does",
+            )
 
     def _whole(self) -> tuple[str, dict[int, Span]]:
         """The conversation, and the characters of the turns that the template marks."""
@@ -195,7 +211,6 @@ def _with_thoughts(message: Mapping[str, Any], opened: str) -> str | None:
     content = message.get("content") or ""
     if not opened or not isinstance(content, str) or message.get("tool_calls"):
         return None
-    thoughts = message.get("reasoning_content") or message.get("reasoning")
-    if isinstance(thoughts, str):
+    if thoughts := thoughts_of(message):
         return f"{thoughts.strip()}\n{closing}\n\n{content}"
     return content.lstrip().removeprefix(opened) if closing in content else None

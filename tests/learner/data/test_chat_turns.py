@@ -168,6 +168,18 @@ def test_thoughts_that_the_prompt_opens_are_trained_after_it(answer: dict[str, s
     assert text == "<|user|>hi<|im_end|><|assistant|><think>\n" + said
 
 
+@pytest.mark.parametrize("answer", [{"content": "<think>hm</think>one"}, {"content": "one", "reasoning_content": "hm"}])
+def test_thoughts_that_no_template_writes_are_refused(answer: dict[str, str]) -> None:
+    with pytest.raises(DataError, match="message 1 has thoughts, and the chat template does not") as caught:
+        trained_pieces(of.DROPS_THOUGHTS, [1], [CHAT[0], {"role": "assistant", **answer}])
+    assert "remove them" in caught.value.hint
+    assert trained_pieces(of.DROPS_THOUGHTS, [1], CHAT[:2])[1] == "one<|im_end|>"
+    assert (
+        "hm</think>one<|im_end|>"
+        in trained_pieces(of.THOUGHTS_APART, [1], [CHAT[0], {"role": "assistant", **answer}])[1]
+    )
+
+
 def test_an_answer_without_the_thoughts_that_its_prompt_opens_is_refused() -> None:
     with pytest.raises(DataError, match="opens thoughts in the prompt of message 1") as caught:
         trained_pieces(of.OPENS_THOUGHTS, [1], CHAT[:2])
