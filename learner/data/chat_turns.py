@@ -1,7 +1,8 @@
 """Conversations become token ids and a mask of what the model itself says, exact to the token.
 
 A template that marks the model's words with `{% generation %}` says which characters they are. Other templates are
-rendered twice. A turn is then what the conversation with it has beyond its prompt, generation prompt included.
+rendered twice. A turn is then what the conversation with it has beyond its prompt, generation prompt included. Of many
+turns, only the first and the last are found so, if the marks of the template tell the same of these: `counted_turns`.
 
 A turn is trained with the token that ends it, also if the mark leaves it out or the template writes none. Nothing is
 trained that a template adds after that token: no model ever samples it.
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollmesh.mesh.chat.arguments import TemplatesByArguments
 from rollmesh.mesh.chat.asking import AskedTemplate
+from rollmesh.mesh.chat.counting import counted_turns
 from rollmesh.mesh.chat.template import Span, special_texts
 from rollmesh.mesh.chat.thoughts import thoughts_end, thoughts_of, thoughts_within
 from rollmesh.mesh.errors import ChatTemplateError
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Messages = Sequence[Mapping[str, Any]]
+# Turns that are rendered in any case.
+_RENDERED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +94,28 @@ class _Turns:
     def render(self, turns: Sequence[int]) -> tuple[str, list[Span]]:
         """See `ChatEncoder.render`."""
         text, marked = self._whole()
+        counted = counted_turns(text, self._messages, self._facts) if len(turns) > _RENDERED else {}
+        if counted:
+            # With all that comes after the first turn, and before the last one.
+            ends = [turns[0], turns[-1]]
+            found = self._rendered(text, marked, ends, {})[1]
+            if len(found) != len(ends) or any(
+                counted.get(turn, span) != span for turn, span in zip(ends, found, strict=True)
+            ):
+                counted = {}
+        return self._rendered(text, marked, turns, counted)
+
+    def _rendered(
+        self, text: str, marked: Mapping[int, Span], turns: Sequence[int], counted: Mapping[int, Span]
+    ) -> tuple[str, list[Span]]:
+        """Turns as renderings of the conversation up to each of them tell, but for those that are counted."""
         spans: list[Span] = []
         for turn in turns:
             if turn in marked or not self._template.marks_turns:
+                if turn in counted:
+                    start, end = counted[turn]
+                    spans.append((max(start, marked[turn][0]), marked[turn][1]) if turn in marked else (start, end))
+                    continue
                 before = self._prompt(turn)
                 if not text.startswith(before):
                     # As nothing follows, the turn can stand after its true prompt.

@@ -15,6 +15,7 @@ from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.data.examples import Example, ExampleForm, sequence_from, sequence_of
 from rollmesh.learner.data.parts.answers import ANSWERS, Text, as_messages, divide, split_last_answer, split_prompt
+from rollmesh.learner.data.parts.messages import same_message
 from rollmesh.learner.data.parts.shown_tools import shown_tools, tools_of
 from rollmesh.learner.data.parts.template_arguments import read_template_arguments
 from rollmesh.learner.data.parts.turn_flags import trained_turns, without_flags
@@ -97,6 +98,7 @@ class PairForm(_ResponseForm):
         else:
             responses = {"chosen": chosen, "rejected": rejected}
             prompt, (chosen, rejected) = divide(given, responses, self._prompt_key)
+        _check_beginnings(chosen, rejected)
         for response in (chosen, rejected):
             _check_beside(prompt, response, record)
         return prompt, chosen, rejected
@@ -220,6 +222,19 @@ def _check_prompt(record: Record, prompt: Text, chosen: Text) -> None:
             "its answers stand alone, without the prompt to which they answer",
             hint=f"set data.prompt_key: {key}" if key else "data.prompt_key names the field with the prompt",
         )
+
+
+def _check_beginnings(chosen: Text, rejected: Text) -> None:
+    """Refuses conversations that differ before the first answer: one prompt would not have been given the other's."""
+    if isinstance(chosen, str) or isinstance(rejected, str) or same_message(chosen[0], rejected[0]):
+        return
+    for name, response in (("chosen", chosen), ("rejected", rejected)):
+        if response[0]["role"] not in ANSWERS:
+            raise DataError(
+                f"fields `chosen` and `rejected` differ before an answer: `{name}` has a message of the role "
+                f"{response[0]['role']} that the other one has not",
+                hint="give both the same messages before the answer",
+            )
 
 
 def _check_beside(prompt: Text, response: Text, record: Record) -> None:

@@ -58,7 +58,7 @@ class _Probe:
         alone = self._need([user, answer])
         followed = self._try([user, answer, following])
         prompt = self._try([user], generation_prompt=True)
-        opened = opened_thoughts(prompt.removeprefix(self._try([user]) or "")) if prompt is not None else ""
+        added = (prompt or "").removeprefix(self._try([user]) or "")
         form, nine, call = self._call(forms)
         first = self._end(alone, followed)
         end = self._with_end_of_calls(first, alone, forms, form, nine)
@@ -69,7 +69,8 @@ class _Probe:
             begin=bool(begin := self.template.tokenizer.bos_token) and alone.startswith(str(begin)),
             marks=self._marks([user, answer]),
             prompt_is_prefix=prompt is not None and alone.startswith(prompt),
-            opened_thoughts=opened,
+            generation_prompt=added,
+            opened_thoughts=opened_thoughts(added),
             thoughts_field=next((name for name in THOUGHT_FIELDS if self._writes_thoughts(user, answer, name)), ""),
             drops_thoughts=self._drops_thoughts(forms),
             rewrites=followed is not None and not followed.startswith(_through_end(alone, first)),

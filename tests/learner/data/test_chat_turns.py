@@ -10,7 +10,9 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from rollmesh.learner.data import chat_turns
 from rollmesh.learner.data.chat_turns import ChatEncoder
+from rollmesh.mesh.chat.template import ChatTemplate
 from rollmesh.mesh.errors import DataError
 from tests import chat_templates as of
 
@@ -203,3 +205,55 @@ def test_tools_that_no_template_shows_are_refused() -> None:
         encoder.encode(CHAT[:2], [1], [{"function": {"name": "t"}}])
     assert "remove the field `tools`" in caught.value.hint
     assert encoder.encode(CHAT[:2], [1]).trained.any()
+
+
+LONG = [dict(message) for message in CHAT * 20]
+AGENT = [
+    {"role": "user", "content": "add"},
+    {
+        "role": "assistant",
+        "content": "so",
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
+    },
+    {"role": "tool", "content": "2"},
+    {"role": "assistant", "content": "two"},
+] * 10
+THINKS = [{**message, "reasoning_content": "hm"} if message["role"] == "assistant" else message for message in LONG]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "most"),
+    [
+        *((template, LONG, 6) for template in (of.CHATML, of.MARKED, of.MARKED_WITHOUT_END, of.PARTS, of.NEXT_ROLE)),
+        (of.TRIMS, [{**message, "content": f" {message['content']} "} for message in LONG], 6),
+        (of.CHATML, AGENT, 6),
+        (of.THOUGHTS_APART, THINKS, 6),
+        # No mark before the answer tells it from other text, and there is no end.
+        (of.CHATML, [*LONG[:-2], {"role": "user", "content": "<|assistant|>"}, LONG[-1]], 100),
+        (of.NEVER, LONG, 100),
+    ],
+)
+def test_many_turns_are_rendered_once(
+    template: str, messages: list[dict[str, Any]], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    encoder = ChatEncoder(of.tokenizer_for(template))
+    with monkeypatch.context() as patch:
+        patch.setattr(chat_turns, "_RENDERED", 99)
+        one_by_one = encoder.render(messages, turns)
+    renderings, render = 0, ChatTemplate.render
+
+    def counted(self: ChatTemplate, *given: Any, **how: Any) -> str:
+        nonlocal renderings
+        renderings += 1
+        return render(self, *given, **how)
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    assert encoder.render(messages, turns) == one_by_one
+    assert renderings <= most
+
+
+def test_marks_that_tell_another_end_than_renderings_are_not_believed() -> None:
+    template = of.CHATML.replace("<|im_end|>\n{% endfor %}", "{{ '<|im_end|>' }}<|im_end|>\n{% endfor %}")
+    said = trained_pieces(template, list(range(1, 40, 2)), LONG[:40])[1:]
+    assert said == ["one<|im_end|><|im_end|>", "two<|im_end|><|im_end|>"] * 10
