@@ -58,6 +58,10 @@ NINE_LETTERS = CHATML.replace(
 )
 ARGUMENTS_AS_TEXT = CHATML.replace("{{ c.function.arguments | tojson }}", "{{ '' ~ c.function.arguments }}")
 DEFAULT_SYSTEM = "{% if messages[0].role != 'system' %}<|system|>Be kind.<|im_end|>\n{% endif %}" + CHATML
+# Prompts have a system message that conversations lack.
+DEFAULT_IN_PROMPTS = (
+    "{% if add_generation_prompt and messages[0].role != 'system' %}<|system|>Be kind.<|im_end|>\n{% endif %}" + CHATML
+)
 LOSES_SYSTEM = (
     _EACH.replace("<|", "{% if m.role != 'system' %}<|", 1) + "{{ m.content }}<|im_end|>{% endif %}{% endfor %}" + ASK
 )

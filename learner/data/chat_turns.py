@@ -188,6 +188,12 @@ class _Turns:
         """The last turn after a prompt that opens its thoughts, which the template leaves out of what it writes."""
         if turn + 1 < len(self._messages) or spans:
             raise self._written_otherwise(turn)
+        if not self._facts.opened_thoughts:
+            raise ChatTemplateError(
+                f"the chat template writes a prompt for message {turn} that is not how the conversation begins",
+                hint="give the row a system message of its own, if the template adds one to prompts alone; or use "
+                "another template",
+            )
         said = _with_thoughts(self._messages[turn], self._facts.opened_thoughts)
         if said is None:
             raise ChatTemplateError(

@@ -58,7 +58,8 @@ class _Probe:
         alone = self._need([user, answer])
         followed = self._try([user, answer, following])
         prompt = self._try([user], generation_prompt=True)
-        added = (prompt or "").removeprefix(self._try([user]) or "")
+        asked = self._try([user])
+        added = (prompt or "").removeprefix(asked or "")
         form, nine, call = self._call(forms)
         first = self._end(alone, followed)
         end = self._with_end_of_calls(first, alone, forms, form, nine)
@@ -69,7 +70,7 @@ class _Probe:
             begin=bool(begin := self.template.tokenizer.bos_token) and alone.startswith(str(begin)),
             marks=self._marks([user, answer]),
             prompt_is_prefix=prompt is not None and alone.startswith(prompt),
-            generation_prompt=added,
+            generation_prompt=added if asked is not None and prompt == asked + added else "",
             opened_thoughts=opened_thoughts(added),
             thoughts_field=next((name for name in THOUGHT_FIELDS if self._writes_thoughts(user, answer, name)), ""),
             drops_thoughts=self._drops_thoughts(forms),

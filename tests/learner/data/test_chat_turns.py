@@ -193,6 +193,14 @@ def test_an_answer_without_the_thoughts_that_its_prompt_opens_is_refused() -> No
     assert trained_pieces(of.OPENS_THOUGHTS, [3], [*CHAT[:3], thinking])[1] == "hm</think>two<|im_end|>"
 
 
+def test_a_prompt_that_is_not_how_the_conversation_begins_is_refused() -> None:
+    with pytest.raises(DataError, match="a prompt for message 1 that is not how the conversation begins") as caught:
+        trained_pieces(of.DEFAULT_IN_PROMPTS, [1], CHAT[:2])
+    assert "system message of its own" in caught.value.hint
+    system = {"role": "system", "content": "Be kind."}
+    assert trained_pieces(of.DEFAULT_IN_PROMPTS, [2, 4], [system, *CHAT])[1:] == ["one<|im_end|>", "two<|im_end|>"]
+
+
 def test_an_end_that_changes_once_another_message_follows_is_trained_in_the_last_turn_alone() -> None:
     assert trained_pieces(of.ANOTHER_END_ONCE_FOLLOWED, [3])[1] == "two<|return|>"
     with pytest.raises(DataError, match="message 1 otherwise"):
