@@ -18,6 +18,8 @@ from typing import Any
 from rollmesh.learner.data.images import MARK, ImageSource, image_source, split_images
 from rollmesh.learner.data.parts.json_texts import structure
 from rollmesh.learner.data.parts.messages import text_or_messages
+from rollmesh.learner.data.parts.shown_tools import TOOL_FIELDS, schemas_of, shown_tools
+from rollmesh.learner.data.parts.template_arguments import FIELDS, read_template_arguments
 from rollmesh.learner.data.parts.turn_flags import without_flags
 from rollmesh.learner.data.records import Record
 from rollmesh.mesh.config.inputs import SourceSampling
@@ -29,7 +31,7 @@ _FORM_HINT = (
 )
 # Columns that hold the ground truth in TRL's form unless another one is named; the first one counts.
 _TRUTHS = ("ground_truth", "answer", "solution")
-_VERL_FIELDS = ("data_source", "reward_model", "extra_info", "images")
+_VERL_FIELDS = ("data_source", "reward_model", "extra_info", "images", *FIELDS, *TOOL_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,17 @@ class PromptForm:
             if record.get(name) is None:
                 raise _missing(name)
         prompt = text_or_messages(record[key], key)
-        if not isinstance(prompt, str):
-            prompt = [dict(message) for message in without_flags(prompt)]
+        arguments = read_template_arguments(record)
+        if isinstance(prompt, str):
+            tools = schemas_of(record)
+            if any(arguments.values()):
+                raise DataError(
+                    f"its prompt is a text, and `{' and '.join(arguments)}` is for a chat template",
+                    hint=f"write the prompt as messages, or leave {' and '.join(arguments)} out",
+                )
+        else:
+            read, tools = shown_tools(schemas_of(record), without_flags(prompt))
+            prompt = [dict(message) for message in read]
         given = record.get("images")
         if isinstance(given, str) and given.lstrip().startswith("["):
             given = structure(given, "images")
@@ -98,7 +109,8 @@ class PromptForm:
                 prompt, images = _with_images(prompt, given or [], folder, confined=self.confined)
             except ValueError as error:
                 raise DataError(f"field `{'images' if given else key}` {error}") from error
-        return Row(prompt, data_source, ground_truth, extra_info, images, self.template_kwargs, self.sampling, origin)
+        arguments = {**self.template_kwargs, **arguments}
+        return Row(prompt, data_source, ground_truth, extra_info, images, arguments, self.sampling, origin, tools)
 
     def _required(self, names: Collection[str]) -> list[str]:
         if self.has_columns(names):
@@ -117,6 +129,7 @@ class Row:
         template_kwargs: further arguments of the chat template.
         sampling: of responses, where its source has settings of its own.
         origin: its file, and its number there.
+        tools: schemas that the prompt shows.
     """
 
     prompt: str | list[dict[str, Any]]
@@ -127,6 +140,7 @@ class Row:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     sampling: SourceSampling = field(default_factory=SourceSampling)
     origin: str = "a row"
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 def _missing(field: str) -> DataError:

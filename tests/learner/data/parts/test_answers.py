@@ -167,7 +167,11 @@ def alone(record: dict[str, Any]) -> dict[str, Any]:
         {"prompt": [MORE], "chosen": [ASKED, YES], "rejected": [ASKED, NO]},
         {"prompt": [SYSTEM, MORE], "chosen": [ASKED, YES], "rejected": [ASKED, NO]},
         {"prompt": [MORE], "chosen": [SYSTEM, ASKED, YES], "rejected": [SYSTEM, ASKED, NO]},
-        {"prompt": [{**SYSTEM, "content": "be bad"}, ASKED], "chosen": [SYSTEM, ASKED, YES], "rejected": [ASKED, NO]},
+        {
+            "prompt": [{**SYSTEM, "content": "be bad"}, ASKED],
+            "chosen": [SYSTEM, ASKED, YES],
+            "rejected": [SYSTEM, ASKED, NO],
+        },
         {"prompt": [MORE, said("so")], "chosen": [ASKED, YES], "rejected": [ASKED, NO]},
     ],
 )
@@ -179,6 +183,18 @@ def test_a_prompt_that_contradicts_the_conversations_is_refused(
     assert "leave `prompt` out" in caught.value.hint
     assert "begin it with the assistant's answer" in caught.value.hint
     assert [response for _, response in pair(remedy(record))] == ["yes|", "no|"]
+
+
+@pytest.mark.parametrize(
+    "begun", [([SYSTEM, ASKED], [ASKED]), ([ASKED], [SYSTEM, ASKED]), ([SYSTEM, ASKED], [SYSTEM, MORE])]
+)
+def test_conversations_that_differ_before_an_answer_are_refused(begun: tuple[list[Any], list[Any]]) -> None:
+    first, second = begun
+    with pytest.raises(DataError, match="`chosen` and `rejected` differ before an answer") as caught:
+        pair({"chosen": [*first, YES], "rejected": [*second, NO]})
+    assert "the same messages before the answer" in caught.value.hint
+    for same in begun:
+        pair({"chosen": [*same, YES], "rejected": [*same, NO]})
 
 
 def test_conversations_of_one_prompt_begin_alike() -> None:
