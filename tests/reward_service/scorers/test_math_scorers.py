@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.outcomes import RewardItem, Scored, Unscorable
-from rollmesh.reward_service.scorers import LINEAR, SCORERS, graders, gsm8k_text, math_dapo, math_value, prepare, qa
+from rollmesh.reward_service.scorers import LINEAR, SCORERS, gsm8k_text, prepare, qa
 from rollmesh.reward_service.scorers.boxes import last_boxed
+from rollmesh.reward_service.scorers.mathematics import math_dapo, math_value, self_test
 
 
 def outcome(name: str, response: str, truth: Any, source: str = "") -> Any:
@@ -153,18 +154,13 @@ def test_a_box_that_is_not_closed_ends_with_its_row_unless_the_response_was_cut_
         assert total(response, "length") == 0.0
 
 
-def test_a_box_that_is_followed_by_too_much_is_not_read() -> None:
-    assert math_value.grade(r"\boxed{7}" + " and" * 10, "7", reading="box").correct
-    assert not math_value.grade(r"\boxed{7}" + " and" * 1000, "7", reading="box").readable
-
-
 def test_values_are_compared_outside_the_main_thread() -> None:
     # Time limits by signals would fail here.
-    grades: list[math_value.Grade] = []
-    worker = threading.Thread(target=lambda: grades.append(math_value.grade(r"\boxed{2\sqrt{3}}", r"\sqrt{12}")))
+    found: list[Any] = []
+    worker = threading.Thread(target=lambda: found.append(outcome("math", r"\boxed{2\sqrt{3}}", r"\sqrt{12}")))
     worker.start()
     worker.join()
-    assert grades[0].correct
+    assert found[0].total == 1.0
 
 
 def test_format_scores() -> None:
@@ -222,12 +218,13 @@ def test_any_text_gets_a_score(response: str, truth: str) -> None:
 
 def test_the_grader_is_the_one_that_was_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under another antlr runtime the grammar reads no percent: nothing is scored, and the error says with what."""
-    graders.check_versions()
-    graders.self_test()
-    monkeypatch.setattr(graders, "_version", {**graders.packages(), "antlr4-python3-runtime": "4.9.3"}.__getitem__)
+    self_test.check_versions()
+    self_test.run()
+    installed = {**self_test.packages(), "antlr4-python3-runtime": "4.9.3"}
+    monkeypatch.setattr(self_test, "installed_version", installed.__getitem__)
     with pytest.raises(RewardError, match=r"antlr4-python3-runtime 4\.9\.3 \(tested: 4\.13\.2\)"):
-        graders.check_versions()
-    no_percent = math_value.Grade(True, True, False, False)
+        self_test.check_versions()
+    no_percent = math_value.Grade(correct=False, readable=False, answer="")
     monkeypatch.setattr(math_value, "grade", lambda response, truth: no_percent)
     with pytest.raises(RewardError, match=r"for different, .*math-verify 0\.8\.0, .*antlr4-python3-runtime 4\.9\.3"):
         prepare("math", tested=False)
@@ -247,11 +244,10 @@ def test_a_formula_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parser, "latex2sympy", counted)
     for attempt in range(2):
         for number in range(1000, 1050):
-            assert math_value.grade(
-                rf"Attempt {attempt}: \boxed{{\frac{{{number}}}{{7}}}}", rf"\frac{{{number}}}{{7}}"
-            ).correct
+            response, truth = rf"Attempt {attempt}: \boxed{{\frac{{{number}}}{{7}}}}", rf"\frac{{{number}}}{{7}}"
+            assert outcome("math", response, truth).total == 1.0
     assert len(read) == len(set(read)) == 50
     long = "+".join(["1"] * 200)
     for _ in range(2):
-        assert math_value.grade(rf"\boxed{{{long}}}", "200").correct
+        assert outcome("math", rf"\boxed{{{long}}}", "200").total == 1.0
     assert sum(len(latex) > 256 for latex in read) == 2

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from rollmesh.mesh.config.scorers.code import NAMES as CODE
 from rollmesh.reward_service.outcomes import Failed, RewardItem, Scored, SpanValue, Unscorable
-from rollmesh.reward_service.scorers import SCORERS, graders
-from rollmesh.reward_service.scorers.versions import VERSIONS, versions_of
+from rollmesh.reward_service.scorers import SCORERS
+from rollmesh.reward_service.scorers.versions import VERSIONS, versions_of, versions_with_packages
 
 
 def outcome(name: str, response: str, truth: Any, source: str = "") -> Any:
@@ -69,9 +69,9 @@ def test_every_scorer_has_a_version() -> None:
     assert VERSIONS.keys() == {*SCORERS, *CODE}
     assert versions_of(["gsm8k", "mine.py:gsm8k", "regex:a:b"]) == {"gsm8k": "2", "regex": "2"}
     assert {"auto", "math", "qa", "environment"} <= versions_of(["auto"]).keys()
-    assert graders.versions(["mine.py:score"]) == {}
-    assert list(graders.versions(["choice"])) == ["rollmesh", "choice"]
-    assert graders.versions(["math", "qa"])["math-verify"] == "0.8.0"
+    assert versions_with_packages(["mine.py:score"]) == {}
+    assert list(versions_with_packages(["choice"])) == ["rollmesh", "choice"]
+    assert versions_with_packages(["math", "qa"])["math-verify"] == "0.8.0"
 
 
 def test_an_episode_is_worth_what_its_environment_says() -> None:
