@@ -1,4 +1,4 @@
-"""Phrases that announce an answer, in the languages in which models write, and the thoughts that come before it."""
+"""Phrases that announce an answer, in the languages in which models write."""
 
 # ruff: noqa: RUF001  # marks that look like ASCII ones
 
@@ -70,7 +70,6 @@ _ANNOUNCED = (
     *((words, _compiled(phrase + _MARK)) for words, phrase in _UNSPACED),
 )
 """Words in small letters, without one of which a pattern cannot match, and the pattern."""
-_END_OF_THOUGHTS = "</think>"
 
 
 def announced(text: str) -> list[tuple[int, str]]:
@@ -89,9 +88,3 @@ def announced(text: str) -> list[tuple[int, str]]:
         if any(word in small for word in words)
         for match in pattern.finditer(text)
     )
-
-
-def after_thoughts(response: str) -> str:
-    """The text after the thoughts of a response; all of it where it has none, or nothing after them."""
-    _, _, said = response.rpartition(_END_OF_THOUGHTS)
-    return said if said.strip() else response

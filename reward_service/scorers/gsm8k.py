@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
+from rollmesh.mesh.chat.thoughts import after_thoughts
 from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
-from rollmesh.reward_service.scorers.announcements import after_thoughts, announced
+from rollmesh.reward_service.scorers.announcements import announced
 from rollmesh.reward_service.scorers.boxes import last_braced_box, one_answer
 from rollmesh.reward_service.scorers.numbers import LONGEST, NUMBER, parse_number, plain_marks
 from rollmesh.reward_service.scorers.truths import TruthError, compares_with, shown

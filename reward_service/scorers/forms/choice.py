@@ -25,9 +25,10 @@ import string
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rollmesh.mesh.chat.thoughts import after_thoughts
 from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
 from rollmesh.reward_service.scorers import qa
-from rollmesh.reward_service.scorers.announcements import after_thoughts, announced
+from rollmesh.reward_service.scorers.announcements import announced
 from rollmesh.reward_service.scorers.boxes import last_braced_box
 from rollmesh.reward_service.scorers.numbers import plain_marks
 from rollmesh.reward_service.scorers.truths import TruthError, shown, uses_row

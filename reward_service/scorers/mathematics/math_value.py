@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rollmesh.mesh.chat.thoughts import after_thoughts
 from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
-from rollmesh.reward_service.scorers.announcements import after_thoughts
 from rollmesh.reward_service.scorers.boxes import last_braced_box, one_answer
 from rollmesh.reward_service.scorers.mathematics.equality import agree, value_text
 from rollmesh.reward_service.scorers.mathematics.parsing import parse
