@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-# At most so much of a row is an answer.
+# Characters of a line that may be an answer.
 _LONGEST = 400
 _IS = r"(?:is|was|would be|should be|must be|has to be|can only be)"
 # A wrong answer is announced too, and so is one that is not chosen.
@@ -73,7 +73,7 @@ _ANNOUNCED = (
 
 
 def announced(text: str) -> list[tuple[int, str]]:
-    """The texts that phrases of a text announce, up to the ends of their rows, with the places where they begin.
+    """The texts that phrases of a text announce, up to the ends of their lines, with the places where they begin.
 
     Args:
         text: with plain marks (`numbers.plain_marks`); its length is the caller's concern.

@@ -137,7 +137,7 @@ def test_components_tell_wrong_from_unreadable(response: str, readable: float, b
     assert outcome("math", response, "8").components == {"format": boxed, "readable": readable}
 
 
-def test_a_box_that_is_not_closed_ends_with_its_row_unless_the_response_was_cut_off() -> None:
+def test_a_box_that_is_not_closed_ends_with_its_line_unless_the_response_was_cut_off() -> None:
     def total(response: str, finish_reason: str) -> float:
         found = SCORERS["math"](RewardItem("i", "g", "", "p", response, "5/2", finish_reason=finish_reason))
         assert isinstance(found, Scored)
