@@ -29,6 +29,12 @@ def opened_thoughts(text: str) -> str:
     return ""
 
 
+def after_thoughts(text: str) -> str:
+    """The text after the last mark that closes thoughts; all of it where none does."""
+    ends = [place + len(closing) for _, closing in THOUGHT_MARKS if (place := text.rfind(closing)) >= 0]
+    return text[max(ends) :] if ends else text
+
+
 def thoughts_at_end(prompt: str) -> str:
     """The mark of thoughts with which a prompt ends; empty: none. The text of its last tokens is enough."""
     return next((opening for opening, _ in THOUGHT_MARKS if prompt.rstrip().endswith(opening)), "")

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
+from rollmesh.mesh.chat.thoughts import after_thoughts
 from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
-from rollmesh.reward_service.scorers.announcements import after_thoughts, announced
+from rollmesh.reward_service.scorers.announcements import announced
 from rollmesh.reward_service.scorers.boxes import last_braced_box, one_answer
 from rollmesh.reward_service.scorers.numbers import LONGEST, NUMBER, parse_number, plain_marks
 from rollmesh.reward_service.scorers.truths import TruthError, compares_with, shown
@@ -52,9 +53,8 @@ def number_of(truth: Any) -> Fraction:
 @compares_with(number_of)
 def score(item: RewardItem, truth: Fraction) -> Outcome:
     """1.0 or 0.0; unscorable where the ground truth holds no number. Full solutions are accepted as ground truth."""
-    said = after_thoughts(item.response)
-    answer = _answer(said)
-    if answer is None and said is not item.response:
+    answer = _answer(after_thoughts(item.response))
+    if answer is None:
         answer = _answer(item.response)
     correct = float(answer == truth)
     components = {"correct": correct, "format": float(_MARK in item.response)}
@@ -64,8 +64,8 @@ def score(item: RewardItem, truth: Fraction) -> Outcome:
 def _answer(response: str) -> Fraction | None:
     """The number that is said most clearly to be the answer; None without a number."""
     text = plain_marks(response)
-    said = next((number for place in _places(text) if (number := _number(place)) is not None), None)
-    return _last_number(text) if said is None else said
+    announced_number = next((number for place in _places(text) if (number := _number(place)) is not None), None)
+    return _last_number(text) if announced_number is None else announced_number
 
 
 def _places(text: str) -> Iterator[str]:
@@ -75,23 +75,23 @@ def _places(text: str) -> Iterator[str]:
     if (boxed := last_braced_box(tail)) is not None:
         yield boxed
     # In `the answer is that each of the 3 gets 14` the number is not what is announced.
-    yield from (said for _, said in reversed(announced(tail)) if _AT_ONCE.match(said))
+    yield from (text for _, text in reversed(announced(tail)) if _AT_ONCE.match(text))
 
 
 def _number(text: str) -> Fraction | None:
     """The number with which a text that is an answer begins: the result of a calculation, else its first number."""
-    row = next((row for row in text.split("\n", 20) if any(map(str.isdigit, row))), "")[:LONGEST]
-    row = _FRACTION.sub(r"\1/\2", row).replace("{,}", ",")
-    number = NUMBER.search(row)
-    if number is not None and _CALCULATION.match(row, number.start()):
-        results = [side for side in row.split("=")[1:] if not _OPERATOR.search(side) and NUMBER.search(side)]
-        row = results[-1] if results else row
-        number = NUMBER.search(row)
+    line = next((line for line in text.split("\n", 20) if any(map(str.isdigit, line))), "")[:LONGEST]
+    line = _FRACTION.sub(r"\1/\2", line).replace("{,}", ",")
+    number = NUMBER.search(line)
+    if number is not None and _CALCULATION.match(line, number.start()):
+        results = [side for side in line.split("=")[1:] if not _OPERATOR.search(side) and NUMBER.search(side)]
+        line = results[-1] if results else line
+        number = NUMBER.search(line)
     if number is None:
         return None
-    if (mixed := _MIXED.match(row, number.start())) is not None:
+    if (mixed := _MIXED.match(line, number.start())) is not None:
         return int(mixed[1]) + Fraction(int(mixed[2]), int(mixed[3]))
-    wide = _WIDE.match(row, number.start())
+    wide = _WIDE.match(line, number.start())
     return parse_number((wide or number)[0])
 
 
