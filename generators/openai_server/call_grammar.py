@@ -13,6 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rollmesh.generators.agents.marked_calls import (
+    ARGS,
+    CLOSE,
+    DEEP_ALL,
+    DEEP_ALL_END,
+    DEEP_ONE,
+    DEEP_ONE_END,
+    DEEP_SEP,
+    OPEN,
+    TOOL_CALLS,
+)
 from rollmesh.generators.agents.tool_calls import ParsedTurn
 
 _SPACE = "SPACE"
@@ -60,28 +71,25 @@ def _tagged_example(arguments: Mapping[str, str]) -> str:
     return "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in arguments.items())
 
 
-_BEGIN, _SEP, _END = "<\uff5ctool▁call▁begin\uff5c>", "<\uff5ctool▁sep\uff5c>", "<\uff5ctool▁call▁end\uff5c>"
-_ALL, _ALL_END = "<\uff5ctool▁calls▁begin\uff5c>", "<\uff5ctool▁calls▁end\uff5c>"
-_DEEP = (_BEGIN, _SEP, _END, _ALL, _ALL_END)
-_CALLS, _ARGS = "[TOOL_CALLS]", "[ARGS]"
-_TAGS = ("<tool_call>", "</tool_call>")
+_DEEP = (DEEP_ONE, DEEP_SEP, DEEP_ONE_END, DEEP_ALL, DEEP_ALL_END)
+_TAGS = (OPEN, CLOSE)
 FORMS = (
     CallForm(
-        "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", between="\n", tagged=True, marks=_TAGS,
+        f"{OPEN}\n<function=", ">\n", f"</function>\n{CLOSE}", between="\n", tagged=True, marks=_TAGS,
         traces=("<function=",),
     ),
     CallForm(
-        '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", between="\n", marks=_TAGS,
+        f'{OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{CLOSE}", between="\n", marks=_TAGS,
     ),
-    CallForm(f"{_CALLS}", _ARGS, "", marks=(_CALLS, _ARGS), traces=(_ARGS,)),
+    CallForm(TOOL_CALLS, ARGS, "", marks=(TOOL_CALLS, ARGS), traces=(ARGS,)),
     CallForm(
-        '{"name": "', '", "arguments": ', "}", before=f"{_CALLS}[", between=", ", after="]", marks=(_CALLS,),
+        '{"name": "', '", "arguments": ', "}", before=f"{TOOL_CALLS}[", between=", ", after="]", marks=(TOOL_CALLS,),
     ),
     CallForm(
-        f"{_BEGIN}function{_SEP}", "\n```json\n", f"\n```{_END}", before=_ALL, between="\n", after=_ALL_END,
-        marks=_DEEP, traces=("```json",), exact=True,
+        f"{DEEP_ONE}function{DEEP_SEP}", "\n```json\n", f"\n```{DEEP_ONE_END}",
+        before=DEEP_ALL, between="\n", after=DEEP_ALL_END, marks=_DEEP, traces=("```json",), exact=True,
     ),
-    CallForm(_BEGIN, _SEP, _END, before=_ALL, after=_ALL_END, marks=_DEEP),
+    CallForm(DEEP_ONE, DEEP_SEP, DEEP_ONE_END, before=DEEP_ALL, after=DEEP_ALL_END, marks=_DEEP),
     CallForm('{"name": "', '", "parameters": ', "}", between="; "),
 )  # fmt: skip
 """Known forms: those with traces before similar ones without."""

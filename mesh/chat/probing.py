@@ -55,7 +55,7 @@ class _Probe:
     def facts(self) -> TemplateFacts:
         forms = self._contents()
         user, answer, following = self._said(forms["user"][0], forms["assistant"][0])
-        alone = self._need([user, answer])
+        alone = self.template.render([user, answer])
         followed = self._try([user, answer, following])
         prompt = self._try([user], generation_prompt=True)
         asked = self._try([user])
@@ -223,9 +223,6 @@ class _Probe:
     def _shows_tools(self, user: Message) -> bool:
         text = self._try([user], tools=[_TOOL], generation_prompt=True)
         return text is not None and _TOOL_NAME in text
-
-    def _need(self, messages: Sequence[Message]) -> str:
-        return self.template.render(messages)
 
     def _try(self, messages: Sequence[Message], **how: Any) -> str | None:
         try:
