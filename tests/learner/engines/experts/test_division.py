@@ -56,9 +56,7 @@ class TestMemory(MemoryContract):
     """Experts are a rank's own."""
 
     layouts = (APART,)
-    FIRST_TIER = (
-        "test_memory_is_given_back",
-    )
+    FIRST_TIER = ("test_memory_is_given_back",)
     larger_model = ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 384})
 
 
