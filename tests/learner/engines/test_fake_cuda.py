@@ -27,7 +27,12 @@ CASES: dict[str, dict[str, object]] = {
     "sequences over 4 ranks, 8 bits": {"sp": 4, "optimizer": {"state_dtype": "8bit"}},
     "4 copies of 2 shards, at rest": {"shards": 2, "micro_batches": 2, "layers": 2, "resting": True},
     "2 copies, sequences over 2 ranks, 8 bits, at rest": {
-        "shards": 4, "sp": 2, "micro_batches": 2, "layers": 2, "resting": True, "optimizer": {"state_dtype": "8bit"}
+        "shards": 4,
+        "sp": 2,
+        "micro_batches": 2,
+        "layers": 2,
+        "resting": True,
+        "optimizer": {"state_dtype": "8bit"},
     },
     "experts, muon, at rest": {"experts": True, "resting": True, "optimizer": {"name": "muon"}},
     "misplaced": {"misplaced": True},

@@ -99,7 +99,9 @@ def test_a_model_with_which_transformers_disagrees_with_itself_is_refused(tiny, 
     engine.close()
 
 
-@pytest.mark.parametrize("make", [make_engine, *(pytest.param(each, marks=IN_ALL) for each in (make_frozen, make_critic))])
+@pytest.mark.parametrize(
+    "make", [make_engine, *(pytest.param(each, marks=IN_ALL) for each in (make_frozen, make_critic))]
+)
 def test_weights_that_are_not_finite_are_named(tiny, make, tmp_path):
     folder = tmp_path / "broken"
     shutil.copytree(tiny("qwen3"), folder)

@@ -304,7 +304,12 @@ def test_a_refused_claim_changes_nothing_and_the_data_end_with_a_short_batch(
         assert run_learner(config, mesh) == 0
         assert ledger(mesh).recounted.trained == 40
     assert attempts == {0: 1, 1: 2, 2: 1, 3: 1}
-    assert [(r["groups"], r.get("dropped/lease_lost", 0)) for r in records(config)] == [(12, 0), (12, 1), (12, 0), (4, 0)]
+    assert [(r["groups"], r.get("dropped/lease_lost", 0)) for r in records(config)] == [
+        (12, 0),
+        (12, 1),
+        (12, 0),
+        (4, 0),
+    ]
     assert summary(config)["stop_reason"] == "end_of_data"
     assert_nothing_twice(config)
 

@@ -58,7 +58,8 @@ def train(
 
 # The others have an adapter too, or a part of what these have.
 @pytest.mark.parametrize(
-    "objective", [pytest.param(at, marks=[pytest.mark.exhaustive] * (at not in (1, 3, 5))) for at in range(len(OBJECTIVES))]
+    "objective",
+    [pytest.param(at, marks=[pytest.mark.exhaustive] * (at not in (1, 3, 5))) for at in range(len(OBJECTIVES))],
 )
 def test_packing_changes_nothing(train: Train, objective: int) -> None:
     packed = train(ONE, objective, 1 << 14)

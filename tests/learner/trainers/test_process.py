@@ -31,7 +31,8 @@ from rollmesh.run_files import read_any_config
 from rollmesh.run_handle import Run
 from tests.learner.trainers.tiny import metrics, train
 
-# An adapter with examples of two responses, and a preparation with examples of one. That of several sources is of `sft`.
+# An adapter with examples of two responses, and a preparation with examples of one. Those of `sft` come from several
+# sources, in a test of their own.
 COMMANDS: list[Any] = [
     ("rm", "rm", {"learner__lora": "{rank: 4}"}),
     ("dpo", "kto", {"loss__name": "kto"}),
@@ -152,9 +153,7 @@ def test_a_run_continues_with_the_same_data_and_order_alone(
     assert [record["step"] for record in metrics(run)] == [1, 2]
 
 
-def test_a_finished_training_is_left_as_it_is(
-    chat_model: Path, row_files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_finished_training_is_left_as_it_is(chat_model: Path, row_files: dict[str, Path], tmp_path: Path) -> None:
     """Also where fewer steps are asked for now."""
     run = tmp_path / "run"
     assert train("sft", chat_model, row_files["sft"], run, learner__steps=2)
