@@ -87,14 +87,14 @@ class RequestStreams:
 
     async def generate(self, job: DecodeJob, on_chunk: Callable[[DecodeChunk], None]) -> None:
         """See Backend."""
-        if job.sampling.grammar:
-            await self._check_grammars()
         stop = job.sampling.stop
         matcher = StopMatcher(self._tokenizer, stop) if stop and self._tokenizer is not None else None
         adapter = self._adapters.begin_job()
         streamed = StreamedJob(job, on_chunk, matcher, eos=self._limits.eos, adapter=adapter)
         self._jobs[job.job_id] = streamed
         try:
+            if job.sampling.grammar:
+                await self._check_grammars()
             while not streamed.finished:
                 await self._may_send.wait()
                 if streamed.state is JobState.ABORTED:

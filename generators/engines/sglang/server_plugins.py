@@ -43,9 +43,12 @@ def write_grammars(model: ModelInfo, folder: Path) -> bool:
     if not isinstance(model.tokenizer, PreTrainedTokenizerFast):
         return False
     write(Path(grammar_plugin.__file__), folder)
-    core = copy(model.tokenizer.backend_tokenizer)
-    core.no_padding()
-    core.no_truncation()
+    core = model.tokenizer.backend_tokenizer
+    if core.padding is not None or core.truncation is not None:
+        # A copy costs several times what its text does.
+        core = copy(core)
+        core.no_padding()
+        core.no_truncation()
     facts = {"vocabulary": model.limits.vocabulary, "ends": sorted(model.limits.eos)}
     (folder / grammar_plugin.TOKENIZER).write_text(core.to_str(), encoding="utf-8")
     (folder / grammar_plugin.FACTS).write_text(json.dumps(facts), encoding="utf-8")
