@@ -149,7 +149,7 @@ class Stepper:
     def _blame(self, culprit: WaitingRequest, error: Exception) -> list[GenerationResult]:
         """Blames the head of the queue: it starts again, or is refused with all that share its prompt.
 
-        What it brings beside its prompt, a prefix or a grammar, may be the cause: then it is refused alone.
+        With a prefix or a grammar, which may be the cause, it is refused alone.
         """
         name = culprit.request.request_id
         refused = isinstance(error, PayloadError) or self._isolation.blame(name)

@@ -42,7 +42,7 @@ def _grammar_backend(folder: Path) -> Any:
     from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
     from sglang.srt.constrained.llguidance_backend import GuidanceGrammar
 
-    class Grammars(BaseGrammarBackend):  # type: ignore[misc]  # of a package that is not installed here
+    class Grammars(BaseGrammarBackend):
         @cached_property
         def _tokenizer(self) -> LLTokenizer:
             from llguidance import LLTokenizer
