@@ -193,7 +193,7 @@ class Completions:
             raise ApiError(
                 400,
                 f"tool_choice can only be `auto` or `none`: the engine {self._engine.name} forces no calls; "
-                "rollout.engine: hf and vllm do",
+                "rollout.engine: hf, vllm and sglang do",
                 reason="unsupported_value",
                 param="tool_choice",
             )
