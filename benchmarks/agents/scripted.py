@@ -7,6 +7,7 @@ nothing is asked, an object where one is, and a call of the tool that is offered
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ KEY, HALF, ANSWER = "first", "417", "923"
 
 
 def _call(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+    # A grammar takes a token that begins and ends as a tag does for a special one.
+    return f'\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 def _code(thought: str, code: str) -> list[str]:
@@ -91,9 +93,8 @@ def scripted_chances(tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
     for mark, answers in SCRIPTS.items():
         for rank, answer in enumerate(answers):
             tokens = tokenizer.convert_tokens_to_ids([mark, *answer])
-            logits[tokens[0], tokens[1]] = _BEST - _BETTER * rank
-            for last, after in zip(tokens[1:], tokens[2:], strict=False):
-                logits[last, after] = _BEST
+            for last, after in itertools.pairwise(tokens):
+                logits[last, after] = _BEST - _BETTER * rank
     return logits.log_softmax(1)
 
 

@@ -80,7 +80,7 @@ def main(packages: Iterable[str], **cases: Callable[[Way], Any]) -> None:
             answer = cases[name](Way(**way, model=asked["model"]))
             answer = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
             if isinstance(answer, Streamed):
-                found[name] = {"answer": "".join(answer.pieces), "pieces": len([piece for piece in answer.pieces if piece])}
+                found[name] = {"answer": "".join(answer.pieces), "pieces": sum(map(bool, answer.pieces))}
             else:
                 found[name] = {"answer": answer.number if isinstance(answer, Number) else answer}
         except Exception as error:  # noqa: BLE001  # each framework has its own

@@ -6,7 +6,7 @@ from typing import Any
 
 from cases import ASK, LOOK_UP, Streamed, Way, lookup, main
 from smolagents import CodeAgent, LogLevel, OpenAIModel, ToolCallingAgent, tool
-from smolagents.models import ChatMessage, ChatMessageStreamDelta, MessageRole
+from smolagents.models import ChatMessage, MessageRole
 
 _LOOKUP = tool(lookup)
 _QUIET = {"verbosity_level": LogLevel.OFF}

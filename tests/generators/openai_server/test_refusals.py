@@ -58,7 +58,7 @@ def client(serving: Serving) -> OpenAI:
         ({"n": 0}, "n", "invalid_value"),
         ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"response_format": {"type": "grammar"}}, "response_format", "invalid_value"),
         ({"top_logprobs": 2}, "top_logprobs", None),
         ({"messages": []}, "messages", "invalid_value"),
         (
