@@ -31,6 +31,14 @@ def _code(thought: str, code: str) -> list[str]:
     return [f"{thought}\n", f"<code>\n{code}\n"]
 
 
+def _fields(**fields: str) -> str:
+    return "".join(f"[[ ## {name} ## ]]\n{value}\n\n" for name, value in {**fields, "completed": ""}.items())
+
+
+def _step(tool: str, arguments: str) -> str:
+    return _fields(next_thought="Look.", next_tool_name=tool, next_tool_args=arguments)
+
+
 # Pieces of each answer are single tokens; after the last one the answer ends.
 SCRIPTS: dict[str, list[list[str]]] = {
     "<ask-first>": [[_call("lookup", f'{{"key": "{KEY}"}}')], ["Nothing to look up."]],
@@ -53,16 +61,23 @@ SCRIPTS: dict[str, list[list[str]]] = {
         _code("Thought: I know it.", f'final_answer("{ANSWER}")'),
         [f'{{"thought": "I know it.", "code": "final_answer(\'{ANSWER}\')"}}'],
     ],
-    "<fields>": [["[[ ## number ## ]]\n", ANSWER, "\n\n[[ ## completed ## ]]\n"], [f'{{"number":{ANSWER}}}']],
+    "<fields>": [["[[ ## number ## ]]\n", ANSWER, "\n\n[[ ## completed ## ]]\n"]],
+    "<json>": [[f'{{"number":{ANSWER}}}']],
+    "<step-first>": [[_step("lookup", f'{{"key": "{KEY}"}}')]],
+    "<step-second>": [[_step("lookup", f'{{"key": "{HALF}"}}')]],
+    "<step-tell>": [[_step("finish", "{}")]],
+    "<reason>": [[_fields(reasoning="Looked up.", number=ANSWER)]],
 }
 _MARKS = ["<system>", "<user>", "<assistant>", "<tool>", *SCRIPTS]
 _STATE = (
     "{% set said = messages[-1].content | string %}"
-    "{% set code = 'in code' in said or 'code snippet' in said %}"
-    "{% if '[[ ## ' in said or 'JSON object in the following order' in said %}<fields>"
-    f"{{% elif '{ANSWER}' in said or 'at once' in said %}}{{{{ '<code-tell>' if code else '<tell>' }}}}"
-    f"{{% elif '{HALF}' in said %}}{{{{ '<code-second>' if code else '<ask-second>' }}}}"
-    "{% else %}{{ '<code-first>' if code else '<ask-first>' }}{% endif %}"
+    f"{{% set step = 'tell' if '{ANSWER}' in said or 'at once' in said else 'second' if '{HALF}' in said else 'first' %}}"
+    "{% if 'JSON object in the following order' in said %}<json>"
+    "{% elif '[[ ## next_thought ## ]]' in said %}<step-{{ step }}>"
+    "{% elif '[[ ## reasoning ## ]]' in said %}<reason>"
+    "{% elif '[[ ## number ## ]]' in said %}<fields>"
+    "{% elif 'in code' in said or 'code snippet' in said %}<code-{{ step }}>"
+    "{% elif step == 'tell' %}<tell>{% else %}<ask-{{ step }}>{% endif %}"
 )
 TEMPLATE = (
     "<system>{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}<eot>"
