@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import AddedToken
@@ -42,7 +41,12 @@ def _step(tool: str, arguments: str) -> str:
 # Pieces of each answer are single tokens; after the last one the answer ends.
 SCRIPTS: dict[str, list[list[str]]] = {
     "<ask-first>": [[_call("lookup", f'{{"key": "{KEY}"}}')], ["Nothing to look up."]],
-    "<ask-second>": [[_call("lookup", f'{{"key": "{HALF}"}}')], ["Nothing more to look up."]],
+    # Clients keep thoughts where they stand, or apart, or not at all.
+    "<ask-second>": [
+        ["<think>\nOnce more.\n</think>\n" + _call("lookup", f'{{"key": "{HALF}"}}')],
+        [_call("lookup", f'{{"key": "{HALF}"}}')],
+        ["Nothing more to look up."],
+    ],
     "<tell>": [
         ["The number", " is", f" {ANSWER}."],
         [f'{{"number": {ANSWER}}}'],
@@ -71,7 +75,8 @@ SCRIPTS: dict[str, list[list[str]]] = {
 _MARKS = ["<system>", "<user>", "<assistant>", "<tool>", *SCRIPTS]
 _STATE = (
     "{% set said = messages[-1].content | string %}"
-    f"{{% set step = 'tell' if '{ANSWER}' in said or 'at once' in said else 'second' if '{HALF}' in said else 'first' %}}"
+    f"{{% set known = '{ANSWER}' in said or 'at once' in said %}}"
+    f"{{% set step = 'tell' if known else 'second' if '{HALF}' in said else 'first' %}}"
     "{% if 'JSON object in the following order' in said %}<json>"
     "{% elif '[[ ## next_thought ## ]]' in said %}<step-{{ step }}>"
     "{% elif '[[ ## reasoning ## ]]' in said %}<reason>"
@@ -113,10 +118,15 @@ def scripted_chances(tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
     return logits.log_softmax(1)
 
 
-def serving(folder: Path, **overrides: Any) -> Serving:
+def serving(folder: Path) -> Serving:
     """An endpoint whose model follows the scripts; its weights are in service."""
     tokenizer = scripted_tokenizer()
-    sizes = {"rollout__max_prompt_tokens": 24000, "rollout__max_response_tokens": 2000}
-    found = Serving(folder, tokenizer, scripted_chances(tokenizer), **(sizes | overrides))
+    found = Serving(
+        folder,
+        tokenizer,
+        scripted_chances(tokenizer),
+        rollout__max_prompt_tokens=24000,
+        rollout__max_response_tokens=2000,
+    )
     found.swap(0)
     return found

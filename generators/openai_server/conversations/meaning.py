@@ -112,12 +112,14 @@ def adds_nothing(more: str, stop: str, said: str) -> bool:
 
 def _texts(value: Any) -> Iterator[str]:
     """The texts within a value of JSON; none of one that is text itself."""
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for part in parts:
-        if isinstance(part, str):
-            yield part
-        else:
-            yield from _texts(part)
+    left = [value]
+    while left:
+        last = left.pop()
+        for part in last.values() if isinstance(last, dict) else last if isinstance(last, list) else ():
+            if isinstance(part, str):
+                yield part
+            else:
+                left.append(part)
 
 
 def _retold_calls(parts: list[tuple[bool, str]]) -> tuple[list[tuple[bool, str]], list[list[Any]]] | None:
