@@ -99,6 +99,15 @@ def test_what_means_nothing_here_is_taken(client: OpenAI) -> None:
         client.post("/chat/completions", cast_to=object, content=b"{", options={"headers": {}})
 
 
+def test_a_path_that_is_not_served_is_named_with_those_that_are(serving: Serving, client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match=r"POST /v1/responses: .* set the client to chat completions"):
+        client.responses.create(model="tiny", input="the")
+    astray = client.with_options(base_url=serving.url)
+    with pytest.raises(openai.NotFoundError, match=r"POST /chat/completions: .* a client's base URL ends with /v1"):
+        astray.chat.completions.create(model="tiny", messages=HELLO)
+    assert client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1).choices
+
+
 def test_what_the_engine_refuses_late_is_the_callers_to_mend(
     serving: Serving, client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
