@@ -1,8 +1,8 @@
 """A real endpoint with a real engine, whose model says what a script says: a model of one layer that follows a table.
 
 The chat template looks at the last message and puts the mark of a script into the prompt. After a mark several answers
-are possible, each likelier than the next by far. So the model gives the first one that a grammar allows: text where
-nothing is asked, an object where one is, and a call of the tool that is offered where a call is required.
+are possible, each likelier than the next by far. So the model gives the first one that a grammar allows. That is text
+where nothing is asked, an object where one is, and else a call of the tool that is offered.
 """
 
 from __future__ import annotations

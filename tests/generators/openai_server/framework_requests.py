@@ -80,7 +80,8 @@ def form(strict: bool = True, **properties: Any) -> dict[str, Any]:
     """`response_format` with a schema."""
     listed = {name: {"type": kind, "title": name.title()} for name, kind in properties.items()}
     schema = {
-        "type": "object", "title": "Form", "properties": listed, "required": list(properties), "additionalProperties": False,
+        "type": "object", "title": "Form", "properties": listed, "required": list(properties),
+        "additionalProperties": False,
     }  # fmt: skip
     return {"type": "json_schema", "json_schema": {"name": "Form", "schema": schema, "strict": strict}}
 
