@@ -1,7 +1,8 @@
-"""Grammars under which an answer is nothing but calls of given tools, in the form that the model's parser reads.
+"""Grammars under which an answer is nothing but calls of given tools, or JSON.
 
-A grammar is a text of llguidance (Lark with JSON schemas), which every engine takes. Each tool's arguments have its
-schema. Thoughts may come before, where the chat template knows them.
+A grammar is a text of llguidance (Lark with JSON schemas), which every engine takes. Calls have the form that the
+model's parser reads, and each tool's arguments its schema. Thoughts may come before calls, where the chat template
+knows them.
 
 Invariant: a form is used only if the parser reads a call in that form as just this call.
 """
@@ -27,6 +28,7 @@ from rollmesh.generators.agents.marked_calls import (
 from rollmesh.generators.agents.tool_calls import ParsedTurn
 
 _SPACE = "SPACE"
+_SPACE_RULE = f"{_SPACE}: /[ \\n]{{0,2}}/"
 # Schemas say `uniqueItems`, `format` and the like, which a grammar cannot check: the tool does.
 _OPTIONS = {"lenient": True, "whitespace_pattern": r"[ \n]{0,2}"}
 _DEFINITIONS = ("$defs", "definitions")
@@ -119,6 +121,7 @@ def call_grammar(
     many: bool,
     thoughts: tuple[str, str] | None = None,
     opened: bool = False,
+    schema: Mapping[str, Any] | None = None,
 ) -> str:
     """The grammar of an answer that calls tools.
 
@@ -129,16 +132,17 @@ def call_grammar(
         many: several calls are allowed.
         thoughts: marks of thoughts that may come before; None: none may.
         opened: the prompt has opened them.
+        schema: the answer may be JSON of this schema instead, without thoughts; None: it may not.
     """
-    rules = [f"{_SPACE}: /[ \\n]{{0,2}}/"]
+    rules = [_SPACE_RULE]
     names = []
     for index, tool in enumerate(tools):
         function = tool["function"]
         # Without a type a schema takes anything, and without parameters a tool takes none.
-        schema = {"type": "object", **(function.get("parameters") or {"properties": {}})}
+        taken = {"type": "object", **(function.get("parameters") or {"properties": {}})}
         rules.append(f"call_{index}: {_call(form, function['name'], f'arguments_{index}', special)}")
         names.append(f"call_{index}")
-        rules += _tagged(schema, f"arguments_{index}") if form.tagged else [f"arguments_{index}: {_json(schema)}"]
+        rules += _tagged(taken, f"arguments_{index}") if form.tagged else [f"arguments_{index}: {_json(taken)}"]
     one = f"({' | '.join(names)})"
     more = f" ({_literals(form.between, form, special)} {one})*" if many else ""
     around = [_literals(form.before, form, special), f"{one}{more}", _literals(form.after, form, special)]
@@ -153,7 +157,15 @@ def call_grammar(
         rules.append(f"thoughts[lazy]: /(.|\\n)*{_regex(thoughts[1])}/" if closing is None else "thoughts: /(.|\\n)*/")
         told = f"thoughts{end} {_SPACE}"
         start = f"{told} {start}" if opened else f"({begin} {told})? {start}"
+    if schema is not None:
+        start = f"({start}) | ({_SPACE} answer)"
+        rules.append(f"answer: {_json(schema)}")
     return "\n".join([f"start: {start}", *rules])
+
+
+def json_grammar(schema: Mapping[str, Any]) -> str:
+    """The grammar of an answer that is JSON of a schema."""
+    return f"start: {_SPACE} answer\n{_SPACE_RULE}\nanswer: {_json(schema)}"
 
 
 def _call(form: CallForm, name: str, arguments: str, special: Callable[[str], int | None]) -> str:
