@@ -72,6 +72,7 @@ class RequestStreams:
         self._aborts = BackgroundTasks(self._on_abort_error)
         self._may_send = asyncio.Event()
         self._may_send.set()
+        self._known: asyncio.Future[None] | None = None
         self._label = ""
         self._updates = 0
         # Another generator may have used the same labels on this server.
@@ -135,7 +136,10 @@ class RequestStreams:
                 "rollout.sglang.address out",
             )
         assert self._tokenizer is not None, "checked when it was submitted"
-        await asyncio.to_thread(check_known, self._tokenizer)
+        if self._known is None:
+            # Once for all jobs: it takes seconds.
+            self._known = asyncio.ensure_future(asyncio.to_thread(check_known, self._tokenizer))
+        await asyncio.shield(self._known)
 
     # --- updates of the weights ---
 

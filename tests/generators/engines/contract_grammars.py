@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
-from rollmesh.generators.openai_server.call_grammar import FORMS, call_grammar
+from rollmesh.generators.openai_server.call_grammar import FORMS, call_grammar, json_grammar
 from rollmesh.mesh.errors import PayloadError
 from tests.generators.engines.harness import PROMPT, V1, V2, EngineHarness, constant_prefix, request
 
 # A response of three texts, each some tokens long.
 CHOICES = ("the quick fox", "the lazy dog", "to be")
-ADD = {
+ADD: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "add",
@@ -63,6 +64,16 @@ class GrammarContract:
             call = json.loads(text.strip().removeprefix("<tool_call>").removesuffix("</tool_call>"))
             assert call["name"] == "add"
             assert call["arguments"] in ({"a": 1, "b": True}, {"a": 1, "b": False})
+
+    def test_an_answer_can_be_required_to_be_json(self, harness: EngineHarness) -> None:
+        if not harness.engine.takes_grammars:
+            return
+        harness.update(V1, harness.random_weights(7))
+        schema = {"type": "object", **ADD["function"]["parameters"]}
+        [result] = harness.run([request("a", grammar=json_grammar(schema), max_tokens=150)])
+        assert result.finish_reason == "stop"
+        answer = json.loads(harness.text(result.sampled.response_ids.tolist()[:-1]))
+        assert answer in ({"a": 1, "b": True}, {"a": 1, "b": False})
 
     def test_a_grammar_that_cannot_be_read_is_refused_alone(self, harness: EngineHarness) -> None:
         if not harness.engine.takes_grammars:

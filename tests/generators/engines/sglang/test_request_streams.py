@@ -16,6 +16,7 @@ from rollmesh.generators.engines.errors import EngineError, RequestError
 from rollmesh.generators.engines.external.backend import DecodeChunk, DecodeJob
 from rollmesh.generators.engines.external.served_adapters import LiveAdapter, ServedAdapters
 from rollmesh.generators.engines.request_validation import RequestLimits
+from rollmesh.generators.engines.sglang import request_streams
 from rollmesh.generators.engines.sglang.http_client import LostError, RefusedError
 from rollmesh.generators.engines.sglang.request_streams import RequestStreams
 from rollmesh.generators.engines.sglang.streamed_job import REVEAL_TOKENS
@@ -263,6 +264,19 @@ async def test_under_a_grammar_tokens_are_held_back_to_the_end_for_another_reque
     await stage.ended()
     assert stage.server.bodies == [body]
     assert [token for token, _ in stage.told()] == tokens(100)
+
+
+async def test_a_tokenizer_is_checked_once_for_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[object] = []
+    monkeypatch.setattr(request_streams, "check_known", checked.append)
+    tokenizer = object()
+    stage = Stage(tokenizer=tokenizer)
+    for name in ("a", "b", "c"):
+        await stage.begin(name, grammar=GRAMMAR)
+    await until(lambda: len(stage.server.bodies) == 3)
+    assert checked == [tokenizer]
+    await stage.sample(10)
+    await stage.ended()
 
 
 @pytest.mark.parametrize(
