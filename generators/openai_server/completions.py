@@ -27,7 +27,7 @@ from rollmesh.generators.openai_server.requests import ChatRequest, TextRequest
 from rollmesh.generators.openai_server.worker_threads import Workers
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.branches import Cause
-from rollmesh.mesh.trajectory.episode_metrics import CALLS_CONSTRAINED
+from rollmesh.mesh.trajectory.episode_metrics import CALLS_REQUIRED
 
 M = TypeVar("M", list[int], list[int] | None)
 
@@ -80,7 +80,7 @@ class Completions:
                     session.counts["no_room"] += 1
                 raise too_long(error.tokens, self._limit(session), _prompt_field(request)) from error
         if session is not None and isinstance(request, ChatRequest) and request.is_constrained:
-            session.counts[CALLS_CONSTRAINED] += 1
+            session.counts[CALLS_REQUIRED] += 1
         # Others may have come meanwhile.
         self._check_room(request, session)
         requests, running = [], {}

@@ -157,9 +157,19 @@ REQUESTS: dict[str, Recorded] = {
     "LiteLLM, thoughts apart": Recorded(
         {
             "messages": conversation(
-                {"role": "assistant", "content": "", "tool_calls": [call(FIRST, "call_a")]},
+                {"role": "assistant", "tool_calls": [call(FIRST, "call_a")]},
                 {"role": "assistant", "content": "", "reasoning_content": "\nOnce more.\n",
-                 "tool_calls": [call(SECOND, "call_b", index=0)], "provider_specific_fields": {"refusal": None}},
+                 "tool_calls": [call(SECOND, "call_b")]},
+            ),
+            "tools": tools(),
+        },
+        THOUGHT,
+    ),
+    "LiteLLM, streamed": Recorded(
+        {
+            "messages": conversation(
+                {"role": "assistant", "content": "", "tool_calls": [call(FIRST, "call_a")]},
+                {"role": "assistant", "content": THOUGHTS, "tool_calls": [call(SECOND, "call_b")]},
             ),
             "tools": tools(),
             "stream": True,
@@ -191,12 +201,12 @@ REQUESTS: dict[str, Recorded] = {
     "OpenAI Agents SDK": Recorded(
         {
             "messages": conversation(
-                {"role": "assistant", "tool_calls": [call(FIRST, "call_a")]},
+                {"role": "assistant", "content": None, "tool_calls": [call(FIRST, "call_a")]},
                 {"role": "assistant", "content": THOUGHTS, "tool_calls": [call(SECOND, "call_b")]},
                 first=[{"role": "system", "content": "Help."}],
             ),
             "tools": tools(strict=True, additionalProperties=False),
-            **STREAM,
+            "stream": True,
         },
         THOUGHT,
     ),

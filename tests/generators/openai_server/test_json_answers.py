@@ -14,7 +14,7 @@ from rollmesh.generators.openai_server.answer_schema import answer_schema
 from rollmesh.generators.openai_server.errors import ApiError
 from rollmesh.generators.openai_server.requests import ChatRequest, parse
 from rollmesh.generators.openai_server.template_codec import TemplateChatCodec
-from rollmesh.mesh.trajectory.episode_metrics import CALLS_CONSTRAINED
+from rollmesh.mesh.trajectory.episode_metrics import CALLS_REQUIRED
 from tests.generators.openai_server.test_call_grammar import accepts
 from tests.generators.openai_server.test_sessions import ASK, client_of, trained
 from tests.generators.openai_server.world import CALL, EOS, EOT, TOOL, Serving, chat_tokenizer
@@ -63,7 +63,7 @@ def test_an_answer_in_json_is_trained_and_continued(serving: Serving) -> None:
     for said in (first, {"role": "assistant", "content": first.content}):
         client.chat.completions.create(model="tiny", messages=[ASK, said, ASK], max_tokens=4)
         assert len(session.record.chain()) == 2
-    assert session.counts[CALLS_CONSTRAINED] == 1
+    assert session.counts[CALLS_REQUIRED] == 1
     assert (session.record.chain()[0].sampled.log_probs <= 1e-6).all()
     assert np.isclose(session.record.chain()[0].sampled.log_probs, 0).any()
     if back["content"] != (first.content or "").strip():
