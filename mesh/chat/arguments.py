@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # Sets of arguments that are asked about. Beyond them, texts such as dates are no part of the question.
 _MOST_ASKED = 64
+_THINKING = ("enable_thinking", "thinking")
 _OURS = (
     "messages",
     "conversation",
@@ -66,7 +67,7 @@ class TemplatesByArguments:
         kwargs = {**self._kwargs, **own}
         switches = {name: value for name, value in kwargs.items() if isinstance(value, bool | int | float | str)}
         asked = self._ask(switches, tools)
-        _refuse_unread(own, asked.template.source)
+        _refuse_unread(own, asked)
         # Documents and the like are what a prompt says, not how it is written.
         return asked if switches == kwargs else replace(asked, template=replace(asked.template, kwargs=kwargs))
 
@@ -87,11 +88,12 @@ class TemplatesByArguments:
         return AskedTemplate(template, facts_of(replace(template, kwargs=known)))
 
 
-def _refuse_unread(own: Mapping[str, Any], source: str) -> None:
-    """Refuses arguments that would do nothing; one that is false asks for nothing."""
+def _refuse_unread(own: Mapping[str, Any], asked: AskedTemplate) -> None:
+    """Refuses arguments that would do nothing; thoughts that no prompt opens need not be switched off."""
     for name, value in own.items():
-        if value and not re.search(rf"\b{re.escape(name)}\b", source):
+        off = name in _THINKING and value is False and not asked.facts.opened_thoughts
+        if not off and not re.search(rf"\b{re.escape(name)}\b", asked.template.source):
             raise ChatTemplateError(
                 f"chat_template_kwargs has {name}, and the chat template does not read it",
-                hint=f"remove {name} from the row, or use a model whose template reads it",
+                hint=f"remove {name} from the row or its source, or use a model whose template reads it",
             )

@@ -94,7 +94,16 @@ def test_arguments_of_a_row_are_obeyed_or_refused() -> None:
         with pytest.raises(ChatTemplateError, match=f"chat_template_kwargs has {name}") as caught:
             templates.of_row({name: True}, tools=False)
         assert f"remove {name}" in caught.value.hint
-    assert templates.of_row({"volume": False}, tools=False).facts.opened_thoughts, "it asks for nothing"
+    with pytest.raises(ChatTemplateError, match="has enable_thinkng, and the chat template does not read it"):
+        templates.of_row({"enable_thinkng": False}, tools=False)
+
+
+def test_thoughts_are_switched_off_where_there_are_some() -> None:
+    assert TemplatesByArguments(of.tokenizer_for(of.CHATML), {}).of_row({"enable_thinking": False}, tools=False)
+    always = TemplatesByArguments(of.tokenizer_for(of.OPENS_THOUGHTS), {})
+    with pytest.raises(ChatTemplateError, match="has enable_thinking, and the chat template does not read it"):
+        always.of_row({"enable_thinking": False}, tools=False)
+    assert always.of_row({}, tools=False).facts.opened_thoughts
 
 
 def test_texts_that_differ_in_each_row_are_no_question_each(monkeypatch: pytest.MonkeyPatch) -> None:
