@@ -18,6 +18,7 @@ from rollmesh.mesh.chat.fitting import fit
 from rollmesh.mesh.chat.probing import facts_of
 from rollmesh.mesh.chat.template import ChatTemplate, Span, special_texts
 from rollmesh.mesh.chat.thoughts import thoughts_end
+from rollmesh.mesh.chat.words import check_words, words_of
 from rollmesh.mesh.errors import ChatTemplateError
 from rollmesh.mesh.masked_text import MaskedTokens, tokenize_spans
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Messages = Sequence[Mapping[str, Any]]
+# Characters of words in an error.
+_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +90,15 @@ class _Turns:
     def render(self, turns: Sequence[int]) -> tuple[str, list[Span]]:
         """See `ChatEncoder.render`."""
         text, marked = self._whole()
+        check_words(self._messages, text)
         spans: list[Span] = []
         for turn in turns:
-            if turn in marked or not self._template.marks_turns:
+            if self._facts.marks and turn not in marked and self._says(turn):
+                raise ChatTemplateError(
+                    f"the chat template does not mark message {turn} with {{% generation %}}",
+                    hint="take the marks out of the template, and its turns are found without them, or mark every turn",
+                )
+            if turn in marked or not self._facts.marks:
                 before = self._prompt(turn)
                 if not text.startswith(before):
                     # As nothing follows, the turn can stand after its true prompt.
@@ -100,7 +109,7 @@ class _Turns:
 
     def _whole(self) -> tuple[str, dict[int, Span]]:
         """The conversation, and the characters of the turns that the template marks."""
-        if not self._template.marks_turns:
+        if not self._facts.marks:
             return self._template.render(self._messages, tools=self._tools), {}
         text, marked = self._template.render_marked(self._messages, tools=self._tools)
         own = [index for index, message in enumerate(self._messages) if message["role"] == "assistant"]
@@ -110,13 +119,25 @@ class _Turns:
             if spans and not text[spans[-1][1] : start].strip():
                 start = spans.pop()[0]
             spans.append((start, end))
-        if len(spans) > len(own):
-            raise ChatTemplateError(
-                f"the chat template marks {len(spans)} parts of {len(own)} messages with {{% generation %}}",
-                hint="mark all words of a turn at once, or none at all",
-            )
-        # Templates may mark only the last turns, or none that are empty.
-        return text, dict(zip(reversed(own), reversed(spans), strict=False))
+        found: dict[int, Span] = {}
+        for start, end in reversed(spans):
+            # A turn without words may have no mark.
+            while own and not all(words in text[start:end] for words in self._says(own[-1])):
+                own.pop()
+            if not own:
+                raise ChatTemplateError(
+                    f"the chat template marks other words than the assistant's with {{% generation %}}: "
+                    f"{text[start:end][:_SHOWN]!r}",
+                    hint="mark all words of a turn at once, or take the marks out of the template",
+                )
+            found[own.pop()] = (start, end)
+        return text, found
+
+    def _says(self, turn: int) -> list[str]:
+        """The words of a turn, and the names of the tools that it calls."""
+        message = self._messages[turn]
+        calls = (call.get("function", call) for call in message.get("tool_calls") or [])
+        return [*words_of(message), *(str(call.get("name", "")) for call in calls)]
 
     def _prompt(self, turn: int) -> str:
         if not turn:
@@ -147,6 +168,11 @@ class _Turns:
 
     def _composed(self, turn: int, before: str, spans: list[Span]) -> tuple[str, list[Span]]:
         """The last turn after a prompt that opens its thoughts, which the template leaves out of what it writes."""
+        if not self._facts.prompt_is_prefix and not self._facts.opened_thoughts:
+            raise ChatTemplateError(
+                f"the prompt of message {turn} is not how the chat template writes the conversation before it",
+                hint="use the template of another model, or rows whose prompt and response are plain texts",
+            )
         if turn + 1 < len(self._messages) or spans:
             raise self._written_otherwise(turn)
         said = _with_thoughts(self._messages[turn], self._facts.opened_thoughts)

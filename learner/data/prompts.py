@@ -27,6 +27,7 @@ from rollmesh.mesh.chat.facts import TemplateFacts
 from rollmesh.mesh.chat.fitting import fit
 from rollmesh.mesh.chat.probing import facts_of
 from rollmesh.mesh.chat.template import ChatTemplate
+from rollmesh.mesh.chat.words import check_words
 from rollmesh.mesh.config.inputs import SourceSampling
 from rollmesh.mesh.errors import DataError, PayloadError
 from rollmesh.mesh.masked_text import encode_text
@@ -265,9 +266,10 @@ class PromptEncoder:
     def _apply(
         self, template: ChatTemplate, facts: TemplateFacts, messages: Any, row: Row, *, generation_prompt: bool
     ) -> str:
-        return template.render(
-            fit(messages, facts), tools=self._tools, generation_prompt=generation_prompt, **row.template_kwargs
-        )
+        fitted = fit(messages, facts)
+        text = template.render(fitted, tools=self._tools, generation_prompt=generation_prompt, **row.template_kwargs)
+        check_words(fitted, text)
+        return text
 
     def _template(self) -> tuple[ChatTemplate, TemplateFacts]:
         """The template, that of the processor if it has one; asked with the first row that needs it."""

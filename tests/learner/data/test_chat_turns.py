@@ -11,7 +11,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerFast
 
 from rollmesh.learner.data.chat_turns import ChatEncoder
-from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.errors import ChatTemplateError, DataError
+from rollmesh.mesh.masked_text import continuation
 from tests import chat_templates as of
 
 _PROMPT = "{% if add_generation_prompt %}[a]{% endif %}"
@@ -191,3 +192,62 @@ def test_tools_that_no_template_shows_are_refused() -> None:
         encoder.encode(CHAT[:2], [1], [{"function": {"name": "t"}}])
     assert "remove the field `tools`" in caught.value.hint
     assert encoder.encode(CHAT[:2], [1]).trained.any()
+
+
+def pieces_of(template: str, turns: Sequence[int]) -> list[str]:
+    """The trained parts of the conversation."""
+    tokenizer = make_tokenizer(template)
+    tokens = ChatEncoder(tokenizer).encode(CHAT, turns)
+    cuts = np.flatnonzero(np.diff(tokens.trained.astype(int))) + 1
+    runs = zip(np.split(tokens.ids, cuts), np.split(tokens.trained, cuts), strict=True)
+    return ["".join(tokenizer.convert_ids_to_tokens(ids.tolist())) for ids, trained in runs if trained[0]]
+
+
+def marking(condition: str, words: str = "m.content") -> str:
+    """A template that marks words of some messages."""
+    return (
+        "{% for m in messages %}[{{ m.role[0] }}]{% if " + condition + " %}{% generation %}{{ " + words + " }}"
+        "{% endgeneration %}{{ m.content[("
+        + words
+        + ") | length:] }}{% else %}{{ m.content }}{% endif %}|{% endfor %}"
+        + _PROMPT
+    )
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        marking("m.role == 'user'"),
+        marking("true"),
+        marking("m.role == 'assistant'", "m.content[:2]"),
+        marking("m.role == 'assistant'", "''"),
+        "{% generation %}" + PLAIN + "{% endgeneration %}",
+    ],
+    ids=["the user's", "all", "half", "none", "everything"],
+)
+def test_marks_of_other_words_than_the_assistants_do_not_count(template: str) -> None:
+    assert pieces_of(template, [1, 3]) == ["one|", "two|"]
+
+
+@pytest.mark.parametrize(("condition", "marked"), [("loop.index0 == 1", 1), ("loop.last and m.role == 'assistant'", 3)])
+def test_a_turn_that_is_to_be_trained_and_has_no_mark_is_refused(condition: str, marked: int) -> None:
+    template = marking(condition)
+    with pytest.raises(ChatTemplateError, match=f"does not mark message {4 - marked} with") as refused:
+        pieces_of(template, [1, 3])
+    assert pieces_of(template, [marked]) == [f"{CHAT[marked]['content']}|"]
+    # The remedy.
+    assert "take the marks out" in str(refused.value)
+    unmarked = template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    assert pieces_of(unmarked, [1, 3]) == ["one|", "two|"]
+
+
+def test_a_prompt_with_which_no_conversation_begins_is_said_to_be_that() -> None:
+    template = PLAIN.replace("[a]", "[m]")
+    for turns in ([1, 3], [3]):
+        with pytest.raises(ChatTemplateError, match="is not how the chat template writes") as refused:
+            trained_text(template, turns)
+        assert "plain texts" in str(refused.value)
+    # The remedy.
+    tokenizer = make_tokenizer(template)
+    tokens = continuation(tokenizer, "[u]hi|[m]", "one")
+    assert "".join(tokenizer.convert_ids_to_tokens(tokens.ids[tokens.trained].tolist())) == "one|"
