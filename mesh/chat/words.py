@@ -1,6 +1,6 @@
 """Words of messages, and whether a rendering has them.
 
-A template that was asked with a few words may still change others: cut long texts, write small letters, keep the last
+A template that writes the few words of a probe may still change others. It may cut long texts, or keep the last
 messages alone, or write a call without the text beside it.
 """
 
