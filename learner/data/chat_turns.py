@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rollmesh.mesh.chat.facts import TemplateFacts
-from rollmesh.mesh.chat.fitting import fit
+from rollmesh.mesh.chat.fitting import fit, tools_not_shown
 from rollmesh.mesh.chat.probing import facts_of
 from rollmesh.mesh.chat.template import ChatTemplate, Span, special_texts
 from rollmesh.mesh.chat.thoughts import thoughts_end
@@ -78,10 +78,7 @@ class _Turns:
         self, template: ChatTemplate, facts: TemplateFacts, messages: Messages, tools: Sequence[Any] | None
     ) -> None:
         if tools and not facts.tools:
-            raise ChatTemplateError(
-                "the row has tools, and the chat template does not show them",
-                hint="use a model with a template for tools, or remove the field `tools`",
-            )
+            raise tools_not_shown()
         self._template, self._facts, self._tools = template, facts, tools
         self._messages = fit(
             [{name: value for name, value in message.items() if value is not None} for message in messages], facts

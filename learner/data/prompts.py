@@ -24,7 +24,7 @@ from rollmesh.learner.data.images import MARK, load_images, split_images
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.agent_tools import agent_schemas
 from rollmesh.mesh.chat.facts import TemplateFacts
-from rollmesh.mesh.chat.fitting import fit
+from rollmesh.mesh.chat.fitting import fit, tools_not_shown
 from rollmesh.mesh.chat.probing import facts_of
 from rollmesh.mesh.chat.template import ChatTemplate
 from rollmesh.mesh.chat.words import check_words
@@ -146,8 +146,7 @@ class PromptEncoder:
         self._max_tokens = max_prompt_tokens
         self._template_kwargs = dict(template_kwargs)
         self._agent = agent
-        self._tools = list(agent.tools) or None if agent is not None else None
-        self._asked: tuple[ChatTemplate, TemplateFacts] | None = None
+        self._asked: dict[bool, tuple[ChatTemplate, TemplateFacts]] = {}
 
     def encode(
         self, row: Row, shape: TaskShape, *, number: int, task_id: str, ordinal: int
@@ -250,37 +249,58 @@ class PromptEncoder:
         return text, encode_text(self.tokenizer, text, special_tokens=False)
 
     def _render(self, row: Row) -> str:
-        template, facts = self._template()
+        tools = self._tools_of(row)
+        template, facts = self._template(tools=bool(tools))
+        if row.tools and tools and not facts.tools:
+            raise tools_not_shown()
         messages: list[Any] = list(row.prompt)
         if self._images is not None:
             messages = split_images(messages)[0]
         if self._agent is None or not self._agent.open:
-            return self._apply(template, facts, messages, row, generation_prompt=True)
+            return self._apply(template, facts, messages, row, tools, generation_prompt=True)
         if messages[-1]["role"] != "user":
             messages.append({"role": "user", "content": ""})
         content = messages[-1]["content"]
         marked = content + _MARK if isinstance(content, str) else [*content, {"type": "text", "text": _MARK}]
         messages[-1] = {**messages[-1], "content": marked}
-        return self._apply(template, facts, messages, row, generation_prompt=False).rpartition(_MARK)[0]
+        return self._apply(template, facts, messages, row, tools, generation_prompt=False).rpartition(_MARK)[0]
 
     def _apply(
-        self, template: ChatTemplate, facts: TemplateFacts, messages: Any, row: Row, *, generation_prompt: bool
+        self,
+        template: ChatTemplate,
+        facts: TemplateFacts,
+        messages: Any,
+        row: Row,
+        tools: Sequence[Any],
+        *,
+        generation_prompt: bool,
     ) -> str:
         fitted = fit(messages, facts)
-        text = template.render(fitted, tools=self._tools, generation_prompt=generation_prompt, **row.template_kwargs)
+        text = template.render(fitted, tools=tools, generation_prompt=generation_prompt, **row.template_kwargs)
         check_words(fitted, text)
         return text
 
-    def _template(self) -> tuple[ChatTemplate, TemplateFacts]:
+    def _tools_of(self, row: Row) -> Sequence[Any]:
+        """The tools that a row's prompt shows."""
+        if self._agent is None:
+            return row.tools
+        if row.tools and not self._agent.own:
+            raise DataError(
+                "it has tools, and the tools of its episode are those of rollout.agent",
+                hint="leave out the field `tools`, or rollout.agent",
+            )
+        return self._agent.tools
+
+    def _template(self, *, tools: bool) -> tuple[ChatTemplate, TemplateFacts]:
         """The template, that of the processor if it has one; asked with the first row that needs it."""
-        if self._asked is None:
+        if tools not in self._asked:
             own = self._images.chat_template if self._images is not None else None
             if own:
                 template = ChatTemplate(self.tokenizer, own, self._template_kwargs)
             else:
-                template = ChatTemplate.of(self.tokenizer, self._template_kwargs, tools=bool(self._tools))
-            self._asked = template, facts_of(template)
-        return self._asked
+                template = ChatTemplate.of(self.tokenizer, self._template_kwargs, tools=tools)
+            self._asked[tools] = template, facts_of(template)
+        return self._asked[tools]
 
 
 def _as_json(row: Row, field: str, value: Any) -> str:

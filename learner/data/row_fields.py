@@ -13,9 +13,9 @@ from rollmesh.learner.data.records import Record
 from rollmesh.mesh.errors import DataError
 
 # Columns in which published conversations have their system prompt; the first one with a text counts.
-_SYSTEM = ("system", "system_prompt")
+SYSTEM = ("system", "system_prompt")
 # Columns with schemas of tools; OpenAI's earlier rows have `functions`.
-_TOOLS = ("tools", "functions")
+TOOLS = ("tools", "functions")
 
 
 def value_at(record: Record, key: str) -> Any:
@@ -59,7 +59,7 @@ def tools_of(record: Record) -> list[dict[str, Any]]:
     Raises:
         DataError: they are something else.
     """
-    for key in _TOOLS:
+    for key in TOOLS:
         if tools := read_tools(record.get(key), key):
             return tools
     return []
@@ -94,7 +94,7 @@ def refuse_beside_texts(record: Record, remedy: str) -> None:
     Raises:
         DataError: it has one of these.
     """
-    key = _system_key(record) or (next(key for key in _TOOLS if record.get(key)) if tools_of(record) else None)
+    key = _system_key(record) or (next(key for key in TOOLS if record.get(key)) if tools_of(record) else None)
     if key is not None:
         raise DataError(
             f"field `{key}` belongs to a conversation, and this row has texts alone, without a template",
@@ -103,7 +103,7 @@ def refuse_beside_texts(record: Record, remedy: str) -> None:
 
 
 def _system_key(record: Record) -> str | None:
-    return next((key for key in _SYSTEM if isinstance(text := record.get(key), str) and text.strip()), None)
+    return next((key for key in SYSTEM if isinstance(text := record.get(key), str) and text.strip()), None)
 
 
 def _with_images(what: str) -> DataError:

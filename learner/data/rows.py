@@ -20,6 +20,7 @@ from rollmesh.learner.data.parts.json_texts import structure
 from rollmesh.learner.data.parts.messages import text_or_messages
 from rollmesh.learner.data.parts.turn_flags import without_flags
 from rollmesh.learner.data.records import Record
+from rollmesh.learner.data.row_fields import SYSTEM, TOOLS, refuse_beside_texts, tools_of, with_system
 from rollmesh.mesh.config.inputs import SourceSampling
 from rollmesh.mesh.errors import DataError
 
@@ -62,7 +63,7 @@ class PromptForm:
     def columns(self, names: Collection[str]) -> list[str]:
         if self.has_columns(names):
             return list(names)
-        return [name for name in (self.prompt_key, *_VERL_FIELDS) if name in names]
+        return [name for name in dict.fromkeys((self.prompt_key, *_VERL_FIELDS, *SYSTEM, *TOOLS)) if name in names]
 
     def check(self, path: Path, index: int, record: Record, names: Collection[str]) -> None:
         self.parse(path, index, record, names)
@@ -81,8 +82,11 @@ class PromptForm:
             if record.get(name) is None:
                 raise _missing(name)
         prompt = text_or_messages(record[key], key)
-        if not isinstance(prompt, str):
-            prompt = [dict(message) for message in without_flags(prompt)]
+        tools: list[dict[str, Any]] = []
+        if isinstance(prompt, str):
+            refuse_beside_texts(record, "write the prompt as messages")
+        else:
+            prompt, tools = [dict(message) for message in without_flags(with_system(prompt, record))], tools_of(record)
         given = record.get("images")
         if isinstance(given, str) and given.lstrip().startswith("["):
             given = structure(given, "images")
@@ -98,7 +102,9 @@ class PromptForm:
                 prompt, images = _with_images(prompt, given or [], folder, confined=self.confined)
             except ValueError as error:
                 raise DataError(f"field `{'images' if given else key}` {error}") from error
-        return Row(prompt, data_source, ground_truth, extra_info, images, self.template_kwargs, self.sampling, origin)
+        return Row(
+            prompt, data_source, ground_truth, extra_info, images, self.template_kwargs, self.sampling, origin, tools
+        )
 
     def _required(self, names: Collection[str]) -> list[str]:
         if self.has_columns(names):
@@ -117,6 +123,7 @@ class Row:
         template_kwargs: further arguments of the chat template.
         sampling: of responses, where its source has settings of its own.
         origin: its file, and its number there.
+        tools: schemas that the model is shown; those of an agent of Rollmesh take their place.
     """
 
     prompt: str | list[dict[str, Any]]
@@ -127,6 +134,7 @@ class Row:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     sampling: SourceSampling = field(default_factory=SourceSampling)
     origin: str = "a row"
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 def _missing(field: str) -> DataError:

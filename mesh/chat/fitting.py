@@ -27,6 +27,14 @@ def fit(messages: Sequence[Message], facts: TemplateFacts) -> list[dict[str, Any
     return [_fit(message, facts, index) for index, message in enumerate(messages)]
 
 
+def tools_not_shown() -> ChatTemplateError:
+    """The error for a row with tools whose template has no place for them."""
+    return ChatTemplateError(
+        "the row has tools, and the chat template does not show them",
+        hint="use a model with a template for tools, or remove the field `tools`",
+    )
+
+
 def _fit(message: Message, facts: TemplateFacts, index: int) -> dict[str, Any]:
     fitted = dict(message)
     role = message.get("role")
