@@ -92,6 +92,7 @@ class PairForm(_ResponseForm):
             prompt, chosen, rejected = split_prompt(chosen, rejected)
             if isinstance(chosen, str) or not prompt:
                 _check_prompt(record, prompt, chosen)
+            _check_question(chosen, rejected)
         else:
             responses = {"chosen": chosen, "rejected": rejected}
             prompt, (chosen, rejected) = divide(given, responses, self._prompt_key)
@@ -206,7 +207,7 @@ def _conversation(prompt: Text, response: Text, record: Record) -> tuple[Message
 
 
 def _check_prompt(record: Record, prompt: Text, chosen: Text) -> None:
-    """Refuses answers that stand alone: what they have in common is no prompt, and another field is."""
+    """Refuses answers that stand alone, whose common beginning is no prompt, and those that follow other questions."""
     whole = f"{prompt}{chosen}"
     asked = next((key for key in _PROMPTS if isinstance(text := record.get(key), str) and text not in whole), None)
     alone = not prompt and (isinstance(chosen, str) or chosen[0]["role"] in ANSWERS)
@@ -215,6 +216,17 @@ def _check_prompt(record: Record, prompt: Text, chosen: Text) -> None:
         raise DataError(
             "its answers stand alone, without the prompt to which they answer",
             hint=f"set data.prompt_key: {key}" if key else "data.prompt_key names the field with the prompt",
+        )
+
+
+def _check_question(chosen: Text, rejected: Text) -> None:
+    """Refuses conversations that part before an answer: a pair has two answers to one question."""
+    if isinstance(chosen, str) or isinstance(rejected, str):
+        return
+    if all(said and said[0]["role"] == "user" for said in (chosen, rejected)):
+        raise DataError(
+            "fields `chosen` and `rejected` differ in a message of the user, before any answer",
+            hint="give both the same messages before their answers, or drop the row",
         )
 
 

@@ -189,6 +189,16 @@ def test_conversations_of_one_prompt_begin_alike() -> None:
     assert pair({**record, "rejected": [SYSTEM, ASKED, NO]}) == WITH_SYSTEM
 
 
+@pytest.mark.parametrize("begun", [[], [SYSTEM], [ASKED, YES]], ids=["nothing", "system", "turn"])
+def test_answers_to_other_questions_are_no_pair(begun: list[dict[str, Any]]) -> None:
+    other = {"role": "user", "content": "how so"}
+    record = {"chosen": [*begun, ASKED, YES], "rejected": [*begun, other, NO]}
+    with pytest.raises(DataError, match="differ in a message of the user, before any answer") as caught:
+        pair(record)
+    assert "give both the same messages" in caught.value.hint
+    assert [response for _, response in pair({**record, "rejected": [*begun, ASKED, NO]})] == ["yes|", "no|"]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "chosen", "rejected"),
     [
