@@ -9,11 +9,13 @@ Invariant: a form is used only if the parser reads a call in that form as just t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rollmesh.generators.agents.tool_calls import ParsedTurn
+from rollmesh.generators.openai_server.endless_schemas import is_endless
 
 _SPACE = "SPACE"
 # Schemas say `uniqueItems`, `format` and the like, which a grammar cannot check: the tool does.
@@ -21,6 +23,8 @@ _OPTIONS = {"lenient": True, "whitespace_pattern": r"[ \n]{0,2}"}
 _DEFINITIONS = ("$defs", "definitions")
 # Beside these a schema's own properties are not all there are.
 _COMBINED = {"allOf", "anyOf", "oneOf", "$ref", "if", "patternProperties", "unevaluatedProperties"}
+# Quotes, tags and rows in a name would be read as marks around it.
+_NAME = re.compile(r"[\w.:/@-]+(?: [\w.:/@-]+)*")
 _PROBE = ("f", {"a": "x"})
 
 
@@ -101,6 +105,17 @@ def find_form(parse: Callable[[str], ParsedTurn], template: str) -> CallForm | N
         if not parsed.content and [(call.name, call.arguments) for call in parsed.valid] == [_PROBE]:
             return form
     return None
+
+
+def tools_fault(tools: Sequence[Mapping[str, Any]]) -> str:
+    """The reason why no answer could call one of some tools; empty for none."""
+    for tool in tools:
+        function = tool["function"]
+        if not _NAME.fullmatch(function["name"]):
+            return f"the name {function['name'][:64]!r} is more than letters, digits and hyphens"
+        if is_endless(function.get("parameters") or {}):
+            return f"that of {function['name']!r} refers to itself, and no value of it ends"
+    return ""
 
 
 def call_grammar(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rollmesh.generators.agents.chat_template import ChatRenderer, as_unicode, longest_token
 from rollmesh.generators.agents.tool_calls import typed_arguments
 from rollmesh.generators.engines.token_grammar import stands_by_id
-from rollmesh.generators.openai_server.call_grammar import call_grammar, find_form
+from rollmesh.generators.openai_server.call_grammar import call_grammar, find_form, tools_fault
 from rollmesh.generators.openai_server.chat_codec import ParsedAnswer, TooLongError
 from rollmesh.generators.openai_server.conversations.messages import Message
 from rollmesh.generators.openai_server.errors import ApiError
@@ -166,7 +166,7 @@ class TemplateChatCodec:
         grammar = call_grammar(
             form, tools, self._special_id, many=many, thoughts=known[0] if known else None, opened=bool(opening)
         )
-        if error := LLMatcher.validate_grammar(grammar):
+        if error := tools_fault(tools) or LLMatcher.validate_grammar(grammar):
             first = error.partition("\n")[0]
             raise ApiError(400, f"tool_choice: the schemas of the tools have no grammar: {first}", param="tools")
         return grammar
