@@ -96,7 +96,7 @@ class _Turns:
                     hint="take the marks out of the template, and its turns are found without them, or mark every turn",
                 )
             if turn in marked or not self._facts.marks:
-                before = self._prompt(turn)
+                before = self._prompt(turn) if turn else self._before_first(text)
                 if not text.startswith(before):
                     # As nothing follows, the turn can stand after its true prompt.
                     return self._composed(turn, before, spans)
@@ -137,9 +137,17 @@ class _Turns:
         return [*words_of(message), *(str(call.get("name", "")) for call in calls)]
 
     def _prompt(self, turn: int) -> str:
-        if not turn:
-            return ""
         return self._template.render(self._messages[:turn], tools=self._tools, generation_prompt=True)
+
+    def _before_first(self, text: str) -> str:
+        """The beginning of a conversation whose first message is a turn, up to the words of it.
+
+        Many templates write no prompt without a message: what they add to one stands before every turn.
+        """
+        asked = fit([{"role": "user", "content": "?"}], self._facts)
+        prompt = self._template.render(asked, tools=self._tools, generation_prompt=True)
+        added = prompt.removeprefix(self._template.render(asked, tools=self._tools))
+        return text[: text.find(added) + len(added)] if added != prompt and added in text else ""
 
     def _end(self, turn: int, text: str) -> int:
         """The place in the whole text at which a turn ends."""

@@ -35,6 +35,8 @@ _SAME = 4
 # Put before a template, it writes the formats of times in the places of these.
 _TELLS_FORMATS = "{% macro strftime_now(format) %}[[time {{ format }}]]{% endmacro %}"
 _FORMATS, _TIME_OF_DAY = re.compile(r"\[\[time (.*?)\]\]"), re.compile(r"%[-_0^#]?[HIMSfpcXTRrskl]")
+# Characters of a probe: more than any template has to say.
+_LONGEST = 1 << 20
 _IDS = ("call_0123456789abcdef01234567", "abc123DEF")
 _Forms = Mapping[str, tuple[ContentForm, ...]]
 _known: dict[bytes, TemplateFacts] = {}
@@ -111,7 +113,7 @@ class _Probe:
                 break
         else:
             # In the plainest form, for the template's own words about it.
-            self.template.render(self._said("text", "text")[:2])
+            self._need(self._said("text", "text")[:2])
             raise ChatTemplateError(
                 "the chat template writes no conversation of a user and an assistant with the words of both",
                 hint="use the template of another model: this one loses texts",
@@ -234,12 +236,18 @@ class _Probe:
         text = self._try([user], tools=[_TOOL], generation_prompt=True)
         return text is not None and _TOOL_NAME in text
 
-    def _need(self, messages: Sequence[Message]) -> str:
-        return self.template.render(messages)
+    def _need(self, messages: Sequence[Message], **how: Any) -> str:
+        text = self.template.render(messages, **how)
+        if len(text) > _LONGEST:
+            raise ChatTemplateError(
+                f"the chat template writes {len(text)} characters for a conversation of {len(messages)} short messages",
+                hint="use the template of another model",
+            )
+        return text
 
     def _try(self, messages: Sequence[Message], **how: Any) -> str | None:
         try:
-            return self.template.render(messages, **how)
+            return self._need(messages, **how)
         except ChatTemplateError:
             return None
 

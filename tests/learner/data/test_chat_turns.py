@@ -29,6 +29,7 @@ FORGETFUL = (
     "{% for m in messages %}[{{ m.role[0] }}]{% if loop.last and m.role == 'assistant' %}so: {% endif %}"
     "{{ m.content }}|{% endfor %}" + _PROMPT
 )
+NO_EMPTY = "{% if messages[0].role %}" + PLAIN + "{% endif %}"
 CHAT = [
     {"role": "user", "content": "hi"},
     {"role": "assistant", "content": "one"},
@@ -93,6 +94,12 @@ def test_a_template_that_changes_earlier_turns_trains_the_last_one_alone() -> No
     with pytest.raises(DataError, match="message 1 otherwise") as caught:
         trained_text(FORGETFUL, [1, 3])
     assert "data.train_on: last" in caught.value.hint
+
+
+@pytest.mark.parametrize("template", [PLAIN, LINES, ANOTHER_END, NO_EMPTY])
+def test_a_turn_that_begins_a_conversation_is_trained_without_its_header(template: str) -> None:
+    end = "<e>" if template == ANOTHER_END else "|"
+    assert trained_text(template, [0, 2], CHAT[1:]) == f"one{end}two{end}"
 
 
 def test_a_turn_without_text_is_trained_to_end() -> None:

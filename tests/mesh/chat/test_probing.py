@@ -154,3 +154,8 @@ def test_a_template_that_writes_a_conversation_in_several_ways_is_refused(writte
 
 def test_a_template_may_write_the_date() -> None:
     assert facts("{{ strftime_now('%Y-%m-%d') }}" + of.CHATML).prompt_is_prefix
+
+
+def test_a_template_that_writes_without_measure_is_refused() -> None:
+    with pytest.raises(ChatTemplateError, match="for a conversation of 2 short messages"):
+        facts("{{ 'a' * 2000000 }}" + of.CHATML)
