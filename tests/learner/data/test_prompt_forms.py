@@ -49,6 +49,13 @@ def test_a_text_that_was_rendered_before_gets_no_second_begin_token(text: str) -
     assert tokenizer.decode(tokens.ids[tokens.trained]) == " world<|im_end|>"
 
 
+@pytest.mark.parametrize("ended", ["", "<|im_end|>", "<|im_end|>\n"])
+def test_a_text_that_was_rendered_before_has_one_end(ended: str) -> None:
+    tokenizer = of.tokenizer_for(of.CHATML)
+    tokens = continuation(tokenizer, "<|user|>hello<|im_end|>\n<|assistant|>", "world" + ended)
+    assert tokenizer.decode(tokens.ids[tokens.trained]) == "world<|im_end|>"
+
+
 @pytest.mark.parametrize("prompt", ["a\ud800b", [{"role": "user", "content": "a\ud800b"}]], ids=["text", "messages"])
 def test_half_of_a_surrogate_pair_is_refused_by_name(prompt: Any) -> None:
     with pytest.raises(DataError, match="half of a surrogate pair at character"):
