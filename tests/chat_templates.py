@@ -58,8 +58,38 @@ NINE_LETTERS = CHATML.replace(
 )
 ARGUMENTS_AS_TEXT = CHATML.replace("{{ c.function.arguments | tojson }}", "{{ '' ~ c.function.arguments }}")
 DEFAULT_SYSTEM = "{% if messages[0].role != 'system' %}<|system|>Be kind.<|im_end|>\n{% endif %}" + CHATML
+# Prompts have a system message that conversations lack.
+DEFAULT_IN_PROMPTS = (
+    "{% if add_generation_prompt and messages[0].role != 'system' %}<|system|>Be kind.<|im_end|>\n{% endif %}" + CHATML
+)
 LOSES_SYSTEM = (
     _EACH.replace("<|", "{% if m.role != 'system' %}<|", 1) + "{{ m.content }}<|im_end|>{% endif %}{% endfor %}" + ASK
+)
+ROLES = ("user", "assistant", "system", "developer", "tool")
+# As Qwen's: other roles than these are written nowhere, and a late system message is none of them.
+KNOWN_ROLES = (
+    "{% if messages[0].role == 'system' %}<|system|>{{ messages[0].content }}<|im_end|>\n{% endif %}"
+    + CHATML.replace(
+        _EACH, "{% for m in messages %}{% if m.role in ('user', 'assistant', 'tool') %}<|{{ m.role }}|>", 1
+    ).replace("\n{% endfor %}" + ASK, "\n{% endif %}{% endfor %}" + ASK)
+)
+TWO_ROLES = LOSES_SYSTEM.replace("m.role != 'system'", "m.role in ('user', 'assistant')")
+# All that is not the user's is the assistant's.
+TWO_SPEAKERS = (
+    "{% for m in messages %}<|{{ 'user' if m.role == 'user' else 'assistant' }}|>{{ m.content }}<|im_end|>{% endfor %}"
+    + ASK
+)
+CALLS_ALONE = CHATML.replace("{{ m.content or '' }}", "{{ '' if m.tool_calls else m.content }}")
+ONE_CALL = CHATML.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
+THOUGHTS_APART = CHATML.replace(
+    "{{ m.content or '' }}",
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content or '' }}",
+)
+DROPS_THOUGHTS = CHATML.replace("{{ m.content or '' }}", "{{ (m.content or '').split('</think>')[-1] }}")
+# `shout` and documents are arguments of the template; `think: false` closes the thoughts that a prompt opens.
+ARGUMENTS = (
+    "{% for d in documents or [] %}<|system|>{{ d.text }}<|im_end|>{% endfor %}{{ 'LOUD ' if shout }}"
+    + OPENS_THOUGHTS.replace("<think>\n{% endif %}", "{% if enable_thinking != false %}<think>\n{% endif %}{% endif %}")
 )
 
 

@@ -39,7 +39,7 @@ async def _vllm(pipe: Connection, plan: Plan) -> None:
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from rollmesh.generators.engines.vllm.sampling import to_vllm
+    from rollmesh.generators.engines.vllm.jobs.sampling import to_vllm
 
     arguments = engine_arguments(plan.model, settings, context=plan.context, tokenizer=True)
     del arguments["weight_transfer_config"]

@@ -50,7 +50,7 @@ from rollmesh.mesh.config.scorers.cache import CacheSection
 from rollmesh.mesh.rpc.server import new_server
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.cache.cache import ScoreCache
-from rollmesh.reward_service.scorers import math_value
+from rollmesh.reward_service.scorers.mathematics import math_value
 from rollmesh.reward_service.scoring.engine import ScoringEngine
 from rollmesh.reward_service.server.server import RewardServer
 from tests.faults.world import prepare_data
@@ -244,7 +244,8 @@ def _false_rewards(fault: Fault, samples: Path) -> list[str]:
 
 def _graded(response: str, truth: str) -> float:
     """The score by the scorer itself, without a cache: `20C` is 20 to it."""
-    return float(math_value.grade(response, truth).correct)
+    graded = math_value.grade(response, truth)
+    return float(graded is not None and graded.correct)
 
 
 # ------------------------------------------------------------------------------------------------ the world around

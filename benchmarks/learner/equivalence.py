@@ -265,13 +265,14 @@ class Case:
     moved: float
 
 
-def make_case(folder: Path, architecture: str, setting: Setting) -> Case:
+def make_case(folder: Path, architecture: str, setting: Setting, groups: Sequence[int] = _GROUPS) -> Case:
     """Writes a model, and trains it with transformers and torch alone.
 
     Args:
         folder: to write.
         architecture: of `tiny_models`.
         setting: what is trained, and how.
+        groups: of each step's batch; as many as the first has are not trained.
     """
     save_model(folder, architecture)
     factory = AutoModelForImageTextToText if architecture in WITH_IMAGES else AutoModelForCausalLM
@@ -279,14 +280,14 @@ def make_case(folder: Path, architecture: str, setting: Setting) -> Case:
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     plain = _Plain(model, setting.router or RouterSection())
 
-    def make(seed: int, groups: int = 6, *, shared: bool = True) -> list[TrainSequence]:
-        sequences = make_sequences(seed, groups) if shared else make_sequences(seed, MEMBERS * groups)[::MEMBERS]
+    def make(seed: int, count: int, *, shared: bool = True) -> list[TrainSequence]:
+        sequences = make_sequences(seed, count) if shared else make_sequences(seed, MEMBERS * count)[::MEMBERS]
         return plain.routed(
             sequences if architecture not in WITH_IMAGES else _with_images(model, sequences, seed), seed
         )
 
-    batches = [_near(plain, make(seed, groups, shared=setting.shared), seed) for seed, groups in enumerate(_GROUPS)]
-    unseen = make(len(_GROUPS))
+    batches = [_near(plain, make(seed, count, shared=setting.shared), seed) for seed, count in enumerate(groups)]
+    unseen = make(len(groups), groups[0])
     if setting.lora is not None:
         _add_products(model, setting.lora)
     reference = _train_plainly(plain, batches, unseen)

@@ -70,13 +70,13 @@ def tokenizer_of(source: str) -> PreTrainedTokenizerFast:
     return made
 
 
-def survey(path: Path) -> Surveyed:
+def survey(name: str, source: str) -> Surveyed:
     """Asks a template, and encodes conversations with it."""
-    tokenizer = tokenizer_of(path.read_text(encoding="utf-8"))
+    tokenizer = tokenizer_of(source)
     try:
         facts = facts_of(ChatTemplate.of(tokenizer))
     except RollmeshError as error:
-        return Surveyed(path.stem, None, "", *[f"refused: {error.message}"] * 3)
+        return Surveyed(name, None, "", *[f"refused: {error.message}"] * 3)
     answer = {"role": "assistant", "content": _ANSWER}
     if facts.opened_thoughts:
         closing = thoughts_end(facts.opened_thoughts)
@@ -104,7 +104,7 @@ def survey(path: Path) -> Surveyed:
 
     single, every = _tried(sft), _tried(sft_all)
     of_turns = "trains" if every == single == "trains" else f"the last turn: {single}" if single != every else single
-    return Surveyed(path.stem, facts, _parser(tokenizer.chat_template, facts), of_turns, single, _tried(run))
+    return Surveyed(name, facts, _parser(tokenizer.chat_template, facts), of_turns, single, _tried(run))
 
 
 def _parser(source: str, facts: TemplateFacts) -> str:
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="page whose table is written")
     options = parser.parse_args()
     paths = sorted({path for folder in options.folders for path in folder.rglob("*.jinja")}, key=lambda path: path.stem)
-    found = [survey(path) for path in paths]
+    found = [survey(path.stem, path.read_text(encoding="utf-8")) for path in paths]
     rows = [row(one) for one in found]
     print(table(HEADER, rows))
     print(summary(found))

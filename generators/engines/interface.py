@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from rollmesh.generators.engines.adapters import WeightSet
 from rollmesh.generators.engines.errors import EngineError
@@ -40,9 +40,6 @@ from rollmesh.generators.engines.types import (
 )
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-
-if TYPE_CHECKING:
-    pass
 
 
 class EngineListener(Protocol):

@@ -1,7 +1,8 @@
 """Conversations become token ids and a mask of what the model itself says, exact to the token.
 
 A template that marks the model's words with `{% generation %}` says which characters they are. Other templates are
-rendered twice. A turn is then what the conversation with it has beyond its prompt, generation prompt included.
+rendered twice. A turn is then what the conversation with it has beyond its prompt, generation prompt included. Of many
+turns, only the first and the last are found so, if the marks of the template tell the same of these: `counted_turns`.
 
 A turn is trained with the token that ends it, also if the mark leaves it out or the template writes none. Nothing is
 trained that a template adds after that token: no model ever samples it.
@@ -13,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rollmesh.mesh.chat.facts import TemplateFacts
-from rollmesh.mesh.chat.fitting import fit, tools_not_shown
-from rollmesh.mesh.chat.probing import facts_of
-from rollmesh.mesh.chat.template import ChatTemplate, Span, special_texts
-from rollmesh.mesh.chat.thoughts import thoughts_end
+from rollmesh.mesh.chat.arguments import TemplatesByArguments
+from rollmesh.mesh.chat.asking import AskedTemplate
+from rollmesh.mesh.chat.counting import counted_turns
+from rollmesh.mesh.chat.template import Span, special_texts
+from rollmesh.mesh.chat.thoughts import thoughts_end, thoughts_of, thoughts_within
 from rollmesh.mesh.chat.words import check_words, words_of
 from rollmesh.mesh.errors import ChatTemplateError
 from rollmesh.mesh.masked_text import MaskedTokens, tokenize_spans
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 Messages = Sequence[Mapping[str, Any]]
 # Characters of words in an error.
 _SHOWN = 60
+# Turns that are rendered in any case.
+_RENDERED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,53 +44,75 @@ class ChatEncoder:
 
     tokenizer: PreTrainedTokenizerBase
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    _asked: dict[bool, tuple[ChatTemplate, TemplateFacts]] = field(default_factory=dict, init=False, repr=False)
+    _templates: TemplatesByArguments = field(init=False, repr=False, compare=False)
 
-    def encode(self, messages: Messages, turns: Sequence[int], tools: Sequence[Any] | None = None) -> MaskedTokens:
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_templates", TemplatesByArguments(self.tokenizer, self.template_kwargs))
+
+    def encode(
+        self,
+        messages: Messages,
+        turns: Sequence[int],
+        tools: Sequence[Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> MaskedTokens:
         """A conversation, with some of its turns to train.
 
         Args:
             messages: all of them, with `role` and `content`.
             turns: indices of the assistant's messages to train, ascending.
             tools: schemas of tools that the template shows.
+            arguments: of the template, for this conversation.
 
         Raises:
             ChatTemplateError: there is no template, it cannot write these messages, or it changes earlier ones when
                 later ones come.
         """
-        text, spans = self.render(messages, turns, tools)
+        text, spans = self.render(messages, turns, tools, arguments)
         return tokenize_spans(self.tokenizer, text, spans, special_tokens=False)
 
     def render(
-        self, messages: Messages, turns: Sequence[int], tools: Sequence[Any] | None = None
+        self,
+        messages: Messages,
+        turns: Sequence[int],
+        tools: Sequence[Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
     ) -> tuple[str, list[Span]]:
         """A conversation as text, with the characters of some turns, each up to the end of the token that ends it.
 
         Args, Raises: see `encode`.
         """
-        if (asked := self._asked.get(bool(tools))) is None:
-            template = ChatTemplate.of(self.tokenizer, self.template_kwargs, tools=bool(tools))
-            asked = self._asked[bool(tools)] = template, facts_of(template)
-        return _Turns(*asked, messages, tools).render(turns)
+        return _Turns(self._templates.of_row(arguments or {}, tools=bool(tools)), messages, tools).render(turns)
 
 
 class _Turns:
     """The turns of one conversation."""
 
-    def __init__(
-        self, template: ChatTemplate, facts: TemplateFacts, messages: Messages, tools: Sequence[Any] | None
-    ) -> None:
-        if tools and not facts.tools:
-            raise tools_not_shown()
-        self._template, self._facts, self._tools = template, facts, tools
-        self._messages = fit(
-            [{name: value for name, value in message.items() if value is not None} for message in messages], facts
+    def __init__(self, asked: AskedTemplate, messages: Messages, tools: Sequence[Any] | None) -> None:
+        self._template, self._facts, self._tools = asked.template, asked.facts, tools
+        self._messages = asked.fit(
+            [{name: value for name, value in message.items() if value is not None} for message in messages], tools
         )
 
     def render(self, turns: Sequence[int]) -> tuple[str, list[Span]]:
         """See `ChatEncoder.render`."""
         text, marked = self._whole()
         check_words(self._messages, text)
+        counted = counted_turns(text, self._messages, self._facts) if len(turns) > _RENDERED else {}
+        if counted:
+            # With all that comes after the first turn, and before the last one.
+            ends = [turns[0], turns[-1]]
+            found = self._rendered(text, marked, ends, {})[1]
+            if len(found) != len(ends) or any(
+                counted.get(turn, span) != span for turn, span in zip(ends, found, strict=True)
+            ):
+                counted = {}
+        return self._rendered(text, marked, turns, counted)
+
+    def _rendered(
+        self, text: str, marked: Mapping[int, Span], turns: Sequence[int], counted: Mapping[int, Span]
+    ) -> tuple[str, list[Span]]:
+        """Turns as renderings of the conversation up to each of them tell, but for those that are counted."""
         spans: list[Span] = []
         for turn in turns:
             if self._facts.marks and turn not in marked and self._says(turn):
@@ -96,13 +121,30 @@ class _Turns:
                     hint="take the marks out of the template, and its turns are found without them, or mark every turn",
                 )
             if turn in marked or not self._facts.marks:
+                if turn in counted:
+                    start, end = counted[turn]
+                    spans.append((max(start, marked[turn][0]), marked[turn][1]) if turn in marked else (start, end))
+                    continue
                 before = self._prompt(turn) if turn else self._before_first(text)
                 if not text.startswith(before):
                     # As nothing follows, the turn can stand after its true prompt.
                     return self._composed(turn, before, spans)
                 start, end = marked.get(turn) or (len(before), self._end(turn, text))
                 spans.append((max(start, len(before)), end))
+        for turn, (start, end) in zip(turns, spans, strict=False):
+            self._check_said(turn, text[start:end])
         return self._with_ends(text, spans, turns)
+
+    def _check_said(self, turn: int, said: str) -> None:
+        """Refuses a turn of which the template leaves thoughts out; of the rest it is known that all is written."""
+        message = self._messages[turn]
+        thoughts = [thoughts_of(message), *thoughts_within(message.get("content"))]
+        if any(thought.strip() not in said for thought in thoughts):
+            raise ChatTemplateError(
+                f"message {turn} has thoughts, and the chat template does not write them",
+                hint="remove them, or use a template that writes them: `rollmesh data check --template` tells the "
+                "field from which it does",
+            )
 
     def _whole(self) -> tuple[str, dict[int, Span]]:
         """The conversation, and the characters of the turns that the template marks."""
@@ -140,14 +182,9 @@ class _Turns:
         return self._template.render(self._messages[:turn], tools=self._tools, generation_prompt=True)
 
     def _before_first(self, text: str) -> str:
-        """The beginning of a conversation whose first message is a turn, up to the words of it.
-
-        Many templates write no prompt without a message: what they add to one stands before every turn.
-        """
-        asked = fit([{"role": "user", "content": "?"}], self._facts)
-        prompt = self._template.render(asked, tools=self._tools, generation_prompt=True)
-        added = prompt.removeprefix(self._template.render(asked, tools=self._tools))
-        return text[: text.find(added) + len(added)] if added != prompt and added in text else ""
+        """The beginning of a conversation whose first message is a turn: many templates write no prompt without one."""
+        header = self._facts.generation_prompt
+        return text[: text.index(header) + len(header)] if header in text else ""
 
     def _end(self, turn: int, text: str) -> int:
         """The place in the whole text at which a turn ends."""
@@ -173,12 +210,14 @@ class _Turns:
 
     def _composed(self, turn: int, before: str, spans: list[Span]) -> tuple[str, list[Span]]:
         """The last turn after a prompt that opens its thoughts, which the template leaves out of what it writes."""
-        if not self._facts.prompt_is_prefix and not self._facts.opened_thoughts:
+        is_alone = turn + 1 == len(self._messages) and not spans
+        if not self._facts.opened_thoughts and (is_alone or not self._facts.prompt_is_prefix):
             raise ChatTemplateError(
-                f"the prompt of message {turn} is not how the chat template writes the conversation before it",
-                hint="use the template of another model, or rows whose prompt and response are plain texts",
+                f"the chat template writes a prompt for message {turn} that is not how the conversation begins",
+                hint="give the row a system message of its own, if the template adds one to prompts alone; or use "
+                "another template",
             )
-        if turn + 1 < len(self._messages) or spans:
+        if not is_alone:
             raise self._written_otherwise(turn)
         said = _with_thoughts(self._messages[turn], self._facts.opened_thoughts)
         if said is None:
@@ -226,7 +265,6 @@ def _with_thoughts(message: Mapping[str, Any], opened: str) -> str | None:
     content = message.get("content") or ""
     if not opened or not isinstance(content, str) or message.get("tool_calls"):
         return None
-    thoughts = message.get("reasoning_content") or message.get("reasoning")
-    if isinstance(thoughts, str):
+    if thoughts := thoughts_of(message):
         return f"{thoughts.strip()}\n{closing}\n\n{content}"
     return content.lstrip().removeprefix(opened) if closing in content else None

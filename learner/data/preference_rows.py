@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from rollmesh.learner.batching.types import TrainSequence
-from rollmesh.learner.data.chat_turns import ChatEncoder, Messages
+from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.data.examples import Example, ExampleForm, sequence_from, sequence_of
 from rollmesh.learner.data.parts.answers import ANSWERS, Text, as_messages, divide, split_last_answer, split_prompt
+from rollmesh.learner.data.parts.messages import same_message
+from rollmesh.learner.data.parts.shown_tools import shown_tools, tools_of
+from rollmesh.learner.data.parts.template_arguments import read_template_arguments
 from rollmesh.learner.data.parts.turn_flags import trained_turns, without_flags
 from rollmesh.learner.data.records import Record
-from rollmesh.learner.data.row_fields import read_field, refuse_beside_texts, tools_of, value_at, with_system
-from rollmesh.learner.data.supervised_rows import fit
+from rollmesh.learner.data.row_fields import read_field, refuse_beside_texts, value_at, with_system
+from rollmesh.learner.data.supervised_rows import Conversation, fit
 from rollmesh.mesh.config.trainers.sections import RowsSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.masked_text import MaskedTokens, continuation, tokenize_spans
@@ -64,7 +66,8 @@ class _ResponseForm(ExampleForm):
         if isinstance(prompt, str) and isinstance(response, str):
             tokens = continuation(self._chat.tokenizer, prompt, response)
         else:
-            tokens = self._chat.encode(*_conversation(prompt, response, record))
+            found = _conversation(prompt, response, record)
+            tokens = self._chat.encode(found.messages, found.turns, found.tools, found.arguments)
         fitting = self._fit(tokens)
         return None if fitting is None else sequence_of(fitting)
 
@@ -92,10 +95,10 @@ class PairForm(_ResponseForm):
             prompt, chosen, rejected = split_prompt(chosen, rejected)
             if isinstance(chosen, str) or not prompt:
                 _check_prompt(record, prompt, chosen)
-            _check_question(chosen, rejected)
         else:
             responses = {"chosen": chosen, "rejected": rejected}
             prompt, (chosen, rejected) = divide(given, responses, self._prompt_key)
+        _check_beginnings(chosen, rejected)
         for response in (chosen, rejected):
             _check_beside(prompt, response, record)
         return prompt, chosen, rejected
@@ -130,8 +133,8 @@ class ScoredPairForm(PairForm):
                 tokenizer, prompt + response, [(len(prompt), len(prompt + response))], special_tokens=True
             )
         else:
-            messages, turns, tools = _conversation(prompt, response, record)
-            text, spans = self._chat.render(messages, turns[-1:], tools)
+            found = _conversation(prompt, response, record)
+            text, spans = self._chat.render(found.messages, found.turns[-1:], found.tools, found.arguments)
             if not spans:
                 return None
             (first, last) = spans[0]
@@ -199,15 +202,17 @@ def scored_at_its_end(tokens: MaskedTokens) -> TrainSequence | None:
     return sequence_from(tokens.ids[: places[0]], response, mask)
 
 
-def _conversation(prompt: Text, response: Text, record: Record) -> tuple[Messages, list[int], Sequence[Any] | None]:
-    """A prompt and a response as messages, the places of the turns to train, and the row's tools."""
+def _conversation(prompt: Text, response: Text, record: Record) -> Conversation:
+    """A prompt and a response as messages; those of the response are trained."""
     said = as_messages(response, "assistant")
-    messages = with_system([*(as_messages(prompt, "user") if prompt else []), *said], record)
-    return without_flags(messages), trained_turns(messages, len(messages) - len(said)), tools_of(record) or None
+    whole = with_system([*(as_messages(prompt, "user") if prompt else []), *said], record)
+    turns = trained_turns(whole, len(whole) - len(said))
+    messages, tools = shown_tools(tools_of(record), without_flags(whole))
+    return Conversation(messages, turns, tools or None, read_template_arguments(record))
 
 
 def _check_prompt(record: Record, prompt: Text, chosen: Text) -> None:
-    """Refuses answers that stand alone, whose common beginning is no prompt, and those that follow other questions."""
+    """Refuses answers that stand alone: what they have in common is no prompt, and another field is."""
     whole = f"{prompt}{chosen}"
     asked = next((key for key in _PROMPTS if isinstance(text := record.get(key), str) and text not in whole), None)
     alone = not prompt and (isinstance(chosen, str) or chosen[0]["role"] in ANSWERS)
@@ -219,15 +224,17 @@ def _check_prompt(record: Record, prompt: Text, chosen: Text) -> None:
         )
 
 
-def _check_question(chosen: Text, rejected: Text) -> None:
-    """Refuses conversations that part before an answer: a pair has two answers to one question."""
-    if isinstance(chosen, str) or isinstance(rejected, str):
+def _check_beginnings(chosen: Text, rejected: Text) -> None:
+    """Refuses conversations that differ before the first answer: one prompt would not have been given the other's."""
+    if isinstance(chosen, str) or isinstance(rejected, str) or same_message(chosen[0], rejected[0]):
         return
-    if all(said and said[0]["role"] == "user" for said in (chosen, rejected)):
-        raise DataError(
-            "fields `chosen` and `rejected` differ in a message of the user, before any answer",
-            hint="give both the same messages before their answers, or drop the row",
-        )
+    for name, response in (("chosen", chosen), ("rejected", rejected)):
+        if response[0]["role"] not in ANSWERS:
+            raise DataError(
+                f"fields `chosen` and `rejected` differ before an answer: `{name}` has a message of the role "
+                f"{response[0]['role']} that the other one has not",
+                hint="give both the same messages before the answer",
+            )
 
 
 def _check_beside(prompt: Text, response: Text, record: Record) -> None:

@@ -23,10 +23,8 @@ import numpy as np
 from rollmesh.learner.data.images import MARK, load_images, split_images
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.agent_tools import agent_schemas
-from rollmesh.mesh.chat.facts import TemplateFacts
-from rollmesh.mesh.chat.fitting import fit, tools_not_shown
-from rollmesh.mesh.chat.probing import facts_of
-from rollmesh.mesh.chat.template import ChatTemplate
+from rollmesh.mesh.chat.arguments import TemplatesByArguments
+from rollmesh.mesh.chat.asking import AskedTemplate
 from rollmesh.mesh.chat.words import check_words
 from rollmesh.mesh.config.inputs import SourceSampling
 from rollmesh.mesh.errors import DataError, PayloadError
@@ -146,7 +144,9 @@ class PromptEncoder:
         self._max_tokens = max_prompt_tokens
         self._template_kwargs = dict(template_kwargs)
         self._agent = agent
-        self._asked: dict[bool, tuple[ChatTemplate, TemplateFacts]] = {}
+        # The processor's template goes before the tokenizer's.
+        own = images.chat_template if images is not None else None
+        self._templates = TemplatesByArguments(tokenizer, template_kwargs, source=own or "")
 
     def encode(
         self, row: Row, shape: TaskShape, *, number: int, task_id: str, ordinal: int
@@ -241,6 +241,11 @@ class PromptEncoder:
                     "it holds a string, but tools and environments need chat messages",
                     hint='write the prompt as [{"role": "user", "content": ...}]',
                 )
+            if row.tools and self._agent is None:
+                raise DataError(
+                    "it has tools, and its prompt is a text, which shows none",
+                    hint="write the prompt as messages, or remove the field `tools`",
+                )
             text = row.prompt if self._images is None else row.prompt.replace(MARK, self._images.token)
             return text, encode_text(self.tokenizer, text)
         if not row.prompt:
@@ -250,57 +255,44 @@ class PromptEncoder:
 
     def _render(self, row: Row) -> str:
         tools = self._tools_of(row)
-        template, facts = self._template(tools=bool(tools))
-        if row.tools and tools and not facts.tools:
-            raise tools_not_shown()
+        if self._agent is not None and not row.template_kwargs.items() <= self._template_kwargs.items():
+            raise DataError(
+                f"it has chat_template_kwargs of its own: {', '.join(row.template_kwargs)}",
+                hint="all turns of an agent are written with data.chat_template_kwargs: set them there, and leave the "
+                "row's out",
+            )
+        asked = self._templates.of_row(row.template_kwargs, tools=bool(tools))
         messages: list[Any] = list(row.prompt)
         if self._images is not None:
             messages = split_images(messages)[0]
         if self._agent is None or not self._agent.open:
-            return self._apply(template, facts, messages, row, tools, generation_prompt=True)
+            return self._written(asked, messages, tools, generation_prompt=True)
         if messages[-1]["role"] != "user":
             messages.append({"role": "user", "content": ""})
         content = messages[-1]["content"]
         marked = content + _MARK if isinstance(content, str) else [*content, {"type": "text", "text": _MARK}]
         messages[-1] = {**messages[-1], "content": marked}
-        return self._apply(template, facts, messages, row, tools, generation_prompt=False).rpartition(_MARK)[0]
+        return self._written(asked, messages, tools, generation_prompt=False).rpartition(_MARK)[0]
 
-    def _apply(
-        self,
-        template: ChatTemplate,
-        facts: TemplateFacts,
-        messages: Any,
-        row: Row,
-        tools: Sequence[Any],
-        *,
-        generation_prompt: bool,
+    @staticmethod
+    def _written(
+        asked: AskedTemplate, messages: Sequence[Any], tools: Sequence[Any] | None, *, generation_prompt: bool
     ) -> str:
-        fitted = fit(messages, facts)
-        text = template.render(fitted, tools=tools, generation_prompt=generation_prompt, **row.template_kwargs)
+        fitted = asked.fit(messages, tools)
+        text = asked.template.render(fitted, tools=tools, generation_prompt=generation_prompt)
         check_words(fitted, text)
         return text
 
-    def _tools_of(self, row: Row) -> Sequence[Any]:
-        """The tools that a row's prompt shows."""
-        if self._agent is None:
-            return row.tools
-        if row.tools and not self._agent.own:
+    def _tools_of(self, row: Row) -> list[Any] | None:
+        """The tools that the prompt of a row shows: an agent's, or the row's own."""
+        if self._agent is None or self._agent.own:
+            return list(row.tools) or None
+        if row.tools and list(row.tools) != list(self._agent.tools):
             raise DataError(
-                "it has tools, and the tools of its episode are those of rollout.agent",
-                hint="leave out the field `tools`, or rollout.agent",
+                "it has tools of its own, and an agent calls those of rollout.agent",
+                hint="leave the row's tools out, or name that column otherwise",
             )
-        return self._agent.tools
-
-    def _template(self, *, tools: bool) -> tuple[ChatTemplate, TemplateFacts]:
-        """The template, that of the processor if it has one; asked with the first row that needs it."""
-        if tools not in self._asked:
-            own = self._images.chat_template if self._images is not None else None
-            if own:
-                template = ChatTemplate(self.tokenizer, own, self._template_kwargs)
-            else:
-                template = ChatTemplate.of(self.tokenizer, self._template_kwargs, tools=tools)
-            self._asked[tools] = template, facts_of(template)
-        return self._asked[tools]
+        return list(self._agent.tools) or None
 
 
 def _as_json(row: Row, field: str, value: Any) -> str:

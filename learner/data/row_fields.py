@@ -8,14 +8,13 @@ from typing import Any
 from rollmesh.learner.data.chat_turns import Messages
 from rollmesh.learner.data.parts.json_texts import kind_of
 from rollmesh.learner.data.parts.messages import text_of, text_or_messages
-from rollmesh.learner.data.parts.tools import read_tools
+from rollmesh.learner.data.parts.shown_tools import TOOL_FIELDS, tools_of
+from rollmesh.learner.data.parts.template_arguments import FIELDS, read_template_arguments
 from rollmesh.learner.data.records import Record
 from rollmesh.mesh.errors import DataError
 
 # Columns in which published conversations have their system prompt; the first one with a text counts.
-SYSTEM = ("system", "system_prompt")
-# Columns with schemas of tools; OpenAI's earlier rows have `functions`.
-TOOLS = ("tools", "functions")
+SYSTEM_FIELDS = ("system", "system_prompt")
 
 
 def value_at(record: Record, key: str) -> Any:
@@ -53,16 +52,9 @@ def read_field(record: Record, key: str) -> str | Messages:
     return found
 
 
-def tools_of(record: Record) -> list[dict[str, Any]]:
-    """Schemas of the row's tools, see `parts.tools`; empty without any.
-
-    Raises:
-        DataError: they are something else.
-    """
-    for key in TOOLS:
-        if tools := read_tools(record.get(key), key):
-            return tools
-    return []
+def system_field(record: Record) -> str | None:
+    """The field with the row's system prompt; None without one."""
+    return next((key for key in SYSTEM_FIELDS if isinstance(text := record.get(key), str) and text.strip()), None)
 
 
 def with_system(messages: Messages, record: Record) -> Messages:
@@ -71,7 +63,7 @@ def with_system(messages: Messages, record: Record) -> Messages:
     Raises:
         DataError: the conversation has another one.
     """
-    key = _system_key(record)
+    key = system_field(record)
     if key is None:
         return messages
     if not messages or messages[0]["role"] != "system":
@@ -85,7 +77,7 @@ def with_system(messages: Messages, record: Record) -> Messages:
 
 
 def refuse_beside_texts(record: Record, remedy: str) -> None:
-    """Refuses a row of texts with tools or a system prompt, which no template would show.
+    """Refuses a row of texts with a system prompt, tools or arguments of a template, which none would show.
 
     Args:
         record: the row.
@@ -94,16 +86,14 @@ def refuse_beside_texts(record: Record, remedy: str) -> None:
     Raises:
         DataError: it has one of these.
     """
-    key = _system_key(record) or (next(key for key in TOOLS if record.get(key)) if tools_of(record) else None)
+    key = system_field(record) or (next(key for key in TOOL_FIELDS if record.get(key)) if tools_of(record) else None)
+    if key is None and any(read_template_arguments(record).values()):
+        key = next(key for key in FIELDS if record.get(key))
     if key is not None:
         raise DataError(
             f"field `{key}` belongs to a conversation, and this row has texts alone, without a template",
             hint=f"{remedy}, or leave {key} out",
         )
-
-
-def _system_key(record: Record) -> str | None:
-    return next((key for key in SYSTEM if isinstance(text := record.get(key), str) and text.strip()), None)
 
 
 def _with_images(what: str) -> DataError:

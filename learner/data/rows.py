@@ -18,9 +18,11 @@ from typing import Any
 from rollmesh.learner.data.images import MARK, ImageSource, image_source, split_images
 from rollmesh.learner.data.parts.json_texts import structure
 from rollmesh.learner.data.parts.messages import text_or_messages
+from rollmesh.learner.data.parts.shown_tools import TOOL_FIELDS, schemas_of, shown_tools
+from rollmesh.learner.data.parts.template_arguments import FIELDS, read_template_arguments
 from rollmesh.learner.data.parts.turn_flags import without_flags
 from rollmesh.learner.data.records import Record
-from rollmesh.learner.data.row_fields import SYSTEM, TOOLS, refuse_beside_texts, tools_of, with_system
+from rollmesh.learner.data.row_fields import SYSTEM_FIELDS, system_field, with_system
 from rollmesh.mesh.config.inputs import SourceSampling
 from rollmesh.mesh.errors import DataError
 
@@ -30,7 +32,7 @@ _FORM_HINT = (
 )
 # Columns that hold the ground truth in TRL's form unless another one is named; the first one counts.
 _TRUTHS = ("ground_truth", "answer", "solution")
-_VERL_FIELDS = ("data_source", "reward_model", "extra_info", "images")
+_VERL_FIELDS = ("data_source", "reward_model", "extra_info", "images", *FIELDS, *TOOL_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class PromptForm:
     def columns(self, names: Collection[str]) -> list[str]:
         if self.has_columns(names):
             return list(names)
-        return [name for name in dict.fromkeys((self.prompt_key, *_VERL_FIELDS, *SYSTEM, *TOOLS)) if name in names]
+        return [name for name in dict.fromkeys((self.prompt_key, *_VERL_FIELDS, *SYSTEM_FIELDS)) if name in names]
 
     def check(self, path: Path, index: int, record: Record, names: Collection[str]) -> None:
         self.parse(path, index, record, names)
@@ -82,11 +84,22 @@ class PromptForm:
             if record.get(name) is None:
                 raise _missing(name)
         prompt = text_or_messages(record[key], key)
-        tools: list[dict[str, Any]] = []
+        arguments = read_template_arguments(record)
         if isinstance(prompt, str):
-            refuse_beside_texts(record, "write the prompt as messages")
+            tools = schemas_of(record)
+            if any(arguments.values()):
+                raise DataError(
+                    f"its prompt is a text, and `{' and '.join(arguments)}` is for a chat template",
+                    hint=f"write the prompt as messages, or leave {' and '.join(arguments)} out",
+                )
+            if (system := system_field(record)) is not None:
+                raise DataError(
+                    f"its prompt is a text, and `{system}` is for a conversation",
+                    hint=f"write the prompt as messages, or leave {system} out",
+                )
         else:
-            prompt, tools = [dict(message) for message in without_flags(with_system(prompt, record))], tools_of(record)
+            read, tools = shown_tools(schemas_of(record), with_system(without_flags(prompt), record))
+            prompt = [dict(message) for message in read]
         given = record.get("images")
         if isinstance(given, str) and given.lstrip().startswith("["):
             given = structure(given, "images")
@@ -102,9 +115,8 @@ class PromptForm:
                 prompt, images = _with_images(prompt, given or [], folder, confined=self.confined)
             except ValueError as error:
                 raise DataError(f"field `{'images' if given else key}` {error}") from error
-        return Row(
-            prompt, data_source, ground_truth, extra_info, images, self.template_kwargs, self.sampling, origin, tools
-        )
+        arguments = {**self.template_kwargs, **arguments}
+        return Row(prompt, data_source, ground_truth, extra_info, images, arguments, self.sampling, origin, tools)
 
     def _required(self, names: Collection[str]) -> list[str]:
         if self.has_columns(names):
@@ -123,7 +135,7 @@ class Row:
         template_kwargs: further arguments of the chat template.
         sampling: of responses, where its source has settings of its own.
         origin: its file, and its number there.
-        tools: schemas that the model is shown; those of an agent of Rollmesh take their place.
+        tools: schemas that the prompt shows.
     """
 
     prompt: str | list[dict[str, Any]]

@@ -7,18 +7,20 @@ the chat template ends them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rollmesh.learner.data.chat_turns import ChatEncoder, Messages
 from rollmesh.learner.data.examples import Example, ExampleForm, sequence_of
 from rollmesh.learner.data.parts.answers import Text, as_messages, divide
 from rollmesh.learner.data.parts.messages import read_messages
+from rollmesh.learner.data.parts.shown_tools import shown_tools, tools_of
+from rollmesh.learner.data.parts.template_arguments import read_template_arguments
 from rollmesh.learner.data.parts.tools import holds_calls, read_calls
 from rollmesh.learner.data.parts.turn_flags import trained_turns, without_flags
 from rollmesh.learner.data.records import Record
-from rollmesh.learner.data.row_fields import read_field, refuse_beside_texts, tools_of, value_at, with_system
+from rollmesh.learner.data.row_fields import read_field, refuse_beside_texts, value_at, with_system
 from rollmesh.mesh.config.trainers.sections import SupervisedRowsSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.masked_text import MaskedTokens, continuation
@@ -53,11 +55,13 @@ class Conversation:
         messages: all of them.
         turns: indices of the assistant's messages that are trained.
         tools: schemas of tools that the template shows.
+        arguments: further ones of the template.
     """
 
     messages: Messages
     turns: Sequence[int]
     tools: Sequence[Any] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 class SupervisedForm(ExampleForm):
@@ -108,7 +112,7 @@ class SupervisedForm(ExampleForm):
     def encode(self, record: Record) -> Example | None:
         found = self.read(record)
         if isinstance(found, Conversation):
-            tokens = self._chat.encode(found.messages, found.turns, found.tools)
+            tokens = self._chat.encode(found.messages, found.turns, found.tools, found.arguments)
         else:
             tokens = continuation(self._chat.tokenizer, found.prompt, found.response)
         fitting = fit(tokens, self._section.max_tokens, self._section.on_long)
@@ -127,7 +131,8 @@ class SupervisedForm(ExampleForm):
         if self._section.train_on == "last":
             last = max(place for place, message in enumerate(messages) if message["role"] == "assistant")
             turns = [turn for turn in turns if turn == last]
-        return Conversation(without_flags(messages), turns, tools_of(record) or None)
+        messages, tools = shown_tools(tools_of(record), without_flags(messages))
+        return Conversation(messages, turns, tools or None, read_template_arguments(record))
 
 
 def _messages(record: Record, key: str) -> Messages:

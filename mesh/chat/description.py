@@ -33,6 +33,10 @@ def describe(facts: TemplateFacts) -> Iterator[tuple[str, str]]:
         )
     if "system" not in facts.contents:
         yield "system message", "refused or lost: put its words into the user's message"
+    elif "developer" not in facts.contents:
+        yield "developer message", "written as a system message"
+    if facts.thoughts_field:
+        yield "thoughts apart from contents", f"written, from `{facts.thoughts_field}`"
     if facts.default_system:
         yield "without a system message", repr(facts.default_system[:_SHOWN])
     if facts.alternates:

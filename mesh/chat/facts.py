@@ -28,12 +28,14 @@ class TemplateFacts:
 
     Attributes:
         contents: forms in which each role's content reaches the text, the simpler one first; a role that is refused
-            or lost is missing.
+            or lost is missing. So is `developer` if it is written as a user's, an assistant's or a tool's.
         end: see there.
         begin: whether conversations begin with the begin token.
         marks: the assistant's words are marked with `{% generation %}`: with their end, without it, or not at all.
         prompt_is_prefix: whether a conversation begins with the prompt of its last turn, generation prompt included.
+        generation_prompt: the text that is added to a conversation for the next turn.
         opened_thoughts: the mark with which the generation prompt opens thoughts; empty: it opens none.
+        thoughts_field: the field of a message whose thoughts reach the text of the last turn; empty: none does.
         drops_thoughts: whether the thoughts of a turn vanish once another message follows.
         rewrites: whether a turn is written otherwise once another message follows, its thoughts apart.
         trims: whether white space around contents vanishes.
@@ -50,7 +52,9 @@ class TemplateFacts:
     begin: bool = False
     marks: Literal["with the end", "without the end", ""] = ""
     prompt_is_prefix: bool = True
+    generation_prompt: str = ""
     opened_thoughts: str = ""
+    thoughts_field: str = ""
     drops_thoughts: bool = False
     rewrites: bool = False
     trims: bool = False

@@ -9,6 +9,7 @@ from typing import Any
 
 from rollmesh.mesh.chat.facts import ContentForm, TemplateFacts
 from rollmesh.mesh.chat.template import Message
+from rollmesh.mesh.chat.thoughts import THOUGHT_FIELDS, thoughts_of
 from rollmesh.mesh.errors import ChatTemplateError
 
 _LETTERS_OF_ID = 9
@@ -27,25 +28,32 @@ def fit(messages: Sequence[Message], facts: TemplateFacts) -> list[dict[str, Any
     return [_fit(message, facts, index) for index, message in enumerate(messages)]
 
 
-def tools_not_shown() -> ChatTemplateError:
-    """The error for a row with tools whose template has no place for them."""
+def not_written(index: int, role: str, facts: TemplateFacts) -> ChatTemplateError:
+    """The error for a message of which the template writes nothing."""
+    known = ", ".join(facts.contents)
+    remedies = {
+        "system": "put the words of a system message into the user's",
+        "developer": "put the words of a system message into the user's",
+        "tool": "use a template for tools",
+    }
     return ChatTemplateError(
-        "the row has tools, and the chat template does not show them",
-        hint="use a model with a template for tools, or remove the field `tools`",
+        f"message {index} has the role {role}, and the chat template does not write it",
+        hint=remedies.get(role, f"give it a role that the template writes: {known}"),
     )
 
 
 def _fit(message: Message, facts: TemplateFacts, index: int) -> dict[str, Any]:
     fitted = dict(message)
-    role = message.get("role")
-    forms = facts.contents.get("system" if role == "developer" else str(role), ())
-    if not forms and role in ("system", "tool"):
-        raise ChatTemplateError(
-            f"message {index} has the role {role}, and the chat template does not write it",
-            hint="put the words of a system message into the user's"
-            if role == "system"
-            else "use a template for tools",
-        )
+    role = str(message.get("role"))
+    if role == "developer" and role not in facts.contents:
+        # Providers read it as a system message wherever they know no developer.
+        role = fitted["role"] = "system"
+    forms = facts.contents.get(role, ())
+    if role not in ("system", "tool"):
+        # A role that was not asked about is written as all are, if at all.
+        forms = forms or facts.contents["user"]
+    elif not forms:
+        raise not_written(index, str(message["role"]), facts)
     if "content" in message:
         fitted["content"] = _content(message["content"], forms, index)
     if calls := message.get("tool_calls"):
@@ -55,6 +63,9 @@ def _fit(message: Message, facts: TemplateFacts, index: int) -> dict[str, Any]:
                 hint="use a template for tools, or rows without calls",
             )
         fitted["tool_calls"] = [_call(call, facts) for call in calls]
+    if facts.thoughts_field and facts.thoughts_field not in message and (thoughts := thoughts_of(message)):
+        fitted = {name: value for name, value in fitted.items() if name not in THOUGHT_FIELDS}
+        fitted[facts.thoughts_field] = thoughts
     if facts.nine_letter_ids and isinstance(given := message.get("tool_call_id"), str):
         fitted["tool_call_id"] = _nine_letters(given)
     return fitted

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rollmesh.mesh.chat.facts import ContentForm, TemplateFacts, TurnEnd
 from rollmesh.mesh.chat.template import ChatTemplate, Message, special_texts
-from rollmesh.mesh.chat.thoughts import THOUGHT_MARKS, opened_thoughts
+from rollmesh.mesh.chat.thoughts import THOUGHT_FIELDS, THOUGHT_MARKS, opened_thoughts
 from rollmesh.mesh.errors import ChatTemplateError
 
 # Neither Python, JSON nor HTML writes them as they are, so that they are missed in a text where one does.
@@ -67,7 +67,8 @@ class _Probe:
         self._check_stable([user, answer], alone)
         followed = self._try([user, answer, following])
         prompt = self._try([user], generation_prompt=True)
-        opened = opened_thoughts(prompt.removeprefix(self._try([user]) or "")) if prompt is not None else ""
+        asked = self._try([user])
+        added = (prompt or "").removeprefix(asked or "")
         form, nine, call = self._call(forms)
         first = self._end(alone, followed)
         end = self._with_end_of_calls(first, alone, forms, form, nine)
@@ -78,7 +79,9 @@ class _Probe:
             begin=bool(begin := self.template.tokenizer.bos_token) and alone.startswith(str(begin)),
             marks=self._marks([user, answer]),
             prompt_is_prefix=prompt is not None and alone.startswith(prompt),
-            opened_thoughts=opened,
+            generation_prompt=added if asked is not None and prompt == asked + added else "",
+            opened_thoughts=opened_thoughts(added),
+            thoughts_field=next((name for name in THOUGHT_FIELDS if self._writes_thoughts(user, answer, name)), ""),
             drops_thoughts=self._drops_thoughts(forms),
             rewrites=followed is not None and not followed.startswith(_through_end(alone, first)),
             trims=self._trims(forms),
@@ -123,6 +126,7 @@ class _Probe:
             "user": [form for form in _FORMS if self._arrives(self._said(form, answer)[:2], _USER, _ANSWER)],
             "assistant": [form for form in _FORMS if self._arrives(self._said(user, form)[:2], _USER, _ANSWER)],
             "system": [f for f in _FORMS if self._arrives([_message("system", _SYSTEM, f), *said], _SYSTEM, _USER)],
+            "developer": [form for form in _FORMS if self._takes_developer(form, said)],
         }
         forms = {role: tuple(found) for role, found in taken.items() if found}
         results = (self._tool_use(forms, form, {_KEY: _VALUE}, _IDS[1]) for form in _FORMS)
@@ -130,6 +134,12 @@ class _Probe:
             f for f, use in zip(_FORMS, results, strict=True) if self._arrives(use, _RESULT, tools=[_TOOL])
         )
         return forms | ({"tool": answered} if answered else {})
+
+    def _takes_developer(self, form: ContentForm, said: Sequence[Message]) -> bool:
+        if not self._arrives([_message("developer", _SYSTEM, form), *said], _SYSTEM, _USER):
+            return False
+        text = self._try([_message("developer", _SYSTEM, form), *said])
+        return all(text != self._try([_message(role, _SYSTEM, form), *said]) for role in ("user", "assistant", "tool"))
 
     def _arrives(self, messages: Sequence[Message], *words: str, **how: Any) -> bool:
         """Whether a rendering has each word, once, as it is."""
@@ -205,6 +215,9 @@ class _Probe:
             return ""
         end = _first(said.rpartition(_ANSWER)[2], special_texts(self.template.tokenizer))
         return "with the end" if end else "without the end"
+
+    def _writes_thoughts(self, user: Message, answer: Message, name: str) -> bool:
+        return self._arrives([user, {**answer, name: _THOUGHT}], _THOUGHT, _ANSWER)
 
     def _drops_thoughts(self, forms: _Forms) -> bool:
         user, _, following = self._said(forms["user"][0], forms["assistant"][0])

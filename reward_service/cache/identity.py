@@ -19,7 +19,7 @@ from rollmesh.reward_service.function_kind import FunctionKind
 from rollmesh.reward_service.function_spec import FunctionSpec, label_of
 from rollmesh.reward_service.loading import is_path, split_arguments
 from rollmesh.reward_service.scorers import takes_option
-from rollmesh.reward_service.scorers.graders import versions
+from rollmesh.reward_service.scorers.versions import versions_with_packages
 
 _SCORER, _SCORE = b"rollmesh scorer1", b"rollmesh score 1"
 
@@ -111,7 +111,7 @@ def identity_of(spec: FunctionSpec) -> Identity | str:
         return Identity(names, _scorer(*names, str(version)), sees_all=True)
     location, option = split_arguments(spec)[0].rpartition(":")[0], spec.partition(":")[2]
     if takes_option(spec) or not is_path(spec):
-        used = [f"{package} {version}" for package, version in versions([spec]).items()]
+        used = [f"{package} {version}" for package, version in versions_with_packages([spec]).items()]
         return _of_file(Path(option), spec, *used) if os.path.isfile(option) else Identity(names, _scorer(spec, *used))
     if not location.endswith(".py"):
         return "only functions in a file of their own, FILE.py:FUNCTION, have a version"

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rollmesh.mesh.chat.thoughts import after_thoughts
 from rollmesh.mesh.text import bounded
 from rollmesh.reward_service.judge.errors import AnswerError
 
 # Characters of an answer that are looked at, and of a reason that are kept.
 _LONGEST = 256 << 10
 _REASON = 2000
-_AFTER_THOUGHTS = "</think>"
 _WINS = {"first": 1.0, "tie": 0.5, "second": 0.0}
 
 
@@ -102,7 +102,7 @@ def _fields(answer: str) -> Mapping[str, Any]:
     """The JSON object in an answer, also in a fenced block or after thoughts."""
     if len(answer) > _LONGEST:
         raise AnswerError(f"{len(answer)} characters, {_LONGEST} are read")
-    text = answer.rpartition(_AFTER_THOUGHTS)[2]
+    text = after_thoughts(answer)
     begin, end = text.find("{"), text.rfind("}")
     if begin < 0 or end < begin:
         raise AnswerError("no JSON object in the answer")

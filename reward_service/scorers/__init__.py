@@ -22,18 +22,15 @@ from rollmesh.reward_service.scorers import (
     auto,
     environment,
     exact_match,
-    graders,
     gsm8k,
     gsm8k_text,
-    math_dapo,
-    math_string,
-    math_value,
     none,
     qa,
     strings,
 )
 from rollmesh.reward_service.scorers.forms import choice, json_schema, regex
 from rollmesh.reward_service.scorers.instructions import ifeval
+from rollmesh.reward_service.scorers.mathematics import math_dapo, math_string, math_value, self_test
 
 ItemScorer = Callable[[RewardItem], Outcome]
 
@@ -89,17 +86,17 @@ LINEAR = frozenset(
 
 
 def is_linear(name: str, data_source: str) -> bool:
-    """True if a scorer's time is linear for items of a source; see above."""
+    """Whether a scorer's time is linear for items of a source; see above."""
     return name in LINEAR or (name == "auto" and auto.scorer_of(data_source) is not math_value.score)
 
 
 def reads_mathematics(name: str) -> bool:
-    """True if a scorer hands items to math-verify, all or those of some sources."""
+    """Whether a scorer hands items to math-verify, all or those of some sources."""
     return name in ("auto", "math")
 
 
 def takes_option(spec: object) -> bool:
-    """True if a reward function is a scorer with an option."""
+    """Whether a reward function is a scorer with an option."""
     name, colon, _ = str(spec).partition(":")
     return bool(colon) and name in WITH_OPTION
 
@@ -114,6 +111,6 @@ def prepare(name: str, *, tested: bool) -> None:
         RewardError: it grades otherwise here than where it was tested.
     """
     if reads_mathematics(name):
-        graders.load_library() if tested else graders.self_test()
+        self_test.load_library() if tested else self_test.run()
     if name.partition(":")[0] in ("json_schema", "json_schema_fraction"):
         json_schema.load_library()

@@ -1,4 +1,4 @@
-"""Phrases that announce an answer, in the languages in which models write, and the thoughts that come before it."""
+"""Phrases that announce an answer, in the languages in which models write."""
 
 # ruff: noqa: RUF001  # marks that look like ASCII ones
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-# At most so much of a row is an answer.
+# Characters of a line that may be an answer.
 _LONGEST = 400
 _IS = r"(?:is|was|would be|should be|must be|has to be|can only be)"
 # A wrong answer is announced too, and so is one that is not chosen.
@@ -70,11 +70,10 @@ _ANNOUNCED = (
     *((words, _compiled(phrase + _MARK)) for words, phrase in _UNSPACED),
 )
 """Words in small letters, without one of which a pattern cannot match, and the pattern."""
-_END_OF_THOUGHTS = "</think>"
 
 
 def announced(text: str) -> list[tuple[int, str]]:
-    """The texts that phrases of a text announce, up to the ends of their rows, with the places where they begin.
+    """The texts that phrases of a text announce, up to the ends of their lines, with the places where they begin.
 
     Args:
         text: with plain marks (`numbers.plain_marks`); its length is the caller's concern.
@@ -89,9 +88,3 @@ def announced(text: str) -> list[tuple[int, str]]:
         if any(word in small for word in words)
         for match in pattern.finditer(text)
     )
-
-
-def after_thoughts(response: str) -> str:
-    """The text after the thoughts of a response; all of it where it has none, or nothing after them."""
-    _, _, said = response.rpartition(_END_OF_THOUGHTS)
-    return said if said.strip() else response

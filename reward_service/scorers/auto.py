@@ -16,11 +16,10 @@ from rollmesh.reward_service.scorers import (
     environment,
     exact_match,
     gsm8k,
-    math_dapo,
-    math_value,
     qa,
     strings,
 )
+from rollmesh.reward_service.scorers.mathematics import math_dapo, math_value
 
 # Scorer -> the data_sources that are its: those of verl's datasets, of their publishers, and of this package.
 _NAMES: Mapping[str, str] = {

@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
+from rollmesh.mesh.chat.thoughts import after_thoughts
 from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
-from rollmesh.reward_service.scorers.announcements import after_thoughts, announced
+from rollmesh.reward_service.scorers.announcements import announced
 from rollmesh.reward_service.scorers.boxes import last_braced_box, one_answer
 from rollmesh.reward_service.scorers.numbers import LONGEST, NUMBER, parse_number, plain_marks
 from rollmesh.reward_service.scorers.truths import TruthError, compares_with, shown
@@ -63,9 +64,8 @@ def number_of(truth: Any) -> Fraction:
 @compares_with(number_of)
 def score(item: RewardItem, truth: Fraction) -> Outcome:
     """1.0 or 0.0; unscorable where the ground truth holds no number. Full solutions are accepted as ground truth."""
-    said = after_thoughts(item.response)
-    answer = _answer(said)
-    if answer is None and said is not item.response:
+    answer = _answer(after_thoughts(item.response))
+    if answer is None:
         answer = _answer(item.response)
     correct = float(answer == truth)
     components = {"correct": correct, "format": float(_MARK in item.response)}
@@ -75,8 +75,8 @@ def score(item: RewardItem, truth: Fraction) -> Outcome:
 def _answer(response: str) -> Fraction | None:
     """The number that is said most clearly to be the answer; None without a number."""
     text = _SIGN_BEFORE_CURRENCY.sub(r"\1", plain_marks(response))
-    said = next((number for place in _places(text) if (number := _number(place)) is not None), None)
-    return _last_number(text) if said is None else said
+    announced_number = next((number for place in _places(text) if (number := _number(place)) is not None), None)
+    return _last_number(text) if announced_number is None else announced_number
 
 
 def _places(text: str) -> Iterator[str]:
@@ -86,36 +86,35 @@ def _places(text: str) -> Iterator[str]:
     if (boxed := last_braced_box(tail)) is not None:
         yield boxed
     # In `the answer is that each of the 3 gets 14` the number is not what is announced.
-    yield from (said for _, said in reversed(announced(tail)) if _AT_ONCE.match(said))
+    yield from (text for _, text in reversed(announced(tail)) if _AT_ONCE.match(text))
 
 
 def _number(text: str) -> Fraction | None:
     """The number with which a text that is an answer begins: the result of a calculation, else its first number."""
-    row = next(filter(_DIGIT.search, text.split("\n", 20)), "")[:LONGEST]
-    row = _plain_numbers(row)
-    number = NUMBER.search(row)
-    if number is not None and _CALCULATION.match(row, number.start()):
-        results = [side for side in row.split("=")[1:] if not _OPERATOR.search(side) and NUMBER.search(side)]
-        row = results[-1] if results else row
-        number = NUMBER.search(row)
+    line = _plain_numbers(next(filter(_DIGIT.search, text.split("\n", 20)), "")[:LONGEST])
+    number = NUMBER.search(line)
+    if number is not None and _CALCULATION.match(line, number.start()):
+        results = [side for side in line.split("=")[1:] if not _OPERATOR.search(side) and NUMBER.search(side)]
+        line = results[-1] if results else line
+        number = NUMBER.search(line)
     if number is None:
         return None
-    if (mixed := _MIXED.match(row, number.start())) is not None:
+    if (mixed := _MIXED.match(line, number.start())) is not None:
         return int(mixed[1]) + Fraction(int(mixed[2]), int(mixed[3]))
-    wide = _WIDE.match(row, number.start())
+    wide = _WIDE.match(line, number.start())
     return parse_number((wide or number)[0])
 
 
-def _plain_numbers(row: str) -> str:
-    """A row whose numbers are spelled as `numbers` knows them."""
-    row = _FRACTION.sub(lambda part: f"{part[1]}{' ' * bool(part[1])}{part[2]}/{part[3]}", row).replace("{,}", ",")
-    row = _SIGN_OF_FRACTION.sub(
-        lambda part: f"{part[1]}{' ' * bool(part[1])}{unicodedata.normalize('NFKC', part[2]).replace('⁄', '/')}", row
+def _plain_numbers(line: str) -> str:
+    """A line whose numbers are spelled as `numbers` knows them."""
+    line = _FRACTION.sub(lambda part: f"{part[1]}{' ' * bool(part[1])}{part[2]}/{part[3]}", line).replace("{,}", ",")
+    line = _SIGN_OF_FRACTION.sub(
+        lambda part: f"{part[1]}{' ' * bool(part[1])}{unicodedata.normalize('NFKC', part[2]).replace('⁄', '/')}", line
     )
-    row = _POWER.sub(lambda power: f"{power[1]}e{power[2] or power[3]}", row)
-    row = _POWER_ALONE.sub(lambda power: f"1e{power[1] or power[2]}", row)
-    row = _APOSTROPHES.sub(lambda number: re.sub("['’]", "", number[0]), row)
-    return _DECIMAL_COMMA.sub(lambda number: f"{number[1].replace('.', '')}.{number[2]}", row)
+    line = _POWER.sub(lambda power: f"{power[1]}e{power[2] or power[3]}", line)
+    line = _POWER_ALONE.sub(lambda power: f"1e{power[1] or power[2]}", line)
+    line = _APOSTROPHES.sub(lambda number: re.sub("['’]", "", number[0]), line)
+    return _DECIMAL_COMMA.sub(lambda number: f"{number[1].replace('.', '')}.{number[2]}", line)
 
 
 def _last_number(text: str) -> Fraction | None:

@@ -99,6 +99,6 @@ def score(item: RewardItem, truths: Sequence[str]) -> Outcome:
     """1.0 or 0.0 by exact match, with the components `format` and `f1`; unscorable without an accepted answer."""
     answer = extract(item.response)
     best = max(overlap(answer, truth).f1 for truth in truths)
-    right = grade(item.response, truths) > 0
-    read = normalize(truths[0] if right else answer or "")
-    return Scored(grade(item.response, truths), {"format": float(answer is not None), "f1": best}, answer=read)
+    total = grade(item.response, truths)
+    read = normalize(truths[0] if total > 0 else answer or "")
+    return Scored(total, {"format": float(answer is not None), "f1": best}, answer=read)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from rollmesh.reward_service.scorers import auto
+from rollmesh.reward_service.scorers.mathematics import self_test
 
 VERSIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -46,3 +47,15 @@ def versions_of(functions: Iterable[str]) -> dict[str, str]:
     if "auto" in names:
         names |= {*auto.SCORERS, "environment"}
     return {name: VERSIONS[name] for name in sorted(names & VERSIONS.keys())}
+
+
+def versions_with_packages(functions: Iterable[str]) -> dict[str, str]:
+    """Versions of the scorers among reward functions, and with `math` those of the packages that it uses.
+
+    The version of `rollmesh` comes first; empty without a scorer.
+    """
+    scorers = versions_of(functions)
+    if not scorers:
+        return {}
+    used = self_test.packages() if "math" in scorers else {}
+    return {"rollmesh": self_test.installed_version("rollmesh"), **scorers, **used}

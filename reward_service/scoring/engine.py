@@ -37,7 +37,7 @@ from rollmesh.reward_service.outcomes import (
     to_proto,
 )
 from rollmesh.reward_service.scorers import is_linear, reads_mathematics
-from rollmesh.reward_service.scorers.graders import check_versions
+from rollmesh.reward_service.scorers.mathematics.self_test import check_versions
 from rollmesh.reward_service.scorers.versions import versions_of
 from rollmesh.reward_service.scoring.calls import FunctionCalls, OnOutcome, PlacedFunction
 from rollmesh.reward_service.scoring.request import Request

@@ -7,10 +7,14 @@ import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rollmesh.launcher.placement.visible import has_driver, visible_devices
 from rollmesh.learner.data.dataset import open_rows
+from rollmesh.learner.data.parts.messages import text_or_messages
+from rollmesh.learner.data.prompts import PromptEncoder
 from rollmesh.learner.data.records import Record
+from rollmesh.learner.data.rows import Row
 from rollmesh.learner.model_files.checks import check_model_files, declared_context, read_model_config, tensor_shapes
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.inputs import DataSource
@@ -121,7 +125,8 @@ def look_at_data(path: str, model: ModelLook) -> DataLook:
             f"{path}: no field looks like a prompt (there are: {', '.join(names)})",
             hint="rows need the prompt as a text or as chat messages; data.prompt_key names its field",
         )
-    chats = isinstance(records[0][prompt_key], list)
+    prompts = [_prompt(f"{path}, row {index}", record, prompt_key) for index, record in enumerate(records)]
+    chats = not isinstance(prompts[0], str)
     if chats and model.chats is False:
         raise DataError(
             f"{path}: prompts are chat messages, and the tokenizer of {model.path} has no chat template",
@@ -136,7 +141,7 @@ def look_at_data(path: str, model: ModelLook) -> DataLook:
         verl,
         chats,
         tuple(sources),
-        _longest(records, prompt_key, model),
+        _longest(prompts, model),
         len(source),
     )
 
@@ -150,19 +155,20 @@ def look_at_machine() -> MachineLook:
     return MachineLook(available_cores(), devices)
 
 
-def _longest(records: Iterable[Record], key: str, model: ModelLook) -> int | None:
-    """Tokens of the longest prompt; None where the tokenizer is not here."""
+def _prompt(origin: str, record: Record, key: str) -> str | list[dict[str, Any]]:
+    try:
+        return text_or_messages(record[key], key)
+    except DataError as error:
+        raise DataError(f"{origin}: {error.message}", hint=error.hint) from error
+
+
+def _longest(prompts: Iterable[str | list[dict[str, Any]]], model: ModelLook) -> int | None:
+    """Tokens of the longest prompt; None if the tokenizer is not here."""
     folder = Path(model.path).expanduser()
     if not folder.is_dir():
         return None
-    tokenizer = load_tokenizer(folder)
-    longest = 0
-    for record in records:
-        prompt = record[key]
-        if isinstance(prompt, list):
-            prompt = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-        longest = max(longest, len(tokenizer(str(prompt), add_special_tokens=False)["input_ids"]))
-    return longest
+    encoder = PromptEncoder(load_tokenizer(folder), max_prompt_tokens=0, template_kwargs={})
+    return max(len(encoder.ids(Row(prompt, "", None, {}))) for prompt in prompts)
 
 
 class _AnyRecord:

@@ -18,12 +18,11 @@ from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.judge.judge import judge_version
 from rollmesh.reward_service.judge.templates import Template
 from rollmesh.reward_service.routing import split_routes
-from rollmesh.reward_service.scorers.graders import versions
-from rollmesh.reward_service.scorers.versions import versions_of
+from rollmesh.reward_service.scorers.versions import versions_of, versions_with_packages
 from rollmesh.reward_service.served_model.options import told_version
 
 _ASK = (
-    "import json, sys; from rollmesh.reward_service.scorers.graders import versions; "
+    "import json, sys; from rollmesh.reward_service.scorers.versions import versions_with_packages as versions; "
     "print(json.dumps(versions(sys.argv[1:])))"
 )
 _DEADLINE_S = 30.0
@@ -55,7 +54,7 @@ def _by_name(config: Config, names: Sequence[str]) -> dict[str, str]:
     reward = config.reward
     python = config.rollout.python if reward.in_process else reward.python
     if python is None:
-        return versions(names)
+        return versions_with_packages(names)
     try:
         done = subprocess.run(
             [str(python), "-c", _ASK, *names], capture_output=True, text=True, timeout=_DEADLINE_S, check=True

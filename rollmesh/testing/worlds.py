@@ -35,7 +35,7 @@ from rollmesh.mesh.runtime.ranks import environment_of
 # A process has one such server. Tests that may start it first import these too.
 IMPORTED_ONCE = (
     "rollmesh.testing.worlds",
-    "rollmesh.learner.engines.fsdp2.language_model",
+    "rollmesh.testing.imported_models",
     "rollmesh.testing.imported_megatron",
 )
 # For what hangs: other programs may have the cores.

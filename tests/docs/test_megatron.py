@@ -135,7 +135,10 @@ def test_the_choice_of_an_engine_names_models_as_the_plan_finds_them() -> None:
         assert found[model][2] != NO_ROOM
 
 
-@pytest.mark.parametrize(("model", "devices"), [("qwen3-30b-a3b", "8"), ("llama-3.1-8b", "64")])
+@pytest.mark.parametrize(
+    ("model", "devices"),
+    [pytest.param("qwen3-30b-a3b", "8", marks=pytest.mark.exhaustive), ("llama-3.1-8b", "64")],
+)
 def test_the_commands_below_the_table_print_its_rows(model: str, devices: str) -> None:
     (written,) = [cells for name, count, *cells in LAYOUTS if (name.lower(), count) == (model, devices)]
     page = PAGE.partition("<!-- layouts: end -->")[2].partition("\n## ")[0].replace("\\\n", "")

@@ -46,6 +46,7 @@ def test_calls_of_a_calculator_are_trained(tmp_path: Path, monkeypatch: pytest.M
     assert all(called > 0 for called in run.metric("agent/tool_calls/mean"))
 
 
+@pytest.mark.exhaustive
 def test_games_are_trained(tmp_path: Path) -> None:
     data = tmp_path / "data"
     guessing.main(["--out", str(data), "--warm-steps", "30"])

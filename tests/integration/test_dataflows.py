@@ -14,8 +14,9 @@ _DEMO = "examples/demo/demo.yaml"
 _STEPS = 24
 
 
+@pytest.mark.exhaustive
 def test_a_student_comes_closer_to_its_teacher(warm_data: Path, demo_data: Path, tmp_path: Path) -> None:
-    """The teacher: the same model, supervised for longer."""
+    """The teacher: the same model, supervised for longer. That a mesh trains it: tests/learner/live."""
     run = train(
         *(_DEMO, demo_data, tmp_path),
         rollout__n=4,

@@ -28,8 +28,14 @@ OPTIONS = {
 }
 
 
+# SGLang's processes end, listen and outlive poison in tests/generators/engines/sglang too.
+_TIERS = {"vllm": (), "sglang": (pytest.mark.exhaustive,)}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", [pytest.param(name, marks=pytest.mark.engine(name)) for name in OPTIONS])
+@pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=(pytest.mark.engine(name), *tier)) for name, tier in _TIERS.items()]
+)
 def test_an_engine_samples_what_is_rewarded(
     start_mesh: Callable[..., MeshRun], warm_data: Path, tmp_path: Path, engine: str
 ) -> None:

@@ -1,19 +1,21 @@
 """`rollmesh run` on other people's models, data and rewards: sharded bfloat16, BPE, chat messages in JSONL, and a
-reward function that does what none should. Installed from a wheel, and started among modules of the user's that are
-called as its parts are.
+reward function that does what none should. Once more from a wheel, among modules of the user's that are called as its
+parts are; that these are never imported: test_wheel.py.
 
 The architecture whose weights go through most hands: experts, whose tensors the library regroups. That every
 architecture computes alike in generator and learner: tests/generators/engines, tests/learner/engines.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.generators.engines import tiny
-from tests.integration.mesh import audit
+from tests.integration.mesh import MeshRun, audit
 from tests.integration.wheel import unpack, write_namesakes
 
 _TEMPLATE = (
@@ -59,8 +61,18 @@ def _model(folder: Path) -> Path:
     return folder
 
 
+def _from_a_wheel(built: Path, folder: Path) -> dict[str, Any]:
+    return {
+        "env": {"PYTHONPATH": str(unpack(built, folder / "site"))},
+        "cwd": write_namesakes(folder / "home"),
+    }
+
+
 @pytest.mark.slow
-def test_a_run_on_another_architecture_whatever_a_reward_function_does(start_mesh, built: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("installed", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_a_run_on_another_architecture_whatever_a_reward_function_does(
+    start_mesh: Callable[..., MeshRun], request: pytest.FixtureRequest, tmp_path: Path, installed: bool
+) -> None:
     model = _model(tmp_path / "model")
     rows = [
         {
@@ -93,8 +105,7 @@ def test_a_run_on_another_architecture_whatever_a_reward_function_does(start_mes
         "--learner.router.replay=true",
         "--learner.optimizer.lr=1e-5",
         "--learner.steps=5",
-        env={"PYTHONPATH": str(unpack(built, tmp_path / "site"))},
-        cwd=write_namesakes(tmp_path / "home"),
+        **_from_a_wheel(request.getfixturevalue("built"), tmp_path) if installed else {},
     )
     assert run.finish() == 0, run.tail()
     audit(run)

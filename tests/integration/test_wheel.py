@@ -1,4 +1,4 @@
-"""The packages of a release; that the wheel trains, among other modules: test_other_models.py."""
+"""The packages of a release. That the wheel trains: test_other_models.py, in the second tier."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-from tests.integration.wheel import NAMES
+from tests.integration.wheel import NAMES, write_namesakes
 from tests.repository import REPOSITORY
 
 # Files that are no modules; the wheel has to have them all.
@@ -44,7 +44,7 @@ def test_the_sdist_holds_what_it_is_built_from_and_no_tests(built: Path) -> None
 
 
 def test_the_wheel_runs_in_an_environment_of_its_own(built: Path, tmp_path: Path) -> None:
-    """With the packages of this one, of which none is a rollmesh there."""
+    """With the packages of this one, of which none is a rollmesh there, among modules of the user's."""
     venv.create(tmp_path / "env", with_pip=False)
     python = tmp_path / "env" / "bin" / "python"
     target = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "env")}))
@@ -60,7 +60,12 @@ def test_the_wheel_runs_in_an_environment_of_its_own(built: Path, tmp_path: Path
     assert done.stdout == f"rollmesh {metadata.version('rollmesh')}\n"
     where = "import rollmesh.buffer.store, rollmesh.learner.engines, sys; print(rollmesh.__file__)"
     done = subprocess.run(
-        [python, "-c", where], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+        [python, "-c", where],
+        cwd=write_namesakes(tmp_path / "home"),
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert Path(done.stdout.strip()).is_relative_to(tmp_path)
 

@@ -26,7 +26,7 @@ _LOADED = (
     "rollmesh.reward_service.workers.program",
     "rollmesh.reward_service.workers.event_loop",
     "rollmesh.reward_service.scorers.auto",
-    "rollmesh.reward_service.scorers.math_value",
+    "rollmesh.reward_service.scorers.mathematics.math_value",
 )
 _executed, _executed_model = process._start_program, connection._start
 

@@ -150,6 +150,7 @@ def test_a_run_whose_terminal_is_gone_ends_in_order(run: Run) -> None:
     assert (run.folder / "drained").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_terminal_that_is_held_up_holds_up_nothing(run: Run) -> None:
     """The live table."""
     terminal, stdout = pty.openpty()
@@ -174,6 +175,7 @@ def test_signals_that_the_caller_ignores_stay_ignored(run: Run) -> None:
     assert "killing" not in run.log, "SIGTERM was the first to be heard"
 
 
+@pytest.mark.exhaustive
 def test_a_run_without_stdout_is_a_run(run: Run) -> None:
     run.execute("--die-after-ready", "0", before=lambda: os.close(1))
     assert run.end() == 0

@@ -9,11 +9,11 @@ The answer is looked for in this order, and what comes last in the response coun
   2. `<answer>B</answer>`
   3. `#### B`, `Answer: B`, `the answer is (B)`, `the correct option is **B**`, `I choose B`, `B is correct`, and the
      same in other languages (`announcements`)
-  4. a row that is no more than an answer, `B`, `(B)`, `So B.` or `B. Paris`: the last row, else the first
+  4. a line that is no more than an answer, `B`, `(B)`, `So B.` or `B. Paris`: the last line, else the first
 
 A place that names two choices ends the search: it names none. A box or tag that names none of the choices leaves it to
 the other places; an empty one, to those after it. Thoughts count where nothing follows them. Only the last 4,000
-characters are read, and the first row.
+characters are read, and the first line.
 """
 
 # ruff: noqa: RUF001  # marks that look like ASCII ones
@@ -25,17 +25,18 @@ import string
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rollmesh.mesh.chat.thoughts import after_thoughts
 from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored
 from rollmesh.reward_service.scorers import qa
-from rollmesh.reward_service.scorers.announcements import after_thoughts, announced
+from rollmesh.reward_service.scorers.announcements import announced
 from rollmesh.reward_service.scorers.boxes import last_braced_box
 from rollmesh.reward_service.scorers.numbers import plain_marks
 from rollmesh.reward_service.scorers.truths import TruthError, shown, uses_row
 
 FIELDS = ("choices", "options")
 _TAIL = 4000
-# Characters of a row that may be no more than an answer.
-_ROW = 400
+# Characters of a line that may be no more than an answer.
+_LINE = 400
 _SEVERAL = "several"
 """Stands for the label of a place that names more than one."""
 _NOUNS = r"opción|opção|opzione|alternativa|letra|lettre|lettera|buchstabe|вариант"
@@ -130,9 +131,8 @@ def right_label(truth: Any, choices: Mapping[str, str]) -> str | None:
 
 def chosen_label(response: str, choices: Mapping[str, str]) -> str | None:
     """The label that a response names, as the module says; None where it names none, or several at once."""
-    said = after_thoughts(response)
-    found = _found(said, choices)
-    if found is None and said is not response:
+    found = _found(after_thoughts(response), choices)
+    if found is None:
         found = _found(response, choices)
     return None if found == _SEVERAL else found
 
@@ -188,9 +188,9 @@ def _places(response: str) -> Iterator[tuple[str, bool]]:
     yield from ((text, True) for _, text in sorted(places, reverse=True))
     if begin:
         return
-    rows = tail.rstrip().rsplit("\n", 1)
-    first = plain_marks(response.lstrip()[: _ROW + 1]).split("\n", 1)[0]
-    yield from ((row, False) for row in (rows[-1], first) if len(row) <= _ROW)
+    lines = tail.rstrip().rsplit("\n", 1)
+    first = plain_marks(response.lstrip()[: _LINE + 1]).split("\n", 1)[0]
+    yield from ((line, False) for line in (lines[-1], first) if len(line) <= _LINE)
 
 
 def _named(place: str, choices: Mapping[str, str], *, announced: bool) -> str | None:

@@ -50,7 +50,7 @@ def load_library() -> None:
     _validator("{}")
 
 
-def schema_of(item: RewardItem) -> Any:
+def validator_of(item: RewardItem) -> Any:
     """The validator of a row's own schema.
 
     Raises:
@@ -63,13 +63,13 @@ def schema_of(item: RewardItem) -> Any:
     return _validator(schema if isinstance(schema, str) else json.dumps(schema, sort_keys=True))
 
 
-@uses_row(schema_of)
+@uses_row(validator_of)
 def score(item: RewardItem, validator: Any) -> Outcome:
     """1.0 or 0.0, with the components `format` (it is JSON) and `fraction`."""
     return _judge(item, validator, fraction=False)
 
 
-@uses_row(schema_of)
+@uses_row(validator_of)
 def score_fraction(item: RewardItem, validator: Any) -> Outcome:
     """The share of parts that keep the schema, with the components `format` and `all`."""
     return _judge(item, validator, fraction=True)

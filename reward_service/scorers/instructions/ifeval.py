@@ -3,7 +3,7 @@
 A row has `instruction_id_list` and `kwargs`, one object of arguments for each. They stand in `extra_info`, or in the
 ground truth: an object, a list with it, or its JSON. `ifeval` gives 1 where all are kept, `ifeval_fraction` the share.
 Both read the response as it is (strict). The component `loose` is the benchmark's loose measure. An instruction may
-also be kept by the response without its first row, its last row or its asterisks.
+also be kept by the response without its first line, its last line or its asterisks.
 """
 
 from __future__ import annotations
@@ -97,10 +97,12 @@ def _kept(response: str, instructions: Sequence[Instruction]) -> tuple[list[bool
 
 
 def _variants(response: str) -> list[str]:
-    """The response without its first row, last row, both, and all of them without asterisks too."""
-    rows = response.split("\n")
+    """The response without its first line, last line, both, and all of them without asterisks too."""
+    lines = response.split("\n")
     cut = [
-        "\n".join(rows[first : len(rows) - last]).strip() for first, last in product((0, 1), repeat=2) if first or last
+        "\n".join(lines[first : len(lines) - last]).strip()
+        for first, last in product((0, 1), repeat=2)
+        if first or last
     ]
     shorter = [response, *cut]
     return [*cut, *(text.replace("*", "") for text in shorter)]

@@ -108,9 +108,9 @@ def _postscript(text: str, *, postscript_marker: str) -> bool:
 
 
 def _bullets(text: str, *, num_bullets: int) -> bool:
-    rows = [row.strip() for row in text.splitlines()]
-    starred = sum(row.startswith("*") and len(row) > 1 and row[1] != "*" for row in rows)
-    return starred + sum(row.startswith("-") for row in rows) == num_bullets
+    lines = [line.strip() for line in text.splitlines()]
+    starred = sum(line.startswith("*") and len(line) > 1 and line[1] != "*" for line in lines)
+    return starred + sum(line.startswith("-") for line in lines) == num_bullets
 
 
 def _constrained(text: str) -> bool:
@@ -138,9 +138,9 @@ def _json(text: str) -> bool:
 
 
 def _title(text: str) -> bool:
-    for row in text.splitlines():
-        begin, end = row.find("<<"), row.rfind(">>")
-        if 0 <= begin < end and row[begin:end].strip("<> \t"):
+    for line in text.splitlines():
+        begin, end = line.find("<<"), line.rfind(">>")
+        if 0 <= begin < end and line[begin:end].strip("<> \t"):
             return True
     return False
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rollmesh.reward_service.scorers import gsm8k_text, math_dapo, math_string, math_value, qa
-from tests.golden.adapters import adapter
+from rollmesh.reward_service.scorers import gsm8k_text, qa
+from rollmesh.reward_service.scorers.mathematics import math_dapo, math_string
+from tests.golden.adapters import adapter, math_verify_readings
 from tests.golden.case import Case, Outputs
 
 
@@ -15,19 +16,19 @@ def _dapo(grade: math_dapo.Grade) -> dict[str, Any]:
 
 
 def _value(**options: Any) -> Callable[[str, str], float]:
-    return lambda solution, truth: float(math_value.grade(solution, truth, **options).correct)
+    return lambda solution, truth: float(math_verify_readings.grade(solution, truth, **options).correct)
 
 
 def _value_or_none(**options: Any) -> Callable[[str, str], float | None]:
     def score(solution: str, truth: str) -> float | None:
-        grade = math_value.grade(solution, truth, reading="latex", **options)
+        grade = math_verify_readings.grade(solution, truth, reading="latex", **options)
         return float(grade.correct) if grade.readable_truth else None
 
     return score
 
 
 def _status(solution: str, truth: str) -> str:
-    grade = math_value.grade(solution, truth, reading="box")
+    grade = math_verify_readings.grade(solution, truth, reading="box")
     if not grade.boxed:
         return "no_answer"
     if not grade.readable:

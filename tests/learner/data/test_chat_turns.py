@@ -10,9 +10,10 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from rollmesh.learner.data import chat_turns
 from rollmesh.learner.data.chat_turns import ChatEncoder
+from rollmesh.mesh.chat.template import ChatTemplate
 from rollmesh.mesh.errors import ChatTemplateError, DataError
-from rollmesh.mesh.masked_text import continuation
 from tests import chat_templates as of
 
 _PROMPT = "{% if add_generation_prompt %}[a]{% endif %}"
@@ -176,6 +177,18 @@ def test_thoughts_that_the_prompt_opens_are_trained_after_it(answer: dict[str, s
     assert text == "<|user|>hi<|im_end|><|assistant|><think>\n" + said
 
 
+@pytest.mark.parametrize("answer", [{"content": "<think>hm</think>one"}, {"content": "one", "reasoning_content": "hm"}])
+def test_thoughts_that_no_template_writes_are_refused(answer: dict[str, str]) -> None:
+    with pytest.raises(DataError, match="message 1 has thoughts, and the chat template does not") as caught:
+        trained_pieces(of.DROPS_THOUGHTS, [1], [CHAT[0], {"role": "assistant", **answer}])
+    assert "remove them" in caught.value.hint
+    assert trained_pieces(of.DROPS_THOUGHTS, [1], CHAT[:2])[1] == "one<|im_end|>"
+    assert (
+        "hm</think>one<|im_end|>"
+        in trained_pieces(of.THOUGHTS_APART, [1], [CHAT[0], {"role": "assistant", **answer}])[1]
+    )
+
+
 def test_an_answer_without_the_thoughts_that_its_prompt_opens_is_refused() -> None:
     with pytest.raises(DataError, match="opens thoughts in the prompt of message 1") as caught:
         trained_pieces(of.OPENS_THOUGHTS, [1], CHAT[:2])
@@ -185,6 +198,14 @@ def test_an_answer_without_the_thoughts_that_its_prompt_opens_is_refused() -> No
     # The remedy of the second leads to the first one's, and that one works.
     thinking = {**CHAT[3], "content": "<think>hm</think>two"}
     assert trained_pieces(of.OPENS_THOUGHTS, [3], [*CHAT[:3], thinking])[1] == "hm</think>two<|im_end|>"
+
+
+def test_a_prompt_that_is_not_how_the_conversation_begins_is_refused() -> None:
+    with pytest.raises(DataError, match="a prompt for message 1 that is not how the conversation begins") as caught:
+        trained_pieces(of.DEFAULT_IN_PROMPTS, [1], CHAT[:2])
+    assert "system message of its own" in caught.value.hint
+    system = {"role": "system", "content": "Be kind."}
+    assert trained_pieces(of.DEFAULT_IN_PROMPTS, [2, 4], [system, *CHAT])[1:] == ["one<|im_end|>", "two<|im_end|>"]
 
 
 def test_an_end_that_changes_once_another_message_follows_is_trained_in_the_last_turn_alone() -> None:
@@ -248,13 +269,59 @@ def test_a_turn_that_is_to_be_trained_and_has_no_mark_is_refused(condition: str,
     assert pieces_of(unmarked, [1, 3]) == ["one|", "two|"]
 
 
-def test_a_prompt_with_which_no_conversation_begins_is_said_to_be_that() -> None:
-    template = PLAIN.replace("[a]", "[m]")
+def test_a_prompt_with_which_no_conversation_begins_is_said_to_be_that_in_every_turn() -> None:
     for turns in ([1, 3], [3]):
-        with pytest.raises(ChatTemplateError, match="is not how the chat template writes") as refused:
-            trained_text(template, turns)
-        assert "plain texts" in str(refused.value)
-    # The remedy.
-    tokenizer = make_tokenizer(template)
-    tokens = continuation(tokenizer, "[u]hi|[m]", "one")
-    assert "".join(tokenizer.convert_ids_to_tokens(tokens.ids[tokens.trained].tolist())) == "one|"
+        with pytest.raises(ChatTemplateError, match="that is not how the conversation begins"):
+            trained_text(PLAIN.replace("[a]", "[m]"), turns)
+
+
+LONG = [dict(message) for message in CHAT * 20]
+AGENT = [
+    {"role": "user", "content": "add"},
+    {
+        "role": "assistant",
+        "content": "so",
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
+    },
+    {"role": "tool", "content": "2"},
+    {"role": "assistant", "content": "two"},
+] * 10
+THINKS = [{**message, "reasoning_content": "hm"} if message["role"] == "assistant" else message for message in LONG]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "most"),
+    [
+        *((template, LONG, 6) for template in (of.CHATML, of.MARKED, of.MARKED_WITHOUT_END, of.PARTS, of.NEXT_ROLE)),
+        (of.TRIMS, [{**message, "content": f" {message['content']} "} for message in LONG], 6),
+        (of.CHATML, AGENT, 6),
+        (of.THOUGHTS_APART, THINKS, 6),
+        # No mark before the answer tells it from other text, and there is no end.
+        (of.CHATML, [*LONG[:-2], {"role": "user", "content": "<|assistant|>"}, LONG[-1]], 100),
+        (of.NEVER, LONG, 100),
+    ],
+)
+def test_many_turns_are_rendered_once(
+    template: str, messages: list[dict[str, Any]], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    encoder = ChatEncoder(of.tokenizer_for(template))
+    with monkeypatch.context() as patch:
+        patch.setattr(chat_turns, "_RENDERED", 99)
+        one_by_one = encoder.render(messages, turns)
+    renderings, render = 0, ChatTemplate.render
+
+    def counted(self: ChatTemplate, *given: Any, **how: Any) -> str:
+        nonlocal renderings
+        renderings += 1
+        return render(self, *given, **how)
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    assert encoder.render(messages, turns) == one_by_one
+    assert renderings <= most
+
+
+def test_marks_that_tell_another_end_than_renderings_are_not_believed() -> None:
+    template = of.CHATML.replace("<|im_end|>\n{% endfor %}", "{{ '<|im_end|>' }}<|im_end|>\n{% endfor %}")
+    said = trained_pieces(template, list(range(1, 40, 2)), LONG[:40])[1:]
+    assert said == ["one<|im_end|><|im_end|>", "two<|im_end|><|im_end|>"] * 10

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rollmesh.learner.data.prompts import AgentPrompts, PromptEncoder
+from rollmesh.learner.data.prompts import PromptEncoder
 from rollmesh.learner.data.rows import PromptForm, Row
 from rollmesh.mesh.errors import ChatTemplateError, DataError
 from rollmesh.mesh.masked_text import continuation
@@ -64,15 +63,14 @@ def test_half_of_a_surrogate_pair_is_refused_by_name(prompt: Any) -> None:
         continuation(of.tokenizer_for(of.CHATML), "a\ud800b", "c")
 
 
-TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
 VERL = {"data_source": "x", "reward_model": {"ground_truth": "1"}}
 TRL = {"answer": "1"}
 
 
-def prompt_of_record(record: dict[str, Any], template: str, agent: AgentPrompts | None = None) -> str:
+def prompt_of_record(record: dict[str, Any], template: str) -> str:
     form, tokenizer = PromptForm(), of.tokenizer_for(template)
     given = {name: record[name] for name in form.columns(list(record))}
-    encoder = PromptEncoder(tokenizer, max_prompt_tokens=999, template_kwargs={}, agent=agent)
+    encoder = PromptEncoder(tokenizer, max_prompt_tokens=999, template_kwargs={})
     return str(tokenizer.decode(encoder.ids(form.parse(Path("rows.jsonl"), 3, given, list(record)))))
 
 
@@ -80,18 +78,5 @@ def prompt_of_record(record: dict[str, Any], template: str, agent: AgentPrompts 
 @pytest.mark.parametrize("name", ["system", "system_prompt"])
 def test_a_row_with_a_system_prompt_beside_its_messages_has_it_in_the_prompt(form: dict[str, Any], name: str) -> None:
     assert prompt_of_record({"prompt": TEXT, name: "Be kind.", **form}, of.CHATML).startswith("<|system|>Be kind.")
-    with pytest.raises(DataError, match=f"row 3: field `{name}` .*write the prompt as messages"):
+    with pytest.raises(DataError, match=f"row 3: its prompt is a text, and `{name}` is for a conversation"):
         prompt_of_record({"prompt": "hello", name: "Be kind.", **form}, of.CHATML)
-
-
-@pytest.mark.parametrize("form", [VERL, TRL], ids=["verl", "trl"])
-@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL])], ids=["list", "text"])
-def test_the_tools_of_a_row_are_shown(form: dict[str, Any], tools: Any) -> None:
-    record = {"prompt": TEXT, "tools": tools, **form}
-    assert '"name": "add"' in prompt_of_record(record, of.CHATML)
-    with pytest.raises(ChatTemplateError, match="row 3: the row has tools, and the chat template does not show them"):
-        prompt_of_record(record, of.PARTS)
-    # The episode's tools are others.
-    with pytest.raises(DataError, match=r"row 3: it has tools, .*leave out the field `tools`"):
-        prompt_of_record(record, of.CHATML, AgentPrompts(open=True))
-    assert "add" not in prompt_of_record(record, of.CHATML, AgentPrompts(own=True))

@@ -17,12 +17,16 @@ import pytest
 from rollmesh.learner.data import row_check
 from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.data.dataset import open_rows, row_form
+from rollmesh.learner.data.order import DataOrder
+from rollmesh.learner.data.prompts import PromptEncoder, TaskShape
 from rollmesh.learner.data.records import Record
 from rollmesh.learner.data.row_check import RowCheck
+from rollmesh.learner.data.stream import PromptStream
 from rollmesh.learner.data.supervised_rows import SupervisedForm
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.trainers.sections import SupervisedRowsSection
 from rollmesh.mesh.errors import DataError, StuckError
+from tests import chat_templates as of
 from tests.learner.data.conftest import record, write_jsonl
 from tests.learner.data.test_chat_turns import PLAIN, make_tokenizer
 
@@ -75,6 +79,54 @@ def test_a_late_row_that_its_template_refuses_is_named(tmp_path: Path, name: str
         DataError, match=rf"{name}, row 10: the chat template refuses a conversation of user assistant assistant: odd"
     ):
         RowCheck([(source, supervised(ALTERNATING))], made=12).wait()
+
+
+LOST = [
+    ([{"role": "critic", "content": "bad"}], {}, "message 0 has the role critic"),
+    ([TURNS[0], TURNS[1], {"role": "system", "content": "be kind"}], {}, "message 2 has the role system"),
+    ([], {"tools": [{"name": "f", "parameters": {}}]}, "the row has tools"),
+    ([], {"chat_template_kwargs": {"documents": ["a fact"]}}, "chat_template_kwargs has documents"),
+]
+
+
+@pytest.mark.parametrize(("before", "fields", "words"), LOST)
+def test_a_row_after_the_rendered_ones_is_refused_when_it_is_drawn(
+    tmp_path: Path, before: list[dict[str, Any]], fields: dict[str, Any], words: str
+) -> None:
+    tokenizer = of.tokenizer_for(of.KNOWN_ROLES.replace("{% if tools %}", "{% if false %}"))
+    section = SupervisedRowsSection.model_validate({"train": "x"})
+    form = SupervisedForm(ChatEncoder(tokenizer), section, "prompt")
+    rows: list[dict[str, Any]] = [{"messages": TURNS}] * 12
+    rows[10] = {"messages": [*before, *TURNS], **fields}
+    source = written(tmp_path / "rows.jsonl", rows)
+    RowCheck([(source, form)], made=9).wait()
+    opened = open_rows(source, form, checked=False)
+    assert None not in opened.rows([0, 9, 11])
+    with pytest.raises(DataError, match=rf"rows\.jsonl, row 10: {words}") as caught:
+        opened.rows([9, 10])
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(("before", "fields", "words"), LOST)
+def test_a_late_prompt_is_refused_when_it_is_drawn(
+    tmp_path: Path, before: list[dict[str, Any]], fields: dict[str, Any], words: str
+) -> None:
+    tokenizer = of.tokenizer_for(of.KNOWN_ROLES.replace("{% if tools %}", "{% if false %}"))
+    rows = [record(index, prompt=TURNS[:1]) for index in range(12)]
+    rows[10] = {**record(10, prompt=[*before, *TURNS[:1]]), **fields}
+    source = written(tmp_path / "rows.jsonl", rows)
+    form = row_form(source, "prompt")
+    RowCheck([(source, form)]).wait()
+    stream = PromptStream(
+        open_rows(source, form, checked=False),
+        DataOrder(12, seed=0, shuffle=False, epochs=1),
+        PromptEncoder(tokenizer, max_prompt_tokens=999, template_kwargs={}),
+        TaskShape(n=1, temperature=1.0, max_tokens=9),
+        on_refused="skip",
+    )
+    assert len(stream.after(0, 10).tasks) == 10
+    with pytest.raises(DataError, match=rf"rows\.jsonl, row 10: {words}"):
+        stream.after(10, 1)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])

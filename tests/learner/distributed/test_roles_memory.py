@@ -41,7 +41,13 @@ def seen(model: Path, engine_worlds: GetWorld, tmp_path_factory: pytest.TempPath
     return first | {"left": list((folder / "resting").iterdir())}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(layout, id=layout.name, marks=[pytest.mark.exhaustive] * (layout.name in ("one_process", "cp2")))
+        for layout in LAYOUTS
+    ],
+)
 def test_log_probs_of_a_sequence_are_those_of_transformers_on_every_rank(
     model: Path, engine_worlds: GetWorld, tmp_path: Path, layout: EngineLayout
 ) -> None:

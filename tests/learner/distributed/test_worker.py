@@ -367,6 +367,8 @@ def test_a_role_that_is_not_needed_is_named(model: Path, trainer: Trainer, tmp_p
         trainer.train(Greedy(), make_groups(1), 1 << 20)
 
 
+# In `make test` the contract of engines has it of two ranks, and tests above of critic and algorithm.
+@pytest.mark.exhaustive
 def test_a_deterministic_learner_of_two_ranks_continues_bit_by_bit(
     model: Path, engine_worlds: GetWorld, tmp_path: Path
 ) -> None:

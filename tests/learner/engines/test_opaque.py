@@ -44,7 +44,7 @@ def test_a_mask_is_built_once_for_all_layers_of_a_kind(windows_folder, monkeypat
     assert len(built) == len(set(built))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.exhaustive)])
 def test_a_block_mask_is_built_once_for_all_layers_of_a_kind(windows_folder, monkeypatch, dtype):
     built: list[int | None] = []
     seen = FlexLayout._seen

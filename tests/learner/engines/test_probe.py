@@ -22,6 +22,9 @@ from tests.learner.engines.models import make_critic, make_engine, make_frozen
 from tests.learner.engines.training import critic_loss, gradients, train_step, weights
 
 torch.set_num_threads(1)
+# Where a rule has more of them, `make test-all` has the others.
+IN_ALL = pytest.mark.exhaustive
+BFLOAT16_FIRST = [pytest.param(dtype, marks=[IN_ALL] * (dtype != "bfloat16")) for dtype in FLOORS]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +71,7 @@ def test_attention_of_another_kind_is_left_to_transformers(tiny, architecture, c
     assert f"({kind}): every sequence is computed in a row of its own: it" in caplog.text
 
 
-@pytest.mark.parametrize("param_dtype", FLOORS)
+@pytest.mark.parametrize("param_dtype", BFLOAT16_FIRST)
 def test_attention_that_does_not_hand_the_layout_on_gets_rows(tiny, param_dtype):
     engine = make_engine(tiny("nemotron"), param_dtype=param_dtype)
     engine.probe()
@@ -77,7 +80,7 @@ def test_attention_that_does_not_hand_the_layout_on_gets_rows(tiny, param_dtype)
     engine.close()
 
 
-@pytest.mark.parametrize("make", [make_engine, make_frozen])
+@pytest.mark.parametrize("make", [make_engine, pytest.param(make_frozen, marks=IN_ALL)])
 def test_a_mistake_does_not_pass_for_rounding(tiny, make):
     """Shared prompts are wrong for PhiMoE, whose experts make so much of a rounding that bfloat16 could not tell."""
     engine = make(tiny("phimoe"), param_dtype="bfloat16")
@@ -87,7 +90,7 @@ def test_a_mistake_does_not_pass_for_rounding(tiny, make):
     engine.close()
 
 
-@pytest.mark.parametrize("param_dtype", FLOORS)
+@pytest.mark.parametrize("param_dtype", BFLOAT16_FIRST)
 def test_a_model_with_which_transformers_disagrees_with_itself_is_refused(tiny, param_dtype):
     """Falcon's alibi: its eager attention adds it twice, the other once."""
     engine = make_engine(tiny("falcon"), param_dtype=param_dtype)
@@ -96,7 +99,9 @@ def test_a_model_with_which_transformers_disagrees_with_itself_is_refused(tiny, 
     engine.close()
 
 
-@pytest.mark.parametrize("make", [make_engine, make_frozen, make_critic])
+@pytest.mark.parametrize(
+    "make", [make_engine, *(pytest.param(each, marks=IN_ALL) for each in (make_frozen, make_critic))]
+)
 def test_weights_that_are_not_finite_are_named(tiny, make, tmp_path):
     folder = tmp_path / "broken"
     shutil.copytree(tiny("qwen3"), folder)
@@ -144,8 +149,14 @@ def test_kernels_for_half_precision_alone_are_proven_in_it(tiny):
     engine.close()
 
 
-@pytest.mark.parametrize("make", [make_engine, make_critic, make_frozen])
-@pytest.mark.parametrize("param_dtype", FLOORS)
+@pytest.mark.parametrize(
+    ("make", "param_dtype"),
+    [
+        pytest.param(make, dtype, marks=[IN_ALL] * ((make is make_critic) == (dtype == "bfloat16")))
+        for make in (make_engine, make_critic, make_frozen)
+        for dtype in FLOORS
+    ],
+)
 def test_what_is_right_passes_in_every_role_and_dtype(tiny, make, param_dtype):
     engine = make(tiny("qwen3"), param_dtype=param_dtype)
     engine.probe()
@@ -161,7 +172,7 @@ def test_recurrent_layers_that_cannot_be_told_of_sequences_get_rows(tiny, archit
     assert engine.packing is Packing.ROWS
 
 
-@pytest.mark.parametrize("param_dtype", FLOORS)
+@pytest.mark.parametrize("param_dtype", BFLOAT16_FIRST)
 def test_the_probe_leaves_no_trace(tiny, param_dtype):
     probed, other = (make_critic(tiny("lfm2"), param_dtype=param_dtype) for _ in range(2))
     # A head that says something, so that a gradient reaches the backbone.
@@ -192,7 +203,7 @@ class _LooksAhead(nn.Module):
         return self.layer(hidden) + hidden.mean(1, keepdim=True)
 
 
-@pytest.mark.parametrize("make", [make_engine, make_critic])
+@pytest.mark.parametrize("make", [make_engine, pytest.param(make_critic, marks=IN_ALL)])
 def test_a_model_that_is_right_in_no_packing_is_refused(tiny, make):
     engine = make(tiny("qwen3"))
     layer = engine._runner.transformer.base_model.layers[0]

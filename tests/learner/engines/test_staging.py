@@ -68,7 +68,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return found
 
 
-@pytest.mark.parametrize("rests", ["nothing", "offload_optimizer", "offload_params"])
+@pytest.mark.parametrize(
+    "rests", ["nothing", "offload_optimizer", pytest.param("offload_params", marks=pytest.mark.exhaustive)]
+)
 def test_the_copy_is_pinned_once_and_complete_before_training_continues(
     model_folder: Path, tmp_path: Path, device: Device, rests: str
 ) -> None:

@@ -1,7 +1,8 @@
 """Algorithms with the real buffer and rewards: groups are sampled, claimed, trained and committed.
 
-One stands for all that ask the same of learner and mesh, and differ in settings and formulas. These every algorithm
-goes through in tests/learner/algorithms/test_presets.py; `make test-all` trains one of each set of settings too.
+One stands for all that ask the same of the other services, and for the same models. What they ask of the learner alone,
+settings and formulas every algorithm goes through in tests/learner/algorithms/test_presets.py. `make test-all` trains
+one of each here too.
 """
 
 from __future__ import annotations
@@ -23,8 +24,15 @@ from tests.learner.live.tiny import make_config, mesh_of, run_learner
 
 # Settings of the formulas alone; all others change the data, the models or the order of the work.
 _FORMULAS = {"advantage", "loss", "aggregation", "horizon", "normalize_advantages"}
-# Other tests of this folder train these in the mesh: test_runs, test_roles, and test_metric_names.
+# Other tests of this folder train these in the mesh: test_runs, test_roles and test_metric_names.
 _ELSEWHERE = ("grpo", "ppo", "vapo", "remax", "prime")
+
+
+def of_the_mesh(algorithm: Algorithm) -> tuple[object, ...]:
+    """All that an algorithm asks of others than the learner, and the models that it is built with."""
+    assert isinstance(algorithm, PolicyGradient)
+    needs = algorithm.needs
+    return needs.roles, needs.greedy_baseline, needs.components, "components" in algorithm._wants.needs
 
 
 def demands(algorithm: Algorithm) -> tuple[object, ...]:
@@ -40,9 +48,11 @@ def settings_of(algorithm: Algorithm) -> tuple[object, ...]:
 
 
 def one_of_each() -> list[Any]:
-    """The first name of all that ask for the same; in the second tier, of all that also have the same settings."""
+    """The first name of all that ask the mesh for the same. In the second tier, of all with the same demands and
+    settings.
+    """
     algorithms = {name: load_algorithm(name, {}, UpdatePlan()) for name in [*_ELSEWHERE, *ALGORITHMS.names]}
-    asked = {demands(algorithms[name]) for name in _ELSEWHERE}
+    asked = {of_the_mesh(algorithms[name]) for name in _ELSEWHERE}
     seen = {(demands(algorithms[name]), settings_of(algorithms[name])) for name in _ELSEWHERE}
     found = []
     for name, algorithm in algorithms.items():
@@ -50,8 +60,8 @@ def one_of_each() -> list[Any]:
             continue
         what = (demands(algorithm), settings_of(algorithm))
         if what not in seen:
-            found.append(pytest.param(name, marks=pytest.mark.exhaustive if what[0] in asked else ()))
-        asked.add(what[0])
+            found.append(pytest.param(name, marks=[pytest.mark.exhaustive] * (of_the_mesh(algorithm) in asked)))
+        asked.add(of_the_mesh(algorithm))
         seen.add(what)
     return found
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from rollmesh.learner.metrics.catalogue import describe
 from tests.learner.live.test_every_algorithm import assert_trained
-from tests.learner.live.test_runs import ledger, records
+from tests.learner.live.test_runs import ledger, records, undescribed
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
 
 # Settings that make an algorithm speak of as much as it can.
@@ -46,7 +45,6 @@ PANELS = {
             | {"algorithm.kl": {"where": "loss"}, "learner.roles.reference.offload": True},
             {"reward/greedy/mean", "actor/kl_loss", "kl", "masked/off_policy"},
         ),
-        ("prime", {"algorithm.filter": {"accuracy_low": None, "accuracy_high": None}}, {"prm/loss", "prm/accuracy"}),
     ],
 )
 def test_names_of_a_run(tmp_path: Path, name: str, changes: dict[str, Any], expected: set[str]) -> None:
@@ -58,14 +56,7 @@ def test_names_of_a_run(tmp_path: Path, name: str, changes: dict[str, Any], expe
     steps = [record for record in written if "critic/score/mean" in record]
     assert_trained(steps)
     assert [record["samples"] for record in steps] == [4 * 4] * 2, "a greedy baseline is no sample"
-    assert {metric for record in written for metric in record if not is_described(metric, record)} == set()
+    assert undescribed(written) == set()
     last = next(record for record in reversed(written) if "critic/score/mean" in record)
     assert sorted((PANELS | expected) - last.keys()) == []
     assert last["reward"] == last["critic/score/mean"]
-
-
-def is_described(name: str, record: dict[str, Any]) -> bool:
-    """True where the catalogue knows a name, itself or as the second name of another in the record."""
-    if describe(name) is not None:
-        return True
-    return any(metric and name in metric.aliases_of(other) for other in record for metric in (describe(other),))

@@ -29,6 +29,7 @@ from rollmesh.learner.checkpoint.names import list_checkpoints
 from rollmesh.learner.coordinator import mesh_session
 from rollmesh.learner.coordinator.coordinator import Coordinator
 from rollmesh.learner.engines.fsdp2 import step
+from rollmesh.learner.metrics.catalogue import describe
 from rollmesh.learner.recording.recording import FOLDER, Recording
 from rollmesh.learner.recovery.consumption_log import StepUse, read_log, surviving_uses
 from rollmesh.learner.standby import how_finished
@@ -60,6 +61,17 @@ def records(config: Config) -> list[dict[str, Any]]:
 def summary(config: Config) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((config.run.folder / "learner.json").read_text())
     return found
+
+
+def undescribed(written: list[dict[str, Any]]) -> set[str]:
+    """Names of metrics that the catalogue does not know, nor as the second name of another in their record."""
+    return {
+        name
+        for record in written
+        for name in record
+        if describe(name) is None
+        and not any(metric and name in metric.aliases_of(other) for other in record for metric in (describe(other),))
+    }
 
 
 def uses(config: Config) -> list[StepUse]:
@@ -155,6 +167,7 @@ def test_a_run_from_start_to_end(tmp_path: Path) -> None:
     assert steps[0]["rollout_corr/log_ratio_max"] < 1e-4
     outcome = summary(config)
     assert (outcome["steps"], outcome["version"], outcome["stop_reason"]) == (8, 8, "steps")
+    assert how_finished(config.run.folder) == "steps"
     assert (outcome["eval_first"]["version"], outcome["eval_last"]["version"]) == (0, 8)
     assert outcome["eval_last"]["scored"] == 8
     assert sum(outcome["staleness_tokens"].values()) == outcome["tokens_trained"] == sum(r["tokens"] for r in steps)
@@ -189,22 +202,11 @@ def test_a_callback_that_raises_ends_the_run_with_a_checkpoint(tmp_path: Path) -
     assert newest.version == trained
 
 
-def test_the_data_ends_with_a_short_batch(tmp_path: Path) -> None:
-    config = make_config(tmp_path, {"data.epochs": 1, "learner.batch.groups": 12, "data.eval": None})
-    with mesh_of(config) as mesh:
-        assert run_learner(config, mesh) == 0
-        assert ledger(mesh).recounted.trained == 40
-    assert [r["groups"] for r in records(config)] == [12, 12, 12, 4]
-    assert summary(config)["stop_reason"] == "end_of_data"
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [{"buffer.max_staleness": 0}, {"buffer.commit": "step", "learner.batch.minibatches": 2, "learner.batch.epochs": 2}],
-    ids=["on_policy", "commit_each_step"],
-)
-def test_other_contracts_end_as_well(tmp_path: Path, overrides: dict[str, Any]) -> None:
-    config = make_config(tmp_path, {**overrides, "eval.every_steps": 3})
+def test_another_contract_ends_as_well(tmp_path: Path) -> None:
+    """On the policy alone, and committed with each step."""
+    contract = {"buffer.max_staleness": 0, "buffer.commit": "step"}
+    twice = {"learner.batch.minibatches": 2, "learner.batch.epochs": 2}
+    config = make_config(tmp_path, {**contract, **twice, "eval.every_steps": 3})
     with mesh_of(config) as mesh:
         assert run_learner(config, mesh) == 0
         assert ledger(mesh).recounted.trained == 6 * 4
@@ -213,63 +215,17 @@ def test_other_contracts_end_as_well(tmp_path: Path, overrides: dict[str, Any]) 
     assert summary(config)["eval_last"]["version"] == 6
 
 
-def test_sigterm_or_a_notice_finishes_the_step_and_another_learner_goes_on(
+def test_sigterm_or_a_notice_finishes_the_step_another_learner_goes_on_and_a_request_finishes_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The request comes after others for a checkpoint and the status."""
     # No stream of a generator holds up the end of a learner.
     monkeypatch.setattr(mesh_session, "_SERVER_GRACE_S", 3600.0)
     # A step of this model is far shorter than the usual time between two questions.
     monkeypatch.setattr("rollmesh.learner.service.watch_for_notice", partial(watch_for_notice, every_s=0.02))
-    config = make_config(tmp_path, {"learner.steps": 12, "checkpoint.every_s": None, "data.eval": None})
+    config = make_config(tmp_path, {"learner.steps": 100_000, "checkpoint.every_s": None, "data.eval": None})
     notice = tmp_path / "notice"
     notices = FileSource(str(notice))
-    ends = {"SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM), str(notice): notice.touch}
-
-    with mesh_of(config) as mesh:
-        for version, (reason, end) in zip((2, 5), ends.items(), strict=True):
-
-            def end_it(version: int = version, end: Callable[[], object] = end) -> None:
-                wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == version)
-                end()
-
-            with meanwhile(end_it):
-                assert run_learner(config, mesh, preemption=notices) == 0
-            stopped = summary(config)
-            assert stopped["stop_reason"].startswith(reason)
-            counts = ledger(mesh).recounted
-            assert counts.trained == stopped["version"] * 4
-            assert counts.consumed == 0
-            assert how_finished(config.run.folder) == ""
-        # They left in order: no operator has to force the takeover.
-        assert run_learner(config, mesh) == 0
-    assert summary(config)["incarnation"] == 3
-    assert how_finished(config.run.folder) == "steps"
-    assert [r["step"] for r in records(config)] == list(range(1, 13))
-    assert_nothing_twice(config)
-
-
-def test_a_superseded_learner_ends_with_its_own_code(tmp_path: Path) -> None:
-    config = make_config(tmp_path, {"learner.steps": 100_000, "data.eval": None})
-
-    def take_over(mesh: str) -> None:
-        wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == 1)
-        with pytest.raises(TakeoverRefusedError):
-            asyncio.run(ask(mesh, lambda client: client.resume("train", "other", 0)))
-        asyncio.run(ask(mesh, lambda client: client.resume("train", "other", 0, takeover=True)))
-
-    with mesh_of(config) as mesh, meanwhile(lambda: take_over(mesh)):
-        assert run_learner(config, mesh) == FencedError.exit_code
-
-
-def test_a_learner_refuses_a_run_that_another_holds(tmp_path: Path) -> None:
-    config = make_config(tmp_path, {"data.eval": None})
-    with mesh_of(config) as mesh:
-        asyncio.run(ask(mesh, lambda client: client.resume("train", "other", 0)))
-        assert run_learner(config, mesh) == TakeoverRefusedError.exit_code
-
-
-def test_control_checkpoint_status_and_stop(tmp_path: Path) -> None:
-    config = make_config(tmp_path, {"learner.steps": 100_000, "checkpoint.every_s": None, "data.eval": None})
     answers: list[Any] = []
 
     async def talk(address: str) -> None:
@@ -279,39 +235,82 @@ def test_control_checkpoint_status_and_stop(tmp_path: Path) -> None:
             answers.append(await stub.Status(learner_pb2.LearnerStatusRequest(), timeout=180))
             await stub.Stop(learner_pb2.StopRequest(), timeout=180)
 
-    def control() -> None:
-        wait_for_line(config.run.folder / "metrics.jsonl", lambda line: line["step"] == 2)
-        asyncio.run(talk(json.loads((tmp_path / "ready").read_text())["address"]))
+    ends: dict[str, Callable[[], object]] = {
+        "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+        str(notice): notice.touch,
+        "request": lambda: asyncio.run(talk(json.loads((tmp_path / "ready").read_text())["address"])),
+    }
 
-    with mesh_of(config) as mesh, meanwhile(control):
-        assert run_learner(config, mesh, ready_file=tmp_path / "ready") == 0
+    trained = 0
+    with mesh_of(config) as mesh:
+        for reason, end in ends.items():
+
+            def end_it(version: int = trained + 1, end: Callable[[], object] = end) -> None:
+                wait_for_line(config.run.folder / "metrics.jsonl", lambda line: line["step"] == version + 1)
+                end()
+
+            with meanwhile(end_it):
+                watched = None if reason == "request" else notices
+                assert run_learner(config, mesh, preemption=watched, ready_file=tmp_path / "ready") == 0
+            stopped = summary(config)
+            assert stopped["stop_reason"].startswith(reason)
+            trained = stopped["version"]
+            counts = ledger(mesh).recounted
+            assert counts.trained == trained * 4
+            assert counts.consumed == 0
+            # The first two left in order: no operator has to force the takeover.
+            assert how_finished(config.run.folder) == (reason if reason == "request" else "")
     written, status = answers
     assert Path(written.path).is_dir()
     assert status.committed_version >= written.version >= 2
     assert status.total_steps >= 2
     assert status.metrics["critic/score/mean"] >= 0
-    assert summary(config)["stop_reason"] == "request"
+    assert summary(config)["incarnation"] == len(ends)
+    assert [r["step"] for r in records(config)] == list(range(1, trained + 1))
+    assert_nothing_twice(config)
 
 
-def test_a_refused_claim_changes_nothing_and_the_group_is_replaced(
+def test_a_superseded_learner_ends_with_its_own_code_and_then_refuses_the_run(tmp_path: Path) -> None:
+    config = make_config(tmp_path, {"learner.steps": 100_000, "data.eval": None})
+
+    def take_over(mesh: str) -> None:
+        wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == 1)
+        with pytest.raises(TakeoverRefusedError):
+            asyncio.run(ask(mesh, lambda client: client.resume("train", "other", 0)))
+        asyncio.run(ask(mesh, lambda client: client.resume("train", "other", 0, takeover=True)))
+
+    with mesh_of(config) as mesh:
+        with meanwhile(lambda: take_over(mesh)):
+            assert run_learner(config, mesh) == FencedError.exit_code
+        # The other holds it.
+        assert run_learner(config, mesh) == TakeoverRefusedError.exit_code
+
+
+def test_a_refused_claim_changes_nothing_and_the_data_end_with_a_short_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = make_config(tmp_path, {"data.eval": None})
+    """The group of the claim is replaced."""
+    config = make_config(tmp_path, {"data.epochs": 1, "learner.batch.groups": 12, "data.eval": None})
     claim, attempts = BufferClient.claim, Counter[int]()
 
     async def lose_a_lease_first(self: BufferClient, table: str, incarnation: int, version: int, leases: Any) -> Any:
         attempts[version] += 1
-        if version == 2 and attempts[version] == 1:
+        if version == 1 and attempts[version] == 1:
             await self.nack(table, incarnation, leases[:1], buffer_pb2.NACK_DISPOSITION_RELEASE)
         return await claim(self, table, incarnation, version, leases)
 
     monkeypatch.setattr(BufferClient, "claim", lose_a_lease_first)
     with mesh_of(config) as mesh:
         assert run_learner(config, mesh) == 0
-        assert ledger(mesh).recounted.trained == 6 * 4
-    assert attempts == {0: 1, 1: 1, 2: 2, 3: 1, 4: 1, 5: 1}
-    (third,) = [r for r in records(config) if r["step"] == 3]
-    assert third["dropped/lease_lost"] == 1
+        assert ledger(mesh).recounted.trained == 40
+    assert attempts == {0: 1, 1: 2, 2: 1, 3: 1}
+    assert [(r["groups"], r.get("dropped/lease_lost", 0)) for r in records(config)] == [
+        (12, 0),
+        (12, 1),
+        (12, 0),
+        (4, 0),
+    ]
+    assert summary(config)["stop_reason"] == "end_of_data"
     assert_nothing_twice(config)
 
 
@@ -479,7 +478,8 @@ def test_two_ranks_train_the_same_run(tmp_path: Path, monkeypatch: pytest.Monkey
     steps = [r for r in records(config) if "critic/score/mean" in r]
     assert [r["step"] for r in steps] == [1, 2, 3, 4]
     assert sum(r.get("dropped/payload_invalid", 0) for r in steps) == 1
-    assert all("prm/loss" in record and "actor/loss" in record for record in steps)
+    assert all({"prm/loss", "prm/accuracy", "actor/loss"} <= record.keys() for record in steps)
+    assert undescribed(records(config)) == set()
     assert summary(config)["eval_last"]["version"] == 4
     assert_nothing_twice(config)
     # The ranks fetch their payloads; samples and recording have them all the same.

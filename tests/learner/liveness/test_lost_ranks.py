@@ -160,7 +160,9 @@ def _leave(scene: str) -> None:
         # In the middle of an order, and amid a collective that would wait for longer.
         ("stopped", 1, "RankLostError", "has not been heard for"),
         ("stopped for long", 1, RankLostError.exit_code, ""),
-        ("failed", 1, "RankLostError", "has failed: ValueError: no such token"),
+        pytest.param(
+            *("failed", 1, "RankLostError", "has failed: ValueError: no such token"), marks=pytest.mark.exhaustive
+        ),
         ("hangs", 1, "RankLostError", "runs, and does not take part"),
         ("killed", 2, "RankLostError", "has not been heard for"),
         ("failed", 2, "RankLostError", "has failed: ValueError: no such token"),

@@ -178,7 +178,9 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", LAYOUTS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.exhaustive] * case.startswith("scorer")) for case in LAYOUTS]
+)
 def test_roles_have_layouts_of_their_own(
     case: str, model: Path, bridge: AsyncBridge, engine_worlds: GetWorld, tmp_path: Path, one_world: Any
 ) -> None:

@@ -39,6 +39,8 @@ def two_worlds() -> Iterator[tuple[EngineWorld, EngineWorld]]:
         yield first, second
 
 
+# Siblings in `make test`: `test_contract` has roles in worlds of other layouts, and a learner of several ranks.
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_four_worlds_are_as_one(
     engine_worlds: GetWorld, two_worlds: tuple[EngineWorld, EngineWorld], tmp_path: Path

@@ -33,8 +33,7 @@ OBJECTIVES: list[tuple[str, str, dict[str, Any]]] = [
     ("dpo", "dpo", {"loss": {"name": "ipo"}, "learner": {"lora": {"rank": 4}}}),
     ("dpo", "kto", {"loss": {"name": "kto"}}),
 ]
-
-
+FIRST_TIER = {(0, "two_ranks"), (1, "megatron"), (5, "divided_sequences")}
 Train = Callable[[EngineLayout, int, int], np.ndarray]
 
 
@@ -57,7 +56,11 @@ def train(
     return lambda layout, objective, budget: trained(layout.name, objective, budget)
 
 
-@pytest.mark.parametrize("objective", range(len(OBJECTIVES)))
+# The others have an adapter too, or a part of what these have.
+@pytest.mark.parametrize(
+    "objective",
+    [pytest.param(at, marks=[pytest.mark.exhaustive] * (at not in (1, 3, 5))) for at in range(len(OBJECTIVES))],
+)
 def test_packing_changes_nothing(train: Train, objective: int) -> None:
     packed = train(ONE, objective, 1 << 14)
     assert len(packed) == layouts.STEPS + 1
@@ -69,12 +72,12 @@ def test_packing_changes_nothing(train: Train, objective: int) -> None:
 @pytest.mark.parametrize(
     ("objective", "layout"),
     [
-        # Each objective in one of them, each of them with several objectives.
+        # Each form of examples in one of them, each of them with one.
         pytest.param(
             objective,
             layout,
             id=f"{objective}-{layout.name}",
-            marks=[] if (objective + place) % len(DIVIDED) == 0 else pytest.mark.exhaustive,
+            marks=[pytest.mark.exhaustive] * ((objective, layout.name) not in FIRST_TIER),
         )
         for objective in range(len(OBJECTIVES))
         for place, layout in enumerate(DIVIDED)

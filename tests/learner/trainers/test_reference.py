@@ -63,7 +63,7 @@ def test_the_reference_is_the_model_without_its_adapter(
     assert abs(first[2]) > 1e-3
 
 
-@pytest.mark.parametrize("rows", ["dpo", "kto"])
+@pytest.mark.parametrize("rows", ["kto", pytest.param("dpo", marks=pytest.mark.exhaustive)])
 def test_a_pass_that_was_interrupted_continues(
     rows: str, chat_model: Path, row_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -34,7 +33,8 @@ from rollmesh.mesh.weights import check_manifest, digest_of
 from rollmesh.mesh.weights.shared_files import sweep
 from rollmesh.mesh.weights.tensors import named_tensors
 from rollmesh.protos import weights_pb2
-from tests.repository import REPOSITORY
+from tests import fork_server
+from tests.learner.weights import killed_publisher
 
 
 @pytest.fixture
@@ -170,36 +170,9 @@ def test_publishing_a_tiny_model_is_cheap(shared: Path) -> None:
     assert min(times) < 0.02, "0.7 MB take under 2 ms of a processor"
 
 
-_KILLED = """
-import sys, torch
-from pathlib import Path
-from types import SimpleNamespace
-from rollmesh.learner.distributed import weight_export
-from rollmesh.learner.engines.interface import ExportedTensor
-from rollmesh.learner.engines.layout import Layout
-from rollmesh.learner.weights import WeightPublisher
-from rollmesh.mesh.trajectory.versions import PolicyVersion
-tensors = {"w": torch.zeros(100)}
-engine = SimpleNamespace(
-    layout=Layout(),
-    exported_tensors=lambda holders, part: [ExportedTensor("w", torch.float32, (100,))],
-    exported_shards=lambda part: ((name, (), tensor) for name, tensor in tensors.items()),
-)
-export = weight_export.WeightExport(engine, None, 1000)
-publisher = WeightPublisher("run", {}, directory=Path(sys.argv[1]))
-export.export(publisher, PolicyVersion(1, 0)).result(180)
-def digest_part(part, data):
-    sys.stdout.write("ready\\n"); sys.stdout.flush()
-    sys.stdin.read()
-weight_export.digest_part = digest_part
-export.export(publisher, PolicyVersion(1, 1))
-"""
-
-
 def test_a_publisher_killed_amid_a_publication_leaves_whole_versions_alone_until_they_are_swept(shared: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", _KILLED, str(shared)], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with fork_server.popen(["memory", str(shared)], module=killed_publisher.__name__, **pipes) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         assert sweep(shared) == [], "its publisher lives"

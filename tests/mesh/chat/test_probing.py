@@ -55,7 +55,7 @@ def test_the_end_of_a_turn_is_found(source: str, end: TurnEnd) -> None:
     ("source", "expected"),
     [
         (of.CHATML, {"tools": True, "arguments": "object", "prompt_is_prefix": True, "rewrites": False}),
-        (of.PARTS, {"contents": dict.fromkeys(("user", "assistant", "system", "tool"), ("parts",)), "tools": False}),
+        (of.PARTS, {"contents": dict.fromkeys(of.ROLES, ("parts",)), "tools": False}),
         (of.TRIMS, {"trims": True, "begin": True, "arguments": ""}),
         (of.OPENS_THOUGHTS, {"opened_thoughts": "<think>", "prompt_is_prefix": False, "drops_thoughts": True}),
         (of.ANOTHER_END_ONCE_FOLLOWED, {"rewrites": True}),
@@ -63,6 +63,7 @@ def test_the_end_of_a_turn_is_found(source: str, end: TurnEnd) -> None:
         (of.NINE_LETTERS, {"nine_letter_ids": True, "arguments": "object"}),
         (of.ARGUMENTS_AS_TEXT, {"arguments": "text"}),
         (of.DEFAULT_SYSTEM, {"default_system": "Be kind."}),
+        (of.THOUGHTS_APART, {"thoughts_field": "reasoning_content"}),
         (of.MARKED, {"marks": "with the end"}),
         (of.MARKED_WITHOUT_END, {"marks": "without the end"}),
     ],

@@ -16,8 +16,6 @@ from tests import chat_templates as of
 LONG = "Word 42\t and  more\n\n" * 40 + "End"
 SAID = [{"role": "user", "content": LONG}, {"role": "assistant", "content": LONG}]
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-# As Llama 3.1: a call is written in the place of the text.
-CALLS_ALONE = of.CHATML.replace("{{ m.content or '' }}", "{% if not m.tool_calls %}{{ m.content or '' }}{% endif %}")
 
 
 def trained(template: str, messages: list[dict[str, Any]]) -> str:
@@ -36,23 +34,6 @@ def test_a_template_that_changes_the_words_of_a_row_is_refused(changed: str) -> 
     encoder = PromptEncoder(of.tokenizer_for(template), max_prompt_tokens=9999, template_kwargs={})
     with pytest.raises(ChatTemplateError, match="row 3: the chat template changes the words of message 0"):
         encoder.ids(Row(SAID[:1], "", None, {}, origin="rows.jsonl, row 3"))
-
-
-def test_a_template_that_keeps_the_last_messages_alone_is_refused() -> None:
-    template = of.CHATML.replace("in messages %}", "in messages[-3:] %}", 1)
-    with pytest.raises(ChatTemplateError, match="message 0, or leaves them out: 'first'"):
-        trained(template, [{"role": "user", "content": "first"}, {"role": "assistant", "content": "one"}, *SAID])
-
-
-def test_text_beside_a_call_that_no_template_writes_is_refused_and_the_call_alone_trains() -> None:
-    calling: list[dict[str, Any]] = [SAID[0], {"role": "assistant", "content": "Let me add.", "tool_calls": [CALL]}]
-    with pytest.raises(
-        ChatTemplateError, match=r"message 1 calls a tool, .* beside the call: 'Let me add\.'"
-    ) as refused:
-        trained(CALLS_ALONE, calling)
-    assert "leave the content of such messages out" in str(refused.value)
-    assert "add" in trained(CALLS_ALONE, [SAID[0], {"role": "assistant", "content": None, "tool_calls": [CALL]}])
-    assert trained(of.CHATML, calling).startswith("Let me add.<tool_call>")
 
 
 @pytest.mark.parametrize(

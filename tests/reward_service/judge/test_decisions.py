@@ -170,6 +170,7 @@ def test_backoff_grows_to_a_bound_and_is_spread() -> None:
         '{"reason": "fine", "score": 7}',
         'Here it is:\n```json\n{"reason": "fine", "score": 7.0}\n```',
         '<think>maybe {"score": 1}?</think>{"reason": "fine", "score": 7}',
+        '[THINK]maybe {"score": 1}?[/THINK]{"reason": "fine", "score": 7}',
     ],
 )
 def test_verdicts_are_found_in_answers(answer: str) -> None:

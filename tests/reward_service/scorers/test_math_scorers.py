@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmesh.mesh.errors import RewardError
-from rollmesh.reward_service.outcomes import RewardItem, Scored, Unscorable
-from rollmesh.reward_service.scorers import LINEAR, SCORERS, graders, gsm8k_text, math_dapo, math_value, prepare, qa
+from rollmesh.reward_service.outcomes import RewardItem, Scored
+from rollmesh.reward_service.scorers import LINEAR, SCORERS, gsm8k_text, prepare, qa
 from rollmesh.reward_service.scorers.boxes import last_boxed
+from rollmesh.reward_service.scorers.mathematics import math_dapo, math_value, self_test
 
 
 def outcome(name: str, response: str, truth: Any, source: str = "") -> Any:
@@ -50,7 +51,6 @@ EQUAL = [
     (r"\boxed{1, 2, \ldots, n}", r"1,2,\ldots,n"), (r"\boxed{\frac{10}{2} = 5}", "5"),
     (r"\boxed{10^{-20}}", r"10^{-20}"),
     (r"First \boxed{1}, then \boxed{2}", "2"), (r"\boxed{1} and \boxed{2}", "1, 2"),
-    (r"<think>\boxed{7}</think> The answer is 5.", "5"),
     (r"<think>\boxed{5}</think> So it is.", "5"), (r"\boxed{1/3}", "0.333333"),
 ]  # fmt: skip
 DIFFERENT = [
@@ -70,7 +70,7 @@ NUMBERS = [
     ("The answer is −5, or so.", "-5"), ("#### 3 1/2", "3.5"), ("The range is 10-12", "12"), ("It is -5.", "-5"),
     (r"\boxed{42}. I used 3 steps.", "42"), (r"\boxed{1{,}000}", "1000"),
     ("The answer is 42. It took 3 steps.", "42"),
-    ("答案是42，用3步", "42"), ("<think>#### 7</think> #### 42", "42"),
+    ("答案是42，用3步", "42"),
     ("<think>#### 42</think> That is all.", "42"), ("The answer is that each of the 3 gets 42", "42"),
     ("The answer is 42, not 6*8=48.", "42"), ("#### Total = 6 * 7 = 42", "42"),
     ("The answer is about $42, or 40", "42"),
@@ -138,13 +138,8 @@ def test_totals(name: str, response: str, truth: Any, total: float) -> None:
     assert result.total == total
 
 
-@pytest.mark.parametrize("name", ["gsm8k_strict", "gsm8k_flexible", "math", "math_string", "math_dapo", "qa"])
-def test_without_a_truth_there_is_no_score(name: str) -> None:
-    assert isinstance(outcome(name, "42", None), Unscorable)
-
-
-def test_a_truth_that_cannot_be_read_is_no_ones_fault() -> None:
-    assert isinstance(outcome("math", r"\boxed{7}", ""), Unscorable)
+def test_a_truth_that_is_no_mathematics_is_unscorable() -> None:
+    assert "cannot be read as mathematics" in outcome("math", r"\boxed{7}", r"\text{}").reason
 
 
 @pytest.mark.parametrize(("response", "readable", "boxed"), [(r"\boxed{}", 0, 1), ("", 0, 0), (r"\boxed{7}", 1, 1)])
@@ -152,7 +147,7 @@ def test_components_tell_wrong_from_unreadable(response: str, readable: float, b
     assert outcome("math", response, "8").components == {"format": boxed, "readable": readable}
 
 
-def test_a_box_that_is_not_closed_ends_with_its_row_unless_the_response_was_cut_off() -> None:
+def test_a_box_that_is_not_closed_ends_with_its_line_unless_the_response_was_cut_off() -> None:
     def total(response: str, finish_reason: str) -> float:
         found = SCORERS["math"](RewardItem("i", "g", "", "p", response, "5/2", finish_reason=finish_reason))
         assert isinstance(found, Scored)
@@ -163,18 +158,13 @@ def test_a_box_that_is_not_closed_ends_with_its_row_unless_the_response_was_cut_
         assert total(response, "length") == 0.0
 
 
-def test_a_box_that_is_followed_by_too_much_is_not_read() -> None:
-    assert math_value.grade(r"\boxed{7}" + " and" * 10, "7", reading="box").correct
-    assert not math_value.grade(r"\boxed{7}" + " and" * 1000, "7", reading="box").readable
-
-
 def test_values_are_compared_outside_the_main_thread() -> None:
     # Time limits by signals would fail here.
-    grades: list[math_value.Grade] = []
-    worker = threading.Thread(target=lambda: grades.append(math_value.grade(r"\boxed{2\sqrt{3}}", r"\sqrt{12}")))
+    found: list[Any] = []
+    worker = threading.Thread(target=lambda: found.append(outcome("math", r"\boxed{2\sqrt{3}}", r"\sqrt{12}")))
     worker.start()
     worker.join()
-    assert grades[0].correct
+    assert found[0].total == 1.0
 
 
 def test_format_scores() -> None:
@@ -232,12 +222,13 @@ def test_any_text_gets_a_score(response: str, truth: str) -> None:
 
 def test_the_grader_is_the_one_that_was_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under another antlr runtime the grammar reads no percent: nothing is scored, and the error says with what."""
-    graders.check_versions()
-    graders.self_test()
-    monkeypatch.setattr(graders, "_version", {**graders.packages(), "antlr4-python3-runtime": "4.9.3"}.__getitem__)
+    self_test.check_versions()
+    self_test.run()
+    installed = {**self_test.packages(), "antlr4-python3-runtime": "4.9.3"}
+    monkeypatch.setattr(self_test, "installed_version", installed.__getitem__)
     with pytest.raises(RewardError, match=r"antlr4-python3-runtime 4\.9\.3 \(tested: 4\.13\.2\)"):
-        graders.check_versions()
-    no_percent = math_value.Grade(True, True, False, False)
+        self_test.check_versions()
+    no_percent = math_value.Grade(correct=False, readable=False, answer="")
     monkeypatch.setattr(math_value, "grade", lambda response, truth: no_percent)
     with pytest.raises(RewardError, match=r"for different, .*math-verify 0\.8\.0, .*antlr4-python3-runtime 4\.9\.3"):
         prepare("math", tested=False)
@@ -257,11 +248,10 @@ def test_a_formula_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parser, "latex2sympy", counted)
     for attempt in range(2):
         for number in range(1000, 1050):
-            assert math_value.grade(
-                rf"Attempt {attempt}: \boxed{{\frac{{{number}}}{{7}}}}", rf"\frac{{{number}}}{{7}}"
-            ).correct
+            response, truth = rf"Attempt {attempt}: \boxed{{\frac{{{number}}}{{7}}}}", rf"\frac{{{number}}}{{7}}"
+            assert outcome("math", response, truth).total == 1.0
     assert len(read) == len(set(read)) == 50
     long = "+".join(["1"] * 200)
     for _ in range(2):
-        assert math_value.grade(rf"\boxed{{{long}}}", "200").correct
+        assert outcome("math", rf"\boxed{{{long}}}", "200").total == 1.0
     assert sum(len(latex) > 256 for latex in read) == 2

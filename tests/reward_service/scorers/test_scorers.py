@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollmesh.mesh.chat.thoughts import THOUGHT_MARKS
 from rollmesh.mesh.config.scorers.code import NAMES as CODE
-from rollmesh.reward_service.outcomes import Failed, RewardItem, Scored, SpanValue, Unscorable
-from rollmesh.reward_service.scorers import SCORERS, graders
-from rollmesh.reward_service.scorers.versions import VERSIONS, versions_of
+from rollmesh.reward_service.outcomes import Failed, RewardItem, Scored, SpanValue
+from rollmesh.reward_service.scorers import SCORERS
+from rollmesh.reward_service.scorers.versions import VERSIONS, versions_of, versions_with_packages
 
 
 def outcome(name: str, response: str, truth: Any, source: str = "") -> Any:
@@ -44,11 +45,21 @@ def test_scores(name: str, response: str, truth: Any, total: float) -> None:
     assert result.total == total
 
 
+@pytest.mark.parametrize("marks", THOUGHT_MARKS)
 @pytest.mark.parametrize(
-    ("name", "truth"), [("exact_match", None), ("strings", None), ("arithmetic", "many"), ("gsm8k", None)]
+    ("name", "thought", "answer", "truth"),
+    [
+        ("gsm8k", "#### 7", "It is 42.", "42"),
+        ("math", r"\boxed{7}", "It is $42$.", "42"),
+        ("choice", "#### A", "The answer is B.", "B"),
+    ],
 )
-def test_without_a_usable_truth_there_is_no_score(name: str, truth: Any) -> None:
-    assert isinstance(outcome(name, "42", truth), Unscorable)
+def test_thoughts_are_no_answer_unless_nothing_follows(
+    marks: tuple[str, str], name: str, thought: str, answer: str, truth: str
+) -> None:
+    opening, closing = marks
+    assert outcome(name, f"{opening}{thought}{closing}\n{answer}", truth).total == 1.0
+    assert outcome(name, f"{opening}{answer}{closing}\n", truth).total == 1.0
 
 
 def test_auto_picks_by_source_and_refuses_what_it_does_not_know() -> None:
@@ -69,9 +80,9 @@ def test_every_scorer_has_a_version() -> None:
     assert VERSIONS.keys() == {*SCORERS, *CODE}
     assert versions_of(["gsm8k", "mine.py:gsm8k", "regex:a:b"]) == {"gsm8k": "2", "regex": "2"}
     assert {"auto", "math", "qa", "environment"} <= versions_of(["auto"]).keys()
-    assert graders.versions(["mine.py:score"]) == {}
-    assert list(graders.versions(["choice"])) == ["rollmesh", "choice"]
-    assert graders.versions(["math", "qa"])["math-verify"] == "0.8.0"
+    assert versions_with_packages(["mine.py:score"]) == {}
+    assert list(versions_with_packages(["choice"])) == ["rollmesh", "choice"]
+    assert versions_with_packages(["math", "qa"])["math-verify"] == "0.8.0"
 
 
 def test_an_episode_is_worth_what_its_environment_says() -> None:

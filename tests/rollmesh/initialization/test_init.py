@@ -38,6 +38,10 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"train": "rows.jsonl", "functions": ["exact_match"]},
     ),
     "TRL": ({"prompt": CHAT, "solution": "2"}, {"train": "rows.jsonl", "functions": ["exact_match"]}),
+    "TRL, JSON texts": (
+        {"prompt": json.dumps([{"role": "user", "content": [{"type": "text", "text": "1+1="}]}]), "solution": "2"},
+        {"train": "rows.jsonl", "functions": ["exact_match"]},
+    ),
     "TRL by other names": (
         {"question": "1+1=", "target": "2"},
         {"train": [{"path": "rows.jsonl", "ground_truth_key": "target"}], "prompt_key": "question"},
@@ -103,6 +107,7 @@ def test_a_dry_run_accepts_it_with_a_reward_of_ones_own(rollmesh: Command, model
     [
         ({"text": "1+1="}, "no field looks like a prompt (there are: text)"),
         ({"prompt": CHAT, "answer": "2"}, "has no chat template"),
+        ({"prompt": None, "answer": "2"}, "row 0: field `prompt` is missing"),
     ],
 )
 def test_rows_that_cannot_be_used_are_refused(

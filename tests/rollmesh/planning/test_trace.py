@@ -39,7 +39,12 @@ LOGITS = LogitRoom(kept=1 << 30, tile=1 << 21, rows=1024)
 @pytest.mark.parametrize(
     ("kind", "settings", "how"),
     [
-        ("qwen3", {"tie_word_embeddings": True}, {"shards": 1, "sharded": False, "compute_bytes": 4}),
+        pytest.param(
+            "qwen3",
+            {"tie_word_embeddings": True},
+            {"shards": 1, "sharded": False, "compute_bytes": 4},
+            marks=pytest.mark.exhaustive,
+        ),
         (
             "llama",
             {"tie_word_embeddings": False},

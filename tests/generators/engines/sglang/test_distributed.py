@@ -93,7 +93,7 @@ async def test_a_broadcast_that_breaks_off_is_made_again_with_the_next_version(
     first = list(server.groups)
     server.takes, server.loaded = 1, {}
     monkeypatch.setattr(distributed, "STEP_S", 0.5)
-    with pytest.raises(WeightsError, match=r"no progress for 0\.5 s") as caught:
+    with pytest.raises(WeightsError, match=r"no progress for 0\.5 s|500ms") as caught:
         await load(way, server)
     assert "the former weights stay in service" in caught.value.hint
     assert not server.loaded

@@ -177,7 +177,7 @@ class VllmHarness(ModelHarness):
             yield
 
     def fail_at(self, token: int) -> None:
-        processor = self.shared.backend._engine.input_processor
+        processor = self.shared.backend._engine.llm.input_processor
         assign = processor.assign_request_id
 
         def spoil(request: Any) -> None:

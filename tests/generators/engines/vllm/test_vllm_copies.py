@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.generators.engines.vllm.replica_routing import ReplicaRouter
+from rollmesh.generators.engines.vllm.jobs.replica_routing import ReplicaRouter
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 12), max_size=60), st.randoms())

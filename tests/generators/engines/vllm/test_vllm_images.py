@@ -23,7 +23,7 @@ from tests.generators.engines.tiny_vlm import CONTEXT, IMAGE, TinyVlm, picture
 from tests.generators.engines.vllm.step_gate import StepGate
 
 if TYPE_CHECKING:
-    from rollmesh.generators.engines.vllm.backend import VllmBackend
+    from rollmesh.generators.engines.vllm.jobs.running_jobs import RunningJobs
 
 pytestmark = [pytest.mark.engine("vllm")]
 
@@ -144,18 +144,18 @@ def test_new_weights_reach_the_vision_part_amid_a_response(served: Engine) -> No
 
 def test_images_that_are_read_during_a_swap_are_submitted_once(served: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, swapped = threading.Event(), threading.Event()
-    from rollmesh.generators.engines.vllm.backend import VllmBackend
+    from rollmesh.generators.engines.vllm.jobs.running_jobs import RunningJobs
 
-    read = VllmBackend._read_images
+    read = RunningJobs._read_images
 
-    async def slow(self: VllmBackend, running: Any) -> Any:
+    async def slow(self: RunningJobs, running: Any) -> Any:
         found = await read(self, running)
         reading.set()
         while not swapped.is_set():
             await asyncio.sleep(0.01)
         return found
 
-    monkeypatch.setattr(VllmBackend, "_read_images", slow)
+    monkeypatch.setattr(RunningJobs, "_read_images", slow)
     request = asked("during", 1)
     served.engine.submit([request])
     assert reading.wait(240)

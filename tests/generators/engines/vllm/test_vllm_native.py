@@ -344,7 +344,7 @@ def test_experts_of_each_step_become_those_of_the_response() -> None:
     from vllm.v1.engine import EngineCoreOutput, FinishReason
 
     from rollmesh.generators.engines.external.backend import DecodeChunk
-    from rollmesh.generators.engines.vllm.output_stream import JobStream
+    from rollmesh.generators.engines.vllm.jobs.output_stream import JobStream
 
     experts = np.arange(5 * 2 * 2, dtype=np.int16).reshape(5, 2, 2)
     steps = [([7], experts[:3], None), ([8], experts[3:4], None), ([9], experts[4:], FinishReason.LENGTH)]

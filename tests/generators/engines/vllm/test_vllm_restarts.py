@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 # A response has 16 tokens on average: all slots are amid one when the engine stands still.
 _GROUPS, _TOKENS = 12, 20
 _START_S = 300.0
-_BACKEND = "rollmesh.generators.engines.vllm.backend"
+_LOGGER = "rollmesh.generators.engines.vllm.weight_loading"
 
 
 async def test_responses_continue_in_new_processes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A generator takes the root's handlers away: it configures the log of its process.
-    monkeypatch.setattr(logging.getLogger(_BACKEND), "handlers", [caplog.handler])
+    monkeypatch.setattr(logging.getLogger(_LOGGER), "handlers", [caplog.handler])
     options: dict[str, Any] = {
         "rollout__engine": "vllm",
         "rollout__slots": 4,

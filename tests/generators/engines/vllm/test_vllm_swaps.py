@@ -98,7 +98,7 @@ def test_a_load_that_fails_halfway_is_taken_back(harness: VllmHarness) -> None:
     harness.update(V1, old)
     [runs, *_] = harness.freeze([request("runs", max_tokens=harness.long)]).values()
     backend = harness.shared.backend
-    bad = backend._checkpoint.to_checkpoint(new.items())
+    bad = backend._weights._checkpoint.to_checkpoint(new.items())
     bad["model.layers.1.self_attn.k_proj.weight"] = torch.zeros(3, 3)
     with pytest.raises(WeightsError, match="could not load"):
         harness.shared.run(backend.load(backend._sender.stage(bad), "9.9", recompute=False))
@@ -117,7 +117,7 @@ def test_a_job_that_is_aborted_amid_a_swap_is_not_submitted_again(
     """No engine would ever end it: it would decode to its last token in a place that is taken for free."""
     harness.update(V1, harness.random_weights(1))
     shared, backend = harness.shared, harness.shared.backend
-    core = backend._engine.engine_core
+    core = backend._engine.llm.engine_core
     add, added, chunks = core.add_request_async, [], []
 
     async def add_and_abort(asked: Any) -> None:
@@ -130,7 +130,7 @@ def test_a_job_that_is_aborted_amid_a_swap_is_not_submitted_again(
         await backend.pause()
         jobs = [DecodeJob(f"job{index}", [3 + index], SamplingParams(max_tokens=5)) for index in range(4)]
         running = [asyncio.create_task(backend.generate(job, chunks.append)) for job in jobs]
-        while len(backend._outputs._streams) < len(jobs):
+        while len(backend._jobs._outputs._streams) < len(jobs):
             await asyncio.sleep(0)
         monkeypatch.setattr(core, "add_request_async", add_and_abort)
         await backend.load(backend.stage(harness.random_weights(2).items()), "9.9", recompute=False)
@@ -146,7 +146,7 @@ def test_a_job_that_is_aborted_amid_a_swap_is_not_submitted_again(
 def test_a_probe_that_vllm_refuses_fails_alone(harness: VllmHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm import SamplingParams as VllmSampling
 
-    from rollmesh.generators.engines.vllm import sampling
+    from rollmesh.generators.engines.vllm.jobs import sampling
 
     harness.update(V1, harness.constant_weights(10))
     monkeypatch.setattr(sampling, "scoring", lambda _: VllmSampling(prompt_logprobs=10**6))
@@ -157,7 +157,7 @@ def test_a_probe_that_vllm_refuses_fails_alone(harness: VllmHarness, monkeypatch
 
 def test_workers_say_what_they_hold(harness: VllmHarness) -> None:
     """On a CPU nothing that they could give back."""
-    assert harness.shared.run(harness.shared.backend._held_bytes()) == 0
+    assert harness.shared.run(harness.shared.backend._memory.held_bytes()) == 0
 
 
 def test_nothing_is_lost_across_swaps(harness: VllmHarness) -> None:

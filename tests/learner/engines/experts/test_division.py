@@ -47,11 +47,7 @@ class TestExpertParallel(TrainingContract, StateContract):
     also_continued_in = (ONE, APART, COPIES)
     FIRST_TIER = (
         "test_a_gradient_is_that_of_plain_forward_passes experts-many",
-        "test_a_gradient_is_that_of_plain_forward_passes tied-ranks without",
-        "test_ways_to_compute_a_gradient_do_not_change_it both",
-        "test_a_step_that_is_given_up_leaves_nothing once",
         "test_every_process_may_hold_a_part divided_experts-experts",
-        "test_an_exported_folder_gives_the_same_log_probs divided_experts-experts",
         "test_another_layout_continues",
     )
 
@@ -60,10 +56,7 @@ class TestMemory(MemoryContract):
     """Experts are a rank's own."""
 
     layouts = (APART,)
-    FIRST_TIER = (
-        "test_memory_is_given_back",
-        "test_a_turn_of_others_changes_nothing language",
-    )
+    FIRST_TIER = ("test_memory_is_given_back",)
     larger_model = ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 384})
 
 

@@ -60,7 +60,11 @@ def test_the_bias_of_experts_with_less_than_the_mean_load_rises() -> None:
     assert bias_step(torch.tensor([6.0, 0.0, 3.0, 3.0]), 0.1).tolist() == pytest.approx([-0.1, 0.1, 0.0, 0.0])
 
 
-@pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True}], ids=["kept", "computed again"])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({}, marks=pytest.mark.exhaustive), {"activation_checkpointing": True}],
+    ids=["kept", "computed again"],
+)
 def test_losses_of_routers_are_those_of_plain_torch(
     engine_worlds: GetWorld, engine_models: Mapping[str, Path], changes: dict[str, Any]
 ) -> None:
@@ -73,7 +77,8 @@ def test_losses_of_routers_are_those_of_plain_torch(
     assert_same(found, gradient)
 
 
-@LAYOUTS
+# That of one process is above.
+@pytest.mark.parametrize("layout", [EP, DIVIDED], ids=lambda layout: layout.name)
 def test_a_loss_over_tokens_is_the_same_however_they_are_divided(
     engine_worlds: GetWorld, engine_models: Mapping[str, Path], layout: EngineLayout
 ) -> None:
@@ -118,7 +123,11 @@ def test_log_probs_are_those_of_the_given_experts(
     assert float((own - expected).abs().max()) > 1e-2
 
 
-@pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True}], ids=["kept", "computed again"])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({}, marks=pytest.mark.exhaustive), {"activation_checkpointing": True}],
+    ids=["kept", "computed again"],
+)
 def test_experts_that_the_router_would_not_have_chosen_are_counted(
     engine_worlds: GetWorld, engine_models: Mapping[str, Path], changes: dict[str, Any]
 ) -> None:

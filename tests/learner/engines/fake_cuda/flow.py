@@ -44,7 +44,7 @@ from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
 from rollmesh.mesh.config.parallel import ParallelSection
 from tests.learner.engines.fake_cuda.watch import Watch
 
-# As wide as Qwen2.5-7B and Qwen3-30B-A3B are; a layer more costs time, and shows nothing.
+# As wide as Qwen2.5-7B and Qwen3-30B-A3B are; a layer or an expert more costs time, and shows nothing.
 _DENSE = {
     "vocab_size": 152064,
     "hidden_size": 3584,
@@ -59,7 +59,7 @@ _EXPERTS = {
     "num_attention_heads": 32,
     "num_key_value_heads": 4,
     "head_dim": 128,
-    "num_experts": 128,
+    "num_experts": 32,
     "num_experts_per_tok": 8,
 }
 

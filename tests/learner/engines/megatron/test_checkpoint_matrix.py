@@ -18,24 +18,27 @@ from tests.learner.engines.megatron.checkpoint_case import FRESH, Numbers
 torch.set_num_threads(1)
 
 ONE, TWO = EngineLayout("FSDP2"), EngineLayout("two_processes", 2, "megatron")
-LAYOUTS = {
-    "tied": {"tp2": ParallelSection(tp=2), "pp2": ParallelSection(pp=2)},
-    # The second one has all experts in both processes.
-    "experts": {"ep2": ParallelSection(ep=2), "dp2": ParallelSection()},
+# With "dp2" all experts are in both processes. The first matrix has layouts of all kinds but stages, which
+# `test_contract` continues; the others have each kind alone.
+MATRICES = {
+    ("experts", "divided"): {"tp2, ep2": ParallelSection(tp=2, ep=2), "dp2": ParallelSection()},
+    ("experts", "apart"): {"ep2": ParallelSection(ep=2), "dp2": ParallelSection()},
+    ("tied", "divided"): {"tp2": ParallelSection(tp=2), "pp2": ParallelSection(pp=2)},
 }
+FIRST = next(iter(MATRICES))
 Matrix = tuple[dict[str, Numbers], dict[tuple[str, str], Numbers]]
 
 
 @pytest.fixture(scope="module")
 def matrix(
     engine_worlds: GetWorld, engine_models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Matrix]:
+) -> Callable[[str, str], Matrix]:
     """The numbers of all continuations of a model: see `checkpoint_case.write`."""
 
     @cache
-    def of(architecture: str) -> Matrix:
+    def of(architecture: str, kind: str) -> Matrix:
         model, folder = engine_models[architecture], tmp_path_factory.mktemp("checkpoints")
-        alone, layouts = {ONE.name: ParallelSection()}, LAYOUTS[architecture]
+        alone, layouts = {ONE.name: ParallelSection()}, MATRICES[architecture, kind]
         one, two = engine_worlds(ONE), engine_worlds(TWO)
         ((written, _),) = one.run(checkpoint_case.write, model, alone, folder)
         (also_written, found), _ = two.run(checkpoint_case.write, model, layouts, folder, list(written))
@@ -46,12 +49,18 @@ def matrix(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "layout"),
-    [(architecture, layout) for architecture, layouts in LAYOUTS.items() for layout in (*layouts, ONE.name)],
+    ("architecture", "kind", "layout"),
+    [
+        pytest.param(*case, layout, marks=[pytest.mark.exhaustive] * (case != FIRST))
+        for case, layouts in MATRICES.items()
+        for layout in (*layouts, ONE.name)
+    ],
 )
-def test_other_layouts_go_on_from_a_checkpoint(matrix: Callable[[str], Matrix], architecture: str, layout: str) -> None:
-    written, found = matrix(architecture)
-    others = {*LAYOUTS[architecture], ONE.name} - {layout}
+def test_other_layouts_go_on_from_a_checkpoint(
+    matrix: Callable[[str, str], Matrix], architecture: str, kind: str, layout: str
+) -> None:
+    written, found = matrix(architecture, kind)
+    others = {*MATRICES[architecture, kind], ONE.name} - {layout}
     names = [name for name in written if name.removesuffix(FRESH) == layout]
     assert names
     for name in names:

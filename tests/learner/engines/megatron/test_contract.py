@@ -31,7 +31,6 @@ class TestStages(EngineContract):
     layouts = (EngineLayout("pp2", 2, "megatron", {"parallel": ParallelSection(pp=2)}),)
     also_continued_in = (ONE, EngineLayout("fsdp2_two_ranks", 2))
     FIRST_TIER = (
-        "test_a_gradient_is_that_of_plain_forward_passes tied-many",
         "test_a_gradient_is_that_of_plain_forward_passes tied-ranks without",
         "test_a_gradient_is_that_of_plain_forward_passes experts",
         "test_ways_to_compute_a_gradient_do_not_change_it both",
@@ -39,12 +38,9 @@ class TestStages(EngineContract):
         "test_half_precision_keeps_float32_masters",
         "test_a_value_models_gradient_is_that_of_plain_forward_passes",
         "test_a_gradient_may_be_accumulated_in_parts",
-        "test_a_step_that_is_given_up_leaves_nothing once",
         "test_a_gradient_that_is_not_finite_changes_nothing",
         "test_a_step_without_tokens_changes_nothing_and_is_no_failure",
-        "test_a_step_without_micro_batches_follows_a_gradient_of_zero",
         "test_log_probs_are_those_of_plain_forward_passes experts",
-        "test_values_are_those_of_plain_forward_passes",
         "test_a_new_value_model_begins_at_zero",
         "test_nothing_to_infer_is_no_failure",
         "test_ranks_bring_their_values_to_every_process_in_order",
@@ -52,9 +48,6 @@ class TestStages(EngineContract):
         "test_layouts_fit_together",
         "test_weights_have_the_models_names_once tied",
         "test_every_process_may_hold_a_part tied",
-        "test_an_exported_folder_gives_the_same_log_probs tied",
-        "test_a_run_continues_as_if_nothing_had_happened after",
-        "test_training_goes_on_while_a_checkpoint_is_written",
         "test_another_layout_continues",
         "test_memory_is_given_back",
     )
@@ -65,21 +58,13 @@ class TestOneProcess(EngineContract):
 
     layouts = (ONE,)
     FIRST_TIER = (
-        "test_a_gradient_is_that_of_plain_forward_passes dense",
-        "test_ways_to_compute_a_gradient_do_not_change_it logits",
         "test_the_entropy_is_differentiated_where_it_is_asked_for",
-        "test_the_rate_follows_its_schedule",
         "test_there_is_no_step_without_a_gradient",
-        "test_a_base_that_does_not_exist_is_refused",
         "test_a_frozen_model_stays_as_it_was on the host",
-        "test_outputs_follow_steps_amid_which_there_were_others stays",
-        "test_an_exported_folder_gives_the_same_log_probs experts",
         "test_gradients_that_no_step_has_used_have_no_part_in_a_checkpoint given up",
         "test_a_checkpoint_is_of_a_moment_between_two_steps",
         "test_a_folder_that_is_no_checkpoint_of_the_model_is_refused_and_changes_nothing another",
         "test_a_step_continues_after_a_rest params optimizer gradients",
-        "test_a_turn_of_others_changes_nothing value_model",
-        "test_what_rests_between_calls_changes_nothing",
         "test_a_call_that_needs_what_rests_is_refused",
         "test_a_model_trains_the_same_beside_others",
         "test_engines_close_in_any_order",

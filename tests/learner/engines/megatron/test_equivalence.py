@@ -79,7 +79,7 @@ def _cells() -> Iterator[Any]:
         (BIASES, ("CP2, packed, a prompt each",), ()),
         (EXPERTS, ("ETP2 in TP2",), ("EP2", "TP2 x EP2")),
         (BIASES, ("LoRA, TP2 without sequence parallelism",), ("LoRA, CP2",)),
-        (EXPERTS, ("LoRA, TP2 x EP2",), ()),
+        (EXPERTS, (), ("LoRA, TP2 x EP2",)),
         (
             EXPERTS,
             ("balance, PP2, interleaved, activations computed again",),

@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,8 @@ from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.learner.weights.transports import Disk
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from tests.repository import REPOSITORY
+from tests import fork_server
+from tests.learner.weights import killed_publisher
 
 
 def weights(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -67,32 +67,9 @@ def test_old_versions_go(tmp_path: Path) -> None:
     source.close()
 
 
-_KILLED = """
-import os, sys, torch
-from pathlib import Path
-from rollmesh.learner.weights import PublishRules, WeightPublisher
-from rollmesh.learner.weights.transports import Disk, disk
-from rollmesh.mesh.trajectory.versions import PolicyVersion
-publisher = WeightPublisher(
-    "run", {}, PublishRules(transport="disk", bucket_bytes=500), offers=[Disk(Path(sys.argv[1]), "run")]
-)
-publisher.publish(PolicyVersion(1, 0), [(f"w{i}", torch.zeros(100)) for i in range(4)], "float32")
-real, files = disk.serialize_file, []
-def stop_half_way(*arguments, **settings):
-    real(*arguments, **settings)
-    files.append(1)
-    if len(files) == 2:
-        sys.stdout.write("ready\\n"); sys.stdout.flush()
-        sys.stdin.read()
-disk.serialize_file = stop_half_way
-publisher.publish(PolicyVersion(1, 1), [(f"w{i}", torch.ones(100)) for i in range(4)], "float32")
-"""
-
-
 def test_what_a_killed_publisher_left_is_swept(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", _KILLED, str(tmp_path)], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with fork_server.popen(["disk", str(tmp_path)], module=killed_publisher.__name__, **pipes) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGKILL)

@@ -20,8 +20,9 @@ from tests.learner.engines.megatron.computing import balance_case
     [
         (1, {}),
         pytest.param(2, {"tp": 2}, marks=pytest.mark.exhaustive),
-        (2, {"cp": 2}),
-        (2, {"pp": 2}),
+        # These two are rows of `test_equivalence`, too.
+        pytest.param(2, {"cp": 2}, marks=pytest.mark.exhaustive),
+        pytest.param(2, {"pp": 2}, marks=pytest.mark.exhaustive),
         (2, {"tp": 2, "ep": 2}),
     ],
     ids=str,

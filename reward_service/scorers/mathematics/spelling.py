@@ -45,13 +45,13 @@ def spelled_response(text: str) -> str:
 
 
 def with_closed_box(text: str) -> str:
-    """A response whose last box, where its row does not close it, ends with the row."""
+    """A response whose last box ends with its line, where the response does not close it."""
     begin = text.rfind(r"\boxed{")
     if begin < 0 or last_braced_box(text) is not None:
         return text
-    row, stop, rest = text[begin:].partition("\n")
-    row = row.rstrip(" \t\r$.")
-    return f"{text[:begin]}{row}{'}' * (row.count('{') - row.count('}'))}{stop}{rest}"
+    line, stop, rest = text[begin:].partition("\n")
+    line = line.rstrip(" \t\r$.")
+    return f"{text[:begin]}{line}{'}' * (line.count('{') - line.count('}'))}{stop}{rest}"
 
 
 def spelled_answer(answer: str) -> str:

@@ -1,17 +1,14 @@
-r"""Versions of all that grades, and a self-test of mathematics: it is graded here as where it was tested.
+r"""A self-test of the `math` scorer: it grades here as where it was tested.
 
-The `math` scorer reads answers with math-verify. Its grammar runs on the installed antlr runtime, of whatever version.
-Another runtime reads `50\%` as nothing at all, and rewards change without a word. So the versions are pinned, tried
-before the first item is scored, and written into the summary of a run.
+The scorer reads answers with math-verify. Its grammar runs on the installed antlr runtime, of whatever version. Another
+runtime reads `50\%` as nothing at all, and rewards change without a word. So the versions of the packages are pinned,
+and known pairs are graded before the first item is scored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rollmesh.mesh.errors import RewardError
-from rollmesh.reward_service.scorers import math_value
-from rollmesh.reward_service.scorers.versions import versions_of
+from rollmesh.reward_service.scorers.mathematics import math_value
 
 # Versions under which `_KNOWN` was recorded; None: any. As in pyproject.toml.
 _PINNED = {
@@ -59,20 +56,9 @@ _ABSENT = "absent"
 _HINT = "install what rollmesh requires: pip install --force-reinstall 'math-verify[antlr4-13-2]==0.8.0'"
 
 
-def versions(functions: Iterable[str]) -> dict[str, str]:
-    """Versions of the scorers among reward functions, and with `math` those of the packages that it uses.
-
-    The version of `rollmesh` comes first; empty without a scorer.
-    """
-    scorers = versions_of(functions)
-    if not scorers:
-        return {}
-    return {"rollmesh": _version("rollmesh"), **scorers, **(packages() if "math" in scorers else {})}
-
-
 def packages() -> dict[str, str]:
     """Installed versions of the packages that grade mathematics; `absent` for a missing one."""
-    return {name: _version(name) for name in _PINNED}
+    return {name: installed_version(name) for name in _PINNED}
 
 
 def check_versions() -> None:
@@ -84,7 +70,7 @@ def check_versions() -> None:
     others = [
         f"{name} {found} (tested: {pin})"
         for name, pin in _PINNED.items()
-        if (found := _version(name)) != pin and (pin is not None or found == _ABSENT)
+        if (found := installed_version(name)) != pin and (pin is not None or found == _ABSENT)
     ]
     if others:
         raise RewardError(f"mathematics would be graded by untested versions: {', '.join(others)}", hint=_HINT)
@@ -96,14 +82,15 @@ def load_library() -> None:
     math_value.grade(response, truth)
 
 
-def self_test() -> None:
+def run() -> None:
     """Grades known pairs, which takes a second.
 
     Raises:
         RewardError: a pair is graded differently here; names the installed versions.
     """
     for response, truth, expected in _KNOWN:
-        if math_value.grade(response, truth).correct is not expected:
+        graded = math_value.grade(response, truth)
+        if graded is None or graded.correct is not expected:
             installed = ", ".join(f"{name} {version}" for name, version in packages().items())
             raise RewardError(
                 f"the math scorer takes {response!r} and {truth!r} for {'different' if expected else 'equal'}, "
@@ -112,7 +99,8 @@ def self_test() -> None:
             )
 
 
-def _version(package: str) -> str:
+def installed_version(package: str) -> str:
+    """The version of an installed package; `absent` for a missing one."""
     # Workers start without it.
     from importlib import metadata
 

@@ -12,14 +12,17 @@ of 1 and 2 is the tuple `(1,2)`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from rollmesh.reward_service.scorers.mathematics.parsing import NO_TIMEOUT
 
 if TYPE_CHECKING:
     import sympy
 
-# Digits to which a decimal truth is met, and to which exact ones are compared.
+# Relative tolerances: to a truth that is a decimal, and to an exact one.
 _COARSE, _FINE = 2e-6, 1e-12
+# Digits that are computed of each number.
 _DIGITS = 30
 # Points at which expressions are compared: all signs of up to three letters.
 _POINTS = 8
@@ -28,7 +31,6 @@ _BASE = re.compile(r"[\dA-F]+_\{?(\d+)\}?")
 _OR = re.compile(r"\bor\b|\\lor\b|\\vee\b")
 _SPACES = re.compile(r"\s|\\[,;: !]|\\left|\\right")
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d+)?")
-_NO_TIMEOUT = 0
 
 
 def agree(expected: Sequence[Any], found: Sequence[Any], truth: str, answer: str) -> bool:
@@ -47,15 +49,15 @@ def agree(expected: Sequence[Any], found: Sequence[Any], truth: str, answer: str
         return True
     if answer and not _may_agree(truth, answer):
         return False
-    if verify(list(expected), list(found), timeout_seconds=_NO_TIMEOUT):
-        return _close(expected[0], found[0]) and all(_holds(found[0], expected[0]))
+    if verify(list(expected), list(found), timeout_seconds=NO_TIMEOUT):
+        return _close(expected[0], found[0]) and _holds(found[0], expected[0])
     ours, theirs = _as_set(expected[0], truth), _as_set(found[0], answer)
     if (ours is None) != (theirs is None):
         one, other = [expected[0] if ours is None else ours], [found[0] if theirs is None else theirs]
-        return bool(verify(one, other, timeout_seconds=_NO_TIMEOUT))
+        return bool(verify(one, other, timeout_seconds=NO_TIMEOUT))
     column = _column(found[0])
     if column is not None and isinstance(expected[0], sympy.Tuple | sympy.Interval):
-        return bool(verify([expected[0]], [column], timeout_seconds=_NO_TIMEOUT))
+        return bool(verify([expected[0]], [column], timeout_seconds=NO_TIMEOUT))
     return _same_where_real(expected[0], found[0])
 
 
@@ -93,13 +95,14 @@ def _close(truth: Any, answer: Any) -> bool:
 
 
 def _close_numbers(truth: Any, answer: Any) -> bool:
+    """Whether two numbers agree relative to their size; true of anything else, and of what is not finite."""
+    import sympy
+
     if not (getattr(truth, "is_number", False) and getattr(answer, "is_number", False)):
         return True
     one, other = truth.evalf(_DIGITS), answer.evalf(_DIGITS)
     if not (one.is_finite and other.is_finite):
         return True
-    import sympy
-
     size = max(abs(one), abs(other))
     tolerance = _COARSE if truth.has(sympy.Float) else _FINE
     return bool(size == 0 or abs(one - other) <= tolerance * size)
@@ -112,15 +115,17 @@ def _value(answer: Any) -> Any:
     return answer.rhs if isinstance(answer, sympy.Equality) else answer
 
 
-def _holds(answer: Any, truth: Any) -> Iterator[bool]:
-    """For each equation of two numbers whether it is true; for none where the truth is an equation, too."""
+def _holds(answer: Any, truth: Any) -> bool:
+    """Whether all equations of two numbers in an answer are true; not asked where the truth is an equation too."""
     import sympy
 
-    if isinstance(truth, sympy.Equality | sympy.And):
-        return
-    for equation in answer.atoms(sympy.Equality) if isinstance(answer, sympy.Basic) else ():
-        if equation.lhs.is_number and equation.rhs.is_number:
-            yield _close_numbers(equation.lhs, equation.rhs)
+    if isinstance(truth, sympy.Equality | sympy.And) or not isinstance(answer, sympy.Basic):
+        return True
+    return all(
+        _close_numbers(equation.lhs, equation.rhs)
+        for equation in answer.atoms(sympy.Equality)
+        if equation.lhs.is_number and equation.rhs.is_number
+    )
 
 
 def _as_set(answer: Any, text: str) -> sympy.Set | None:
@@ -160,7 +165,7 @@ def _same_where_real(truth: Any, answer: Any) -> bool:
     r"""Whether two expressions with roots of letters agree where both are real: `1/\sqrt{n}` and `\sqrt{1/n}` do."""
     import sympy
 
-    if not all(isinstance(each, sympy.Expr) and _has_root(each) and not _towers(each) for each in (truth, answer)):
+    if not all(isinstance(each, sympy.Expr) and _has_root(each) and not _has_tower(each) for each in (truth, answer)):
         return False
     letters = sorted(truth.free_symbols, key=str)
     if truth.free_symbols != answer.free_symbols:
@@ -183,33 +188,33 @@ def _has_root(answer: Any) -> bool:
     return any(power.base.free_symbols and not power.exp.is_integer for power in answer.atoms(sympy.Pow))
 
 
-def spelled(parsed: Sequence[Any]) -> str:
+def value_text(parsed: Sequence[Any]) -> str:
     """The text by which answers of one value are told from others; empty for one that was not read."""
     if not parsed:
         return ""
     try:
-        return _spelled(parsed[0])
+        return _value_text(parsed[0])
     except Exception:  # noqa: BLE001 - a computer algebra system may fail in any way
         return _SPACES.sub("", str(parsed[-1]))
 
 
-def _spelled(answer: Any) -> str:
+def _value_text(answer: Any) -> str:
     import sympy
 
     answer = _value(answer)
     if isinstance(answer, sympy.FiniteSet | sympy.Tuple | sympy.Interval):
-        parts = [_spelled(part) for part in answer.args]
+        parts = [_value_text(part) for part in answer.args]
         return f"{type(answer).__name__}({', '.join(sorted(parts) if isinstance(answer, sympy.FiniteSet) else parts)})"
-    if isinstance(answer, sympy.Expr) and not answer.atoms(sympy.Pow) & _towers(answer):
-        # Expressions of one value are found out at an arbitrary point.
+    if isinstance(answer, sympy.Expr) and not _has_tower(answer):
+        # At an arbitrary point, expressions of one value have the same number.
         letters = sorted(answer.free_symbols, key=str)
         point = {letter: sympy.Rational(37 + 10 * place, 29) for place, letter in enumerate(letters)}
         return f"{','.join(map(str, letters))}:{sympy.N(answer.subs(point), 9)}"
     return _SPACES.sub("", str(answer))
 
 
-def _towers(answer: Any) -> set[Any]:
-    """Powers with powers in their exponents, which no computer evaluates."""
+def _has_tower(answer: Any) -> bool:
+    """Whether there is a power with a power in its exponent, which no computer evaluates."""
     import sympy
 
-    return {power for power in answer.atoms(sympy.Pow) if power.exp.has(sympy.Pow)}
+    return any(power.exp.has(sympy.Pow) for power in answer.atoms(sympy.Pow))

@@ -1,0 +1,1 @@
+"""Jobs in vLLM's engine core: their parameters, their submission, and their outputs as chunks."""
