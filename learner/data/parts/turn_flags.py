@@ -36,7 +36,7 @@ _TRAINED = (
 _INVERTED = ("masked", "is_masked", "ignore_loss", "no_loss")
 _LIKE_FLAGS = re.compile(r"train|loss|mask|weight|supervis|learn|ignore|skip", re.IGNORECASE)
 _YES_OR_NO = frozenset({"true", "false", "yes", "no", "0", "1"})
-# Of a row, the share of it that counts; fractions by other names are measurements.
+# The share of a row that counts; fractions by other names are measurements.
 _SHARES = ("weight", "loss_weight")
 
 
