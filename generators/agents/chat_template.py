@@ -20,14 +20,13 @@ from rollmesh.generators.agents.tool_call_parsers import Parser, choose_parser
 from rollmesh.mesh.agent_tools import Schema
 from rollmesh.mesh.chat.fitting import fit
 from rollmesh.mesh.chat.probing import facts_of
-from rollmesh.mesh.chat.template import ChatTemplate, special_texts
+from rollmesh.mesh.chat.template import ChatTemplate, Message, special_texts
 from rollmesh.mesh.config.rollout import ParserName
 from rollmesh.mesh.errors import ChatTemplateError, ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = Mapping[str, Any]
 _MARK = "rollmeshturn"
 _CUT = " ... [cut]"
 # Tokens that a template may put between a turn's text and its end token, and after it before the next message.

@@ -23,12 +23,12 @@ from rollmesh.generators.agents.turn_scanner import (
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 BLOCK = re.compile(f"{OPEN}|{CLOSE}")
-TOOL_CALLS, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+TOOL_CALLS, _CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 # With the full-width bar of DeepSeek's special tokens.
-DEEP_ALL, _DEEP_ALL_END = "<\uff5ctool▁calls▁begin\uff5c>", "<\uff5ctool▁calls▁end\uff5c>"
-_DEEP_ONE, _DEEP_ONE_END = "<\uff5ctool▁call▁begin\uff5c>", "<\uff5ctool▁call▁end\uff5c>"
-_DEEP_SEP = "<\uff5ctool▁sep\uff5c>"
-_DEEP = re.compile("|".join(map(re.escape, (DEEP_ALL, _DEEP_ALL_END, _DEEP_ONE, _DEEP_ONE_END, _DEEP_SEP))))
+DEEP_ALL, DEEP_ALL_END = "<\uff5ctool▁calls▁begin\uff5c>", "<\uff5ctool▁calls▁end\uff5c>"
+DEEP_ONE, DEEP_ONE_END = "<\uff5ctool▁call▁begin\uff5c>", "<\uff5ctool▁call▁end\uff5c>"
+DEEP_SEP = "<\uff5ctool▁sep\uff5c>"
+_DEEP = re.compile("|".join(map(re.escape, (DEEP_ALL, DEEP_ALL_END, DEEP_ONE, DEEP_ONE_END, DEEP_SEP))))
 _FENCE = re.compile(r"```(?:json)?")
 
 
@@ -76,13 +76,13 @@ def mistral(text: str) -> Reader:
         following = marks.after(mark.end())
         stop = following.start() if following else len(text)
         place = skip_space(text, mark.end())
-        is_named = not text.startswith(("[", "{"), place) or text.startswith((TOOL_CALLS, _ARGS, _CALL_ID), place)
+        is_named = not text.startswith(("[", "{"), place) or text.startswith((TOOL_CALLS, ARGS, _CALL_ID), place)
         name, call_id = "", ""
         if is_named:
             begin = text.find("{", place, stop)
             if begin < 0:
-                return Reading(stop, (f"a call is NAME{_ARGS}{{...}}, not {shown(text[place:stop])}",))
-            name, _, call_id = text[place:begin].strip().removesuffix(_ARGS).partition(_CALL_ID)
+                return Reading(stop, (f"a call is NAME{ARGS}{{...}}, not {shown(text[place:stop])}",))
+            name, _, call_id = text[place:begin].strip().removesuffix(ARGS).partition(_CALL_ID)
             place = begin
         try:
             value, end = read_json(text, place)
@@ -102,9 +102,9 @@ def deepseek(text: str) -> Reader:
     def read(mark: re.Match[str]) -> Reading:
         found: list[Found] = []
         place = mark.end()
-        while (following := marks.after(place)) is not None and following[0] != _DEEP_ALL_END:
+        while (following := marks.after(place)) is not None and following[0] != DEEP_ALL_END:
             place = following.end()
-            if following[0] == _DEEP_ONE:
+            if following[0] == DEEP_ONE:
                 call, place = _deep_call(text, marks, place)
                 found.append(call)
         end = following.end() if following else len(text)
@@ -116,9 +116,9 @@ def deepseek(text: str) -> Reader:
 def _deep_call(text: str, marks: Marks, begin: int) -> tuple[Found, int]:
     """One call after its mark, and where it ends."""
     separator = marks.after(begin)
-    if separator is None or separator[0] != _DEEP_SEP:
+    if separator is None or separator[0] != DEEP_SEP:
         end = separator.start() if separator else len(text)
-        return f"a call lacks {_DEEP_SEP}: {shown(text[begin:end])}", end
+        return f"a call lacks {DEEP_SEP}: {shown(text[begin:end])}", end
     name, place = text[begin : separator.start()].strip(), separator.end()
     following = marks.after(place)
     stop = following.start() if following else len(text)
@@ -129,12 +129,12 @@ def _deep_call(text: str, marks: Marks, begin: int) -> tuple[Found, int]:
     try:
         arguments, end = read_json(text, fence.end() if fence else place)
     except (ValueError, RecursionError) as error:
-        if following is None or following[0] != _DEEP_ONE_END:
-            return f"a call lacks {_DEEP_ONE_END}: {shown(text[begin:stop])}", stop
+        if following is None or following[0] != DEEP_ONE_END:
+            return f"a call lacks {DEEP_ONE_END}: {shown(text[begin:stop])}", stop
         return f"the arguments of {name!r} are {not_json(text[place:stop], error)}", following.end()
     end = skip_space(text, end)
     if fence and text.startswith("```", end):
         end = skip_space(text, end + 3)
-    if not text.startswith(_DEEP_ONE_END, end):
-        return f"a call lacks {_DEEP_ONE_END}: {shown(text[begin:end])}", end
-    return with_arguments(name, arguments), end + len(_DEEP_ONE_END)
+    if not text.startswith(DEEP_ONE_END, end):
+        return f"a call lacks {DEEP_ONE_END}: {shown(text[begin:end])}", end
+    return with_arguments(name, arguments), end + len(DEEP_ONE_END)

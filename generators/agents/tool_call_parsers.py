@@ -73,8 +73,12 @@ PARSERS: dict[ParserName, Parser] = {
     "deepseek": _between_marks(DEEP_ALL, deepseek),
     "pythonic": _pythonic,
 }
-# Marks in a chat template that tells the model how to write calls, the most specific first.
-_TRACES: tuple[tuple[str, ParserName], ...] = (
+# Marks in a template that tells the form of calls in words alone, without one to read back; the most specific first.
+# None: no parser reads that form (GLM, Seed-OSS, MiniMax), which has marks of others in it.
+_TRACES: tuple[tuple[str, ParserName | None], ...] = (
+    ("<arg_key>", None),
+    ("<seed:tool_call>", None),
+    ("<minimax:tool_call>", None),
     ("<function=", "qwen3_coder"),
     (TOOL_CALLS, "mistral"),
     ("tool▁call▁begin", "deepseek"),
@@ -82,8 +86,6 @@ _TRACES: tuple[tuple[str, ParserName], ...] = (
     ("[func_name1(", "pythonic"),
     ('"parameters"', "llama3_json"),
 )
-# Marks of other forms (GLM, Seed-OSS, MiniMax), some of which stand beside those above.
-_FOREIGN = ("<arg_key>", "<seed:tool_call>", "<minimax:tool_call>")
 _OTHER = "use a model whose template writes calls in another form, or an environment without tools"
 
 
@@ -108,16 +110,15 @@ def choose_parser(name: ParserName, template: str, facts: TemplateFacts | None =
                 hint=_OTHER,
             )
         return reading
-    foreign = next((mark for mark in _FOREIGN if mark in template), None)
-    if foreign is not None:
-        raise ConfigError(f"the chat template shows tool calls in a form that no parser reads: {foreign}", hint=_OTHER)
-    found = next((known for trace, known in _TRACES if trace in template), None)
-    if found is None:
-        raise ConfigError(
-            "the chat template does not show how the model writes tool calls",
-            hint=f"set rollout.agent.parser to one of: {', '.join(PARSERS)}",
-        )
-    return PARSERS[found]
+    trace, found = next(((trace, known) for trace, known in _TRACES if trace in template), ("", None))
+    if found is not None:
+        return PARSERS[found]
+    if trace:
+        raise ConfigError(f"the chat template shows tool calls in a form that no parser reads: {trace}", hint=_OTHER)
+    raise ConfigError(
+        "the chat template does not show how the model writes tool calls",
+        hint=f"set rollout.agent.parser to one of: {', '.join(PARSERS)}",
+    )
 
 
 def _reads(parse: Parser, facts: TemplateFacts) -> bool:

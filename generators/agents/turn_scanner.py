@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollmesh.generators.agents.tool_calls import ParsedTurn, ToolCall
-from rollmesh.mesh.chat.thoughts import THOUGHT_MARKS
+from rollmesh.mesh.chat.thoughts import THOUGHT_MARKS, thoughts_end
 
 Found = ToolCall | str
 _SHOWN = 120
 # Characters of a value that are read first, and those at their end where an error may come of the cut.
 _WINDOW, _EDGE = 1024, 16
-THOUGHTS = dict(THOUGHT_MARKS)
-_ENDS = re.compile("|".join(map(re.escape, THOUGHTS.values())))
+_BEGINNINGS = "|".join(re.escape(opening) for opening, _ in THOUGHT_MARKS)
+_ENDS = re.compile("|".join(re.escape(closing) for _, closing in THOUGHT_MARKS))
 _SPACE = re.compile(r"\s*")
 _decode = json.JSONDecoder().raw_decode
 
@@ -70,7 +70,7 @@ def scan(text: str, opened: bool, opening: re.Pattern[str], read: Reader) -> Par
         opening: matches where a call may begin.
         read: reads it from there.
     """
-    marks = re.compile("|".join([*map(re.escape, THOUGHTS), _ENDS.pattern, f"(?P<call>{opening.pattern})"]))
+    marks = re.compile(f"{_BEGINNINGS}|{_ENDS.pattern}|(?P<call>{opening.pattern})")
     outside: list[tuple[int, int]] = []
     found: list[Found] = []
     begin = place = 0
@@ -85,7 +85,7 @@ def scan(text: str, opened: bool, opening: re.Pattern[str], read: Reader) -> Par
                 found.extend(reading.found)
                 begin = reading.end
             place = reading.end
-        elif (closing := THOUGHTS.get(mark[0])) is not None:
+        elif closing := thoughts_end(mark[0]):
             end_at = text.find(closing, mark.end())
             place = end_at + len(closing) if end_at >= 0 else len(text)
         else:

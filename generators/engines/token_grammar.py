@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -128,6 +129,7 @@ class _PlainTokens:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
 
+@cache
 def check_known(tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuses tokenizers that llguidance cannot read by itself, as an engine of its own would have it do.
 

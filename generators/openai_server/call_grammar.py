@@ -1,7 +1,8 @@
-"""Grammars under which an answer is nothing but calls of given tools, in the form that the model's parser reads.
+"""Grammars under which an answer is nothing but calls of given tools, or JSON.
 
-A grammar is a text of llguidance (Lark with JSON schemas), which every engine takes. Each tool's arguments have its
-schema. Thoughts may come before, where the chat template knows them.
+A grammar is a text of llguidance (Lark with JSON schemas), which every engine takes. Calls have the form that the
+model's parser reads, and each tool's arguments its schema. Thoughts may come before calls, where the chat template
+knows them.
 
 Invariant: a form is used only if the parser reads a call in that form as just this call.
 """
@@ -14,10 +15,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rollmesh.generators.agents.marked_calls import (
+    ARGS,
+    CLOSE,
+    DEEP_ALL,
+    DEEP_ALL_END,
+    DEEP_ONE,
+    DEEP_ONE_END,
+    DEEP_SEP,
+    OPEN,
+    TOOL_CALLS,
+)
 from rollmesh.generators.agents.tool_calls import ParsedTurn
 from rollmesh.generators.openai_server.endless_schemas import is_endless
 
 _SPACE = "SPACE"
+_SPACE_RULE = f"{_SPACE}: /[ \\n]{{0,2}}/"
 # Schemas say `uniqueItems`, `format` and the like, which a grammar cannot check: the tool does.
 _OPTIONS = {"lenient": True, "whitespace_pattern": r"[ \n]{0,2}"}
 _DEFINITIONS = ("$defs", "definitions")
@@ -64,28 +77,25 @@ def _tagged_example(arguments: Mapping[str, str]) -> str:
     return "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in arguments.items())
 
 
-_BEGIN, _SEP, _END = "<\uff5ctool▁call▁begin\uff5c>", "<\uff5ctool▁sep\uff5c>", "<\uff5ctool▁call▁end\uff5c>"
-_ALL, _ALL_END = "<\uff5ctool▁calls▁begin\uff5c>", "<\uff5ctool▁calls▁end\uff5c>"
-_DEEP = (_BEGIN, _SEP, _END, _ALL, _ALL_END)
-_CALLS, _ARGS = "[TOOL_CALLS]", "[ARGS]"
-_TAGS = ("<tool_call>", "</tool_call>")
+_DEEP = (DEEP_ONE, DEEP_SEP, DEEP_ONE_END, DEEP_ALL, DEEP_ALL_END)
+_TAGS = (OPEN, CLOSE)
 FORMS = (
     CallForm(
-        "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", between="\n", tagged=True, marks=_TAGS,
+        f"{OPEN}\n<function=", ">\n", f"</function>\n{CLOSE}", between="\n", tagged=True, marks=_TAGS,
         traces=("<function=",),
     ),
     CallForm(
-        '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", between="\n", marks=_TAGS,
+        f'{OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{CLOSE}", between="\n", marks=_TAGS,
     ),
-    CallForm(f"{_CALLS}", _ARGS, "", marks=(_CALLS, _ARGS), traces=(_ARGS,)),
+    CallForm(TOOL_CALLS, ARGS, "", marks=(TOOL_CALLS, ARGS), traces=(ARGS,)),
     CallForm(
-        '{"name": "', '", "arguments": ', "}", before=f"{_CALLS}[", between=", ", after="]", marks=(_CALLS,),
+        '{"name": "', '", "arguments": ', "}", before=f"{TOOL_CALLS}[", between=", ", after="]", marks=(TOOL_CALLS,),
     ),
     CallForm(
-        f"{_BEGIN}function{_SEP}", "\n```json\n", f"\n```{_END}", before=_ALL, between="\n", after=_ALL_END,
-        marks=_DEEP, traces=("```json",), exact=True,
+        f"{DEEP_ONE}function{DEEP_SEP}", "\n```json\n", f"\n```{DEEP_ONE_END}",
+        before=DEEP_ALL, between="\n", after=DEEP_ALL_END, marks=_DEEP, traces=("```json",), exact=True,
     ),
-    CallForm(_BEGIN, _SEP, _END, before=_ALL, after=_ALL_END, marks=_DEEP),
+    CallForm(DEEP_ONE, DEEP_SEP, DEEP_ONE_END, before=DEEP_ALL, after=DEEP_ALL_END, marks=_DEEP),
     CallForm('{"name": "', '", "parameters": ', "}", between="; "),
 )  # fmt: skip
 """Known forms: those with traces before similar ones without."""
@@ -118,6 +128,11 @@ def tools_fault(tools: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
+def answer_fault(schema: Mapping[str, Any]) -> str:
+    """The reason why no answer could have a schema; empty for none."""
+    return "it refers to itself, and no value of it ends" if is_endless(schema) else ""
+
+
 def call_grammar(
     form: CallForm,
     tools: Sequence[Mapping[str, Any]],
@@ -126,6 +141,7 @@ def call_grammar(
     many: bool,
     thoughts: tuple[str, str] | None = None,
     opened: bool = False,
+    schema: Mapping[str, Any] | None = None,
 ) -> str:
     """The grammar of an answer that calls tools.
 
@@ -136,16 +152,17 @@ def call_grammar(
         many: several calls are allowed.
         thoughts: marks of thoughts that may come before; None: none may.
         opened: the prompt has opened them.
+        schema: the answer may be JSON of this schema instead, without thoughts; None: it may not.
     """
-    rules = [f"{_SPACE}: /[ \\n]{{0,2}}/"]
+    rules = [_SPACE_RULE]
     names = []
     for index, tool in enumerate(tools):
         function = tool["function"]
         # Without a type a schema takes anything, and without parameters a tool takes none.
-        schema = {"type": "object", **(function.get("parameters") or {"properties": {}})}
+        taken = {"type": "object", **(function.get("parameters") or {"properties": {}})}
         rules.append(f"call_{index}: {_call(form, function['name'], f'arguments_{index}', special)}")
         names.append(f"call_{index}")
-        rules += _tagged(schema, f"arguments_{index}") if form.tagged else [f"arguments_{index}: {_json(schema)}"]
+        rules += _tagged(taken, f"arguments_{index}") if form.tagged else [f"arguments_{index}: {_json(taken)}"]
     one = f"({' | '.join(names)})"
     more = f" ({_literals(form.between, form, special)} {one})*" if many else ""
     around = [_literals(form.before, form, special), f"{one}{more}", _literals(form.after, form, special)]
@@ -160,7 +177,15 @@ def call_grammar(
         rules.append(f"thoughts[lazy]: /(.|\\n)*{_regex(thoughts[1])}/" if closing is None else "thoughts: /(.|\\n)*/")
         told = f"thoughts{end} {_SPACE}"
         start = f"{told} {start}" if opened else f"({begin} {told})? {start}"
+    if schema is not None:
+        start = f"({start}) | ({_SPACE} answer)"
+        rules.append(f"answer: {_json(schema)}")
     return "\n".join([f"start: {start}", *rules])
+
+
+def json_grammar(schema: Mapping[str, Any]) -> str:
+    """The grammar of an answer that is JSON of a schema."""
+    return f"start: {_SPACE} answer\n{_SPACE_RULE}\nanswer: {_json(schema)}"
 
 
 def _call(form: CallForm, name: str, arguments: str, special: Callable[[str], int | None]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -79,16 +79,20 @@ class ChatCodec(Protocol):
         """
         ...
 
-    def call_grammar(self, prompt: Sequence[int], tools: Sequence[Any], *, many: bool) -> str:
-        """The grammar (`engines.token_grammar`) of an answer that calls tools and says nothing else.
+    def call_grammar(
+        self, prompt: Sequence[int], tools: Sequence[Any], *, many: bool, schema: Mapping[str, Any] | None = None
+    ) -> str:
+        """The grammar (`engines.token_grammar`) of an answer that calls tools, or is JSON, and says nothing else.
 
         Args:
             prompt: tokens before the answer.
-            tools: one of them is called.
+            tools: one of them is called; none: the answer is JSON.
             many: several calls are allowed.
+            schema: of an answer that calls no tool; None: a call is required.
 
         Raises:
-            ApiError: 400: the model's form of calls, or a schema, has no grammar.
+            ApiError: 400: the model's form of calls, or a schema, has no grammar, or the prompt has opened thoughts
+                before JSON.
         """
         ...
 

@@ -101,6 +101,15 @@ class _ReadAnswer:
 class CompletionCall:
     """The answers to one request, as they come.
 
+    Args:
+        request: of the client.
+        session: see there.
+        codec: of the model.
+        workers: read long answers.
+        requests: see there; one for each answer.
+        running: see there.
+        prompts: each for as many successive answers as the client wants of it.
+
     Attributes:
         session: of the caller; None: nothing is recorded.
         requests: to the engine.

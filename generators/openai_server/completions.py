@@ -27,7 +27,7 @@ from rollmesh.generators.openai_server.requests import ChatRequest, TextRequest
 from rollmesh.generators.openai_server.worker_threads import Workers
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.branches import Cause
-from rollmesh.mesh.trajectory.episode_metrics import CALLS_REQUIRED
+from rollmesh.mesh.trajectory.episode_metrics import CALLS_CONSTRAINED
 
 M = TypeVar("M", list[int], list[int] | None)
 
@@ -79,8 +79,8 @@ class Completions:
                 if session is not None:
                     session.counts["no_room"] += 1
                 raise too_long(error.tokens, self._limit(session), _prompt_field(request)) from error
-        if session is not None and isinstance(request, ChatRequest) and request.forced_tools:
-            session.counts[CALLS_REQUIRED] += 1
+        if session is not None and isinstance(request, ChatRequest) and request.is_constrained:
+            session.counts[CALLS_CONSTRAINED] += 1
         # Others may have come meanwhile.
         self._check_room(request, session)
         requests, running = [], {}
@@ -185,19 +185,25 @@ class Completions:
         return replace(prompt, messages=messages, conversation=followed.conversation, tools=tools)
 
     def _constrained(self, request: ChatRequest, prompt: CompletionPrompt) -> CompletionPrompt:
-        """A prompt with the grammar of its answer, where a call of a tool is required."""
-        forced = request.forced_tools
-        if not forced:
+        """A prompt with the grammar of its answer, where a call of a tool or JSON is required."""
+        if not request.is_constrained:
             return prompt
+        forced, many = request.forced_tools, request.many_calls
         if not self._engine.takes_grammars:
+            field, can = ("tool_choice", "`auto` or `none`") if forced else ("response_format", "`text`")
             raise ApiError(
                 400,
-                f"tool_choice can only be `auto` or `none`: the engine {self._engine.name} forces no calls; "
-                "rollout.engine: hf and vllm do",
+                f"{field} can only be {can}: the engine {self._engine.name} forces no "
+                f"{'calls' if forced else 'JSON'}; rollout.engine: hf, vllm and sglang do",
                 reason="unsupported_value",
-                param="tool_choice",
+                param=field,
             )
-        grammar = self.codec.call_grammar(prompt.ids, forced, many=request.many_calls)
+        if forced:
+            grammar = self.codec.call_grammar(prompt.ids, forced, many=many)
+        else:
+            grammar = self.codec.call_grammar(
+                prompt.ids, request.callable_tools, many=many, schema=request.answer_schema
+            )
         return replace(prompt, grammar=grammar)
 
     def _text(self, prompt: str | list[int], session: Session | None, limit: int) -> CompletionPrompt:

@@ -7,6 +7,8 @@ from typing import Any
 from rollmesh.mesh.errors import RollmeshError
 
 INVALID = "invalid_request_error"
+# Characters of a path that are repeated.
+_SHOWN = 200
 
 
 class ApiError(RollmeshError):
@@ -60,6 +62,14 @@ def no_model(requested: str, model: str) -> ApiError:
     """The refusal of a call to a model that is not served here."""
     message = f"the model {requested[:64]!r} does not exist: {model!r} is served here"
     return ApiError(404, message, reason="model_not_found", param="model")
+
+
+def no_path(method: str, path: str) -> ApiError:
+    """The refusal of a call to a path that is not served here."""
+    hint = "a client's base URL ends with /v1, and after it come chat/completions, completions or models"
+    if path.endswith("/responses"):
+        hint = "the Responses API is not served: set the client to chat completions"
+    return ApiError(404, f"{method} {path[:_SHOWN]}: Not Found; {hint}", reason="not_served")
 
 
 def overloaded(message: str) -> ApiError:

@@ -27,7 +27,7 @@ from aiohttp import web
 from rollmesh.generators.openai_server.completion_stream import CompletionCall, Finished, TextDelta
 from rollmesh.generators.openai_server.completions import Completions
 from rollmesh.generators.openai_server.conversations.sessions import Session, Sessions
-from rollmesh.generators.openai_server.errors import INVALID, ApiError, no_model, session_ended
+from rollmesh.generators.openai_server.errors import INVALID, ApiError, no_model, no_path, session_ended
 from rollmesh.generators.openai_server.http_responses import (
     events_of,
     refusal_response,
@@ -203,6 +203,8 @@ class EndpointServer:
                 self._admit(request, key, agents=listener is self._agents_listener)
                 with listener.connections.answering(request):
                     return await send_response(request, await handler(request))
+            except web.HTTPNotFound:
+                return refusal_response(no_path(request.method, request.path))
             except web.HTTPException as error:
                 return refusal_response(ApiError(error.status, f"{request.method} {request.path}: {error.reason}"))
             except ApiError as error:

@@ -16,6 +16,7 @@ import pydantic
 from pydantic import BaseModel, BeforeValidator, Field
 
 from rollmesh.generators.openai_server import server_fields
+from rollmesh.generators.openai_server.answer_schema import answer_schema
 from rollmesh.generators.openai_server.errors import ApiError
 
 # Fields that decide the distribution that tokens are drawn from, or the draws.
@@ -37,13 +38,7 @@ _Stops = Annotated[
 _SHOWN = 64
 # OpenAI's own default for text completions.
 _TEXT_TOKENS = 16
-_UNFORCED = "nothing forces the model's tokens"
 _EMPTY: tuple[Any, ...] = (None, {}, [])
-# Explanations for the refusal of some fields.
-_WHY = {
-    "response_format": f"only `text` is possible: {_UNFORCED}",
-    **server_fields.WHY,
-}
 
 
 class _IgnoredFields(BaseModel):
@@ -157,7 +152,6 @@ class ChatRequest(Request, server_fields.ChatFields):
     NOTHING = {
         **Request.NOTHING,
         **server_fields.CHAT_NOTHING,
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "audio": ({},),
         "functions": ([],),
@@ -200,6 +194,16 @@ class ChatRequest(Request, server_fields.ChatFields):
         return [tool for tool in self.tools or [] if tool["function"]["name"] == name] if name else []
 
     @property
+    def answer_schema(self) -> Mapping[str, Any] | None:
+        """The JSON schema of an answer that calls no tool; None: it is any text."""
+        return answer_schema(self.response_format)
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether an answer has to be of a grammar: calls of tools, or JSON."""
+        return bool(self.forced_tools) or self.answer_schema is not None
+
+    @property
     def many_calls(self) -> bool:
         """Whether an answer may have several calls."""
         return self.parallel_tool_calls is not False and not _named_function(self.tool_choice)
@@ -224,6 +228,7 @@ class ChatRequest(Request, server_fields.ChatFields):
                 said = "the parameters of a tool are a JSON schema, an object"
                 raise ApiError(400, said, param=f"tools[{index}].function.parameters")
         self._check_tool_choice()
+        answer_schema(self.response_format)
 
     def _check_tool_choice(self) -> None:
         if self.tool_choice in (None, "auto", "none"):
@@ -335,5 +340,5 @@ def _as_api_error(error: pydantic.ValidationError) -> ApiError:
 
 
 def _unsupported(name: str) -> ApiError:
-    message = f"unsupported parameter: {name!r}: {_WHY.get(name, 'this endpoint has no such thing')}"
+    message = f"unsupported parameter: {name!r}: {server_fields.WHY.get(name, 'this endpoint has no such thing')}"
     return ApiError(400, message, reason="unsupported_parameter", param=name)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rollmesh.generators.openai_server.completion_stream import CompletionCall, Finished, TextDelta
 from rollmesh.generators.openai_server.requests import ChatRequest, TextRequest
+from rollmesh.mesh.chat.thoughts import pieces_at_marks
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 END_OF_STREAM = b"data: [DONE]\n\n"
@@ -89,8 +90,9 @@ class ResponseFormatter:
         chunks = self._opening(answer.choice, completion)
         text = (answer.message.get("content") or "") if self.is_chat else answer.text
         spoken = "".join(self._sent_text.get(answer.choice, ()))
-        if text.startswith(spoken) and len(text) > len(spoken):
-            chunks.append(self._part(answer.choice, text[len(spoken) :], (), ()))
+        if text.startswith(spoken):
+            # Clients find marks of thoughts where each is a piece of its own, as it is when a model writes it.
+            chunks += [self._part(answer.choice, piece, (), ()) for piece in pieces_at_marks(text[len(spoken) :])]
         calls = [{"index": index, **call} for index, call in enumerate(answer.message.get("tool_calls", ()))]
         if self.is_chat and calls:
             delta = {"index": answer.choice, "delta": {"tool_calls": calls}, "finish_reason": None}

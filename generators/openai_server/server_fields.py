@@ -113,9 +113,11 @@ CHAT_NOTHING: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("thinking", "reasoning"), _EMPTY),
 }
 _OF_THE_RUN = "the template's arguments are those of the run: set data.chat_template_kwargs"
+_AS_JSON = "use response_format, with a JSON schema"
 # Explanations for the refusal of some fields.
 WHY = {
     "best_of": "it must equal n",
+    **dict.fromkeys(("guided_json", "guided_choice", "json_schema", "structured_outputs"), _AS_JSON),
     "chat_template": "the template is the model's",
     **dict.fromkeys(("chat_template_kwargs", "thinking", "reasoning"), _OF_THE_RUN),
     "stop_token_ids": "use stop, with the tokens' text",

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from rollmesh.generators.agents.chat_template import ChatRenderer, as_unicode, longest_token
 from rollmesh.generators.agents.tool_calls import typed_arguments
 from rollmesh.generators.engines.token_grammar import stands_by_id
-from rollmesh.generators.openai_server.call_grammar import call_grammar, find_form, tools_fault
+from rollmesh.generators.openai_server.call_grammar import (
+    answer_fault,
+    call_grammar,
+    find_form,
+    json_grammar,
+    tools_fault,
+)
 from rollmesh.generators.openai_server.chat_codec import ParsedAnswer, TooLongError
 from rollmesh.generators.openai_server.conversations.messages import Message
 from rollmesh.generators.openai_server.errors import ApiError
@@ -148,28 +154,46 @@ class TemplateChatCodec:
         except ConfigError as error:
             raise ApiError(400, str(error), param="tools") from error
 
-    def call_grammar(self, prompt: Sequence[int], tools: Sequence[Any], *, many: bool) -> str:
-        from llguidance import LLMatcher
-
+    def call_grammar(
+        self, prompt: Sequence[int], tools: Sequence[Any], *, many: bool, schema: Mapping[str, Any] | None = None
+    ) -> str:
         template = self._template_text()
+        opening = self._opened(prompt)
+        if schema is not None:
+            if opening:
+                raise ApiError(
+                    400,
+                    f"response_format: the chat template opens thoughts in the prompt ({opening}), and an answer with "
+                    "thoughts is no JSON; have it close them, often with data.chat_template_kwargs: "
+                    "{enable_thinking: false}",
+                    reason="unsupported_value",
+                    param="response_format",
+                )
+            if not tools:
+                return _checked(json_grammar(schema), answer_fault(schema), "response_format", "the schema has")
         parse = self._chat(tools).parser(self._parser)
         form = find_form(parse, template)
         if form is None:
+            unable = "tool_choice can only be `auto` or `none` with this model"
+            if schema is not None:
+                unable = "with response_format, tool_choice can only be `none` with this model"
             raise ApiError(
                 400,
-                "tool_choice can only be `auto` or `none` with this model: there is no grammar for the form of calls "
-                "that its parser reads (rollout.agent.parser)",
+                f"{unable}: there is no grammar for the form of calls that its parser reads (rollout.agent.parser)",
                 param="tool_choice",
             )
-        opening = self._opened(prompt)
         known = [marks for marks in THOUGHT_MARKS if marks[0] == opening or (not opening and marks[1] in template)]
         grammar = call_grammar(
-            form, tools, self._special_id, many=many, thoughts=known[0] if known else None, opened=bool(opening)
+            form,
+            tools,
+            self._special_id,
+            many=many,
+            thoughts=known[0] if known else None,
+            opened=bool(opening),
+            schema=schema,
         )
-        if error := tools_fault(tools) or LLMatcher.validate_grammar(grammar):
-            first = error.partition("\n")[0]
-            raise ApiError(400, f"tool_choice: the schemas of the tools have no grammar: {first}", param="tools")
-        return grammar
+        fault = tools_fault(tools) or answer_fault(schema or {})
+        return _checked(grammar, fault, "tools", "the schemas of the tools have")
 
     def _opened(self, prompt: Sequence[int]) -> str:
         """The mark with which a prompt opens thoughts; empty: none."""
@@ -196,6 +220,20 @@ class TemplateChatCodec:
         return ChatRenderer(
             self._tokenizer, end_ids=self._end_ids, tools=json.loads(tools), template_kwargs=self._template_kwargs
         )
+
+
+def _checked(grammar: str, fault: str, param: str, having: str) -> str:
+    """A grammar that can be read.
+
+    Raises:
+        ApiError: 400: it cannot.
+    """
+    from llguidance import LLMatcher
+
+    if error := fault or LLMatcher.validate_grammar(grammar):
+        field = "tool_choice" if param == "tools" else param
+        raise ApiError(400, f"{field}: {having} no grammar: {error.partition(chr(10))[0]}", param=param)
+    return grammar
 
 
 def _parameters(tools: Sequence[Any], name: str) -> Any:

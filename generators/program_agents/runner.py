@@ -44,7 +44,7 @@ from rollmesh.generators.rollout.response_source import EpisodeResult, MemberReq
 from rollmesh.mesh.config.rollout import AgentSection
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.branches import DROPPED, MANY, Cause, branches_text
-from rollmesh.mesh.trajectory.episode_metrics import CALLS_REQUIRED
+from rollmesh.mesh.trajectory.episode_metrics import CALLS_CONSTRAINED
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.protos import trajectory_pb2
 
@@ -57,7 +57,7 @@ _COUNTED = (
     "calls",
     "calls_aborted",
     "calls_sampling_ignored",
-    CALLS_REQUIRED,
+    CALLS_CONSTRAINED,
     "branches_dropped",
     DROPPED,
     "tokens_dropped",
@@ -358,7 +358,7 @@ def _stats(session: Session, record: TurnTree, chain: Sequence[Turn], *, overdue
         "calls": session.calls,
         "calls_aborted": session.counts["aborted"],
         "calls_sampling_ignored": session.counts["forced"],
-        CALLS_REQUIRED: session.counts[CALLS_REQUIRED],
+        CALLS_CONSTRAINED: session.counts[CALLS_CONSTRAINED],
         "branches_dropped": branches(dropped),
         DROPPED: len(dropped),
         **{cause.metric: causes[cause] for cause in Cause},

@@ -1,8 +1,8 @@
 """Conversations become token ids and a mask of what the model itself says, exact to the token.
 
 A template that marks the model's words with `{% generation %}` says which characters they are. Other templates are
-rendered twice. A turn is then what the conversation with it has beyond its prompt, generation prompt included. Of many
-turns, only the first and the last are found so, if the marks of the template tell the same of these: `counted_turns`.
+rendered twice. A turn is then what the conversation with it has beyond its prompt, generation prompt included. If
+there are many, the first and the last are found so. If the marks around these tell the same, they tell the others.
 
 A turn is trained with the token that ends it, also if the mark leaves it out or the template writes none. Nothing is
 trained that a template adds after that token: no model ever samples it.
@@ -140,10 +140,11 @@ class _Turns:
         message = self._messages[turn]
         thoughts = [thoughts_of(message), *thoughts_within(message.get("content"))]
         if any(thought.strip() not in said for thought in thoughts):
+            last = "set data.train_on: last, " if turn + 1 < len(self._messages) and self._facts.drops_thoughts else ""
             raise ChatTemplateError(
                 f"message {turn} has thoughts, and the chat template does not write them",
-                hint="remove them, or use a template that writes them: `rollmesh data check --template` tells the "
-                "field from which it does",
+                hint=f"{last}remove them, or use a template that writes them: `rollmesh data check --template` tells "
+                "the field from which it does",
             )
 
     def _whole(self) -> tuple[str, dict[int, Span]]:

@@ -19,11 +19,9 @@ from rollmesh.learner.data.rows import PromptForm, Row
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.errors import DataError
 
+T = TypeVar("T")
 # Rows that are checked in a moment.
 _LOOKED_AT = 1000
-
-
-T = TypeVar("T")
 
 
 def open_rows(source: DataSource, form: RowForm[T], *, checked: bool = True) -> FileRows[T]:

@@ -21,7 +21,7 @@ from rollmesh.learner.data.parts.template_arguments import read_template_argumen
 from rollmesh.learner.data.parts.turn_flags import trained_turns, without_flags
 from rollmesh.learner.data.records import Record
 from rollmesh.learner.data.row_fields import read_field, refuse_beside_texts, value_at, with_system
-from rollmesh.learner.data.supervised_rows import Conversation, fit
+from rollmesh.learner.data.supervised_rows import Conversation, within_limit
 from rollmesh.mesh.config.trainers.sections import RowsSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.masked_text import MaskedTokens, continuation, tokenize_spans
@@ -72,7 +72,7 @@ class _ResponseForm(ExampleForm):
         return None if fitting is None else sequence_of(fitting)
 
     def _fit(self, tokens: MaskedTokens) -> MaskedTokens | None:
-        return fit(tokens, self._section.max_tokens, self._section.on_long)
+        return within_limit(tokens, self._section.max_tokens, self._section.on_long)
 
 
 class PairForm(_ResponseForm):

@@ -66,7 +66,7 @@ def with_system(messages: Messages, record: Record) -> Messages:
     key = system_field(record)
     if key is None:
         return messages
-    if not messages or messages[0]["role"] != "system":
+    if not messages or messages[0]["role"] not in ("system", "developer"):
         return [{"role": "system", "content": record[key]}, *messages]
     if text_of(messages[0]) != record[key].strip():
         raise DataError(

@@ -109,6 +109,9 @@ class PromptForm:
             data_source, ground_truth, extra_info = _column_parts(record, prompt, self)
         else:
             data_source, ground_truth, extra_info = _verl_parts(record, self)
+        if tools and not schemas_of(record):
+            # A program or a reward finds tools of messages where it finds the row's.
+            extra_info = {**extra_info, "tools": tools}
         images: tuple[ImageSource, ...] = ()
         if given or not (isinstance(prompt, str) or _is_plain(prompt)):
             try:

@@ -115,7 +115,7 @@ class SupervisedForm(ExampleForm):
             tokens = self._chat.encode(found.messages, found.turns, found.tools, found.arguments)
         else:
             tokens = continuation(self._chat.tokenizer, found.prompt, found.response)
-        fitting = fit(tokens, self._section.max_tokens, self._section.on_long)
+        fitting = within_limit(tokens, self._section.max_tokens, self._section.on_long)
         sequence = None if fitting is None else sequence_of(fitting)
         return None if sequence is None else Example((sequence,))
 
@@ -141,7 +141,9 @@ def _messages(record: Record, key: str) -> Messages:
     return with_system(read_messages(found, key) if isinstance(found, str) else found, record)
 
 
-def fit(tokens: MaskedTokens, most: int, on_long: Literal["skip", "truncate", "refuse"]) -> MaskedTokens | None:
+def within_limit(
+    tokens: MaskedTokens, most: int, on_long: Literal["skip", "truncate", "refuse"]
+) -> MaskedTokens | None:
     """Tokens that are not too many; None for a sequence that is left out.
 
     Raises:

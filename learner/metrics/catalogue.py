@@ -119,7 +119,9 @@ ACTOR = [
     Metric("actor/k3_kl", "k3 estimate of the same: never negative.", "nats"),
     Metric("actor/ppo_kl_abs", "Mean absolute log-ratio (`kl_cov`).", "nats"),
     Metric("actor/log_ratio_squared", "Mean squared log-ratio (`dro`)."),
-    Metric("actor/ratio/{p01,p50,p99}", "Quantiles of the ratio current / anchor."),
+    Metric(
+        "actor/ratio/{p01,p50,p99}", "Quantiles of the ratio current / anchor, within 1.6 %: it is counted in bins."
+    ),
     _verl("actor/pg_clipfrac", "Tokens without gradient because of the clip.", "share"),
     _verl("actor/pg_clipfrac_lower", "Tokens that the bound for negative advantages (dual clip) holds.", "share"),
     _trl("clip_ratio/low_mean", "Tokens below the lower bound, with a negative advantage.", "share"),

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from rollmesh.learner.distributed.mismatch import Mismatch
 from rollmesh.mesh.config.learner import MismatchSection
 from rollmesh.mesh.errors import MismatchError
-from rollmesh.mesh.trajectory.episode_metrics import CALLS_REQUIRED
+from rollmesh.mesh.trajectory.episode_metrics import CALLS_CONSTRAINED
 from rollmesh.protos import trajectory_pb2
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def can_be_judged(members: Iterable[trajectory_pb2.MemberMeta]) -> bool:
     Args:
         members: of the batch.
     """
-    return not any(meta.metrics.get(CALLS_REQUIRED) for meta in members)
+    return not any(meta.metrics.get(CALLS_CONSTRAINED) for meta in members)
 
 
 def _text(version: int, seen: Mismatch) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ THOUGHT_MARKS = (
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
 )
-
+_PARTS = re.compile(f"({'|'.join(re.escape(mark) for marks in THOUGHT_MARKS for mark in marks)})")
 THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Fields in which messages have their thoughts apart from the content."""
 
@@ -33,6 +34,11 @@ def after_thoughts(text: str) -> str:
     """The text after the last mark that closes thoughts; all of it where none does."""
     ends = [place + len(closing) for _, closing in THOUGHT_MARKS if (place := text.rfind(closing)) >= 0]
     return text[max(ends) :] if ends else text
+
+
+def pieces_at_marks(text: str) -> list[str]:
+    """A text in pieces, none of them empty: each mark is one, and each text between two."""
+    return [piece for piece in _PARTS.split(text) if piece]
 
 
 def thoughts_at_end(prompt: str) -> str:

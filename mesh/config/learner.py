@@ -51,7 +51,9 @@ class OptimizerSection(Section):
         description="`muon`: orthogonalized momentum for the matrices of the layers, scaled to AdamW's "
         "learning rates, and AdamW for everything else.",
     )
-    lr: PositiveFloat = Field(1e-6, description="Peak learning rate.")
+    lr: float = Field(
+        1e-6, ge=0, description="Peak learning rate. 0 trains nothing, and shows how far rollouts and training agree."
+    )
     betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="AdamW's two betas, each at least 0 and below 1.")
     eps: PositiveFloat = Field(1e-8, description="AdamW epsilon.")
     momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum (Nesterov).")

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-CALLS_REQUIRED = "calls_required"
+CALLS_CONSTRAINED = "calls_constrained"
 """Calls whose answers were drawn under a grammar. Their log-probs are of the allowed tokens alone."""

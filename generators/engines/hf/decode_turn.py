@@ -147,7 +147,10 @@ class Stepper:
         return stopped
 
     def _blame(self, culprit: WaitingRequest, error: Exception) -> list[GenerationResult]:
-        """Blames the head of the queue: it starts again, or is refused with all that share its prompt."""
+        """Blames the head of the queue: it starts again, or is refused with all that share its prompt.
+
+        With a prefix or a grammar, which may be the cause, it is refused alone.
+        """
         name = culprit.request.request_id
         refused = isinstance(error, PayloadError) or self._isolation.blame(name)
         # The requester gets the reason in the end, and logs one line for all members of a group.
@@ -155,7 +158,8 @@ class Stepper:
         if not refused:
             return []
         why = str(error) if isinstance(error, PayloadError) else self._refusal(error)
-        names = {name} if culprit.request.prefix is not None else self._waiting.sharing(culprit.prompt)
+        alone = culprit.request.prefix is not None or culprit.request.sampling.grammar
+        names = {name} if alone else self._waiting.sharing(culprit.prompt)
         self._waiting.drop_prefixes()
         return [unsampled(waiting.request, "aborted", why) for waiting in self._waiting.remove(names)]
 

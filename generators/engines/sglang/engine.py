@@ -22,6 +22,7 @@ class SglangEngine(ExternalEngine):
 
     name: ClassVar[str] = "sglang"
     takes_images: ClassVar[bool] = False
+    takes_grammars: ClassVar[bool] = True
 
     @classmethod
     def create_backend(cls, folder: Path, model: ModelInfo, settings: EngineSettings) -> Backend:

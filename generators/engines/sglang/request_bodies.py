@@ -53,6 +53,9 @@ def generate(
         "logprob_start_len": -1,
         "extra_key": cache_key,
     }
+    if sampling.grammar:
+        # Its name for texts of both forms.
+        parameters["ebnf"] = sampling.grammar
     if adapter is not None:
         body["lora_path"] = adapter
     if is_filtered(sampling):

@@ -27,6 +27,8 @@ from rollmesh.generators.engines.sglang.http_client import LostError, RefusedErr
 from rollmesh.generators.engines.sglang.streamed_job import JobState, StreamedJob
 from rollmesh.generators.engines.sglang.version_attribution import EventReader
 from rollmesh.generators.engines.stop_strings import StopMatcher
+from rollmesh.generators.engines.token_grammar import check_known
+from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.runtime.background_tasks import BackgroundTasks
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class RequestStreams:
         client: to the server.
         features: of the server.
         limits: of the model.
-        tokenizer: for stop strings.
+        tokenizer: for stop strings; grammars have to know it.
         adapters: that the server has.
     """
 
@@ -91,6 +93,8 @@ class RequestStreams:
         streamed = StreamedJob(job, on_chunk, matcher, eos=self._limits.eos, adapter=adapter)
         self._jobs[job.job_id] = streamed
         try:
+            if job.sampling.grammar:
+                await self._check_grammars()
             while not streamed.finished:
                 await self._may_send.wait()
                 if streamed.state is JobState.ABORTED:
@@ -116,6 +120,22 @@ class RequestStreams:
                 self._end_aborted(streamed)
             else:
                 self._abort_request(streamed)
+
+    async def _check_grammars(self) -> None:
+        """Refuses grammars that the server would not follow.
+
+        Raises:
+            PayloadError: saying why.
+        """
+        if not self._features.grammars:
+            raise PayloadError(
+                "sampling.grammar",
+                f"the SGLang server at {self._client.address} follows no grammars of llguidance",
+                hint="start it with --grammar-backend llguidance and without --skip-tokenizer-init, or leave "
+                "rollout.sglang.address out",
+            )
+        assert self._tokenizer is not None, "checked when it was submitted"
+        await asyncio.to_thread(check_known, self._tokenizer)
 
     # --- updates of the weights ---
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.model_info import ModelInfo
-from rollmesh.generators.engines.sglang import server_args
+from rollmesh.generators.engines.sglang import server_args, server_plugins
 from rollmesh.generators.engines.sglang.http_client import HttpClient
 from rollmesh.generators.engines.sglang.server_process import KILLED_BY, ServerProcess, StartProgress, free_port
 from rollmesh.generators.engines.types import EngineSettings
@@ -148,6 +148,9 @@ class Server:
         variables = server_args.environment(self._settings) | server_args.meeting(
             self._section, self.process.scratch, port
         )
+        plugin = self.process.scratch / "grammars"
+        if await asyncio.to_thread(server_plugins.write_grammars, self._model, plugin):
+            variables["PYTHONPATH"] = f"{plugin}:{variables['PYTHONPATH']}".rstrip(":")
         await self.process.start(command, variables)
         self._watch = asyncio.create_task(self._watch_process(self.process))
         return port, key

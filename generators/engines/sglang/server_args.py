@@ -25,6 +25,8 @@ from rollmesh.mesh.runtime.ranks import on_loopback
 KEY_FILE = "key.yaml"
 # SGLang keeps the last places of its context for itself; probes are as long as ours.
 SPARE_CONTEXT = 8
+# SGLang's name for grammars of llguidance.
+GRAMMARS = "llguidance"
 # Tokens of one event. Fewer make more work for the server's front and for us (with 1, a quarter of the processor time
 # of a small model). More make drafts and streams lag.
 STREAM_INTERVAL = 8
@@ -75,6 +77,8 @@ def command(
         "max-running-requests": settings.slots,
         "random-seed": settings.seed % 2**31,
         "skip-tokenizer-init": True,
+        # Ours take the place of its own, see `grammar_plugin`; it says so when it is asked.
+        "grammar-backend": GRAMMARS,
         "incremental-streaming-output": True,
         "stream-interval": STREAM_INTERVAL,
         # Behaviour log-probs of filtered draws are had with the kept set alone, which may be the whole vocabulary.

@@ -12,6 +12,7 @@ from typing import Any
 
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.sglang.http_client import HttpClient, RefusedError
+from rollmesh.generators.engines.sglang.server_args import GRAMMARS
 
 _NEEDED = ("/generate", "/abort_request", "/pause_generation", "/continue_generation", "/flush_cache")
 _TRANSFERS = {
@@ -39,6 +40,7 @@ class ServerFeatures:
         sleeps: it gives memory back.
         keeps_asleep: it keeps the weights on the host while they are not on the device.
         adapter_rank: largest rank of adapters that it takes; 0: it takes none.
+        grammars: it follows grammars of llguidance.
     """
 
     version: str
@@ -53,6 +55,7 @@ class ServerFeatures:
     sleeps: bool
     keeps_asleep: bool
     adapter_rank: int = 0
+    grammars: bool = False
 
 
 async def detect_features(client: HttpClient, transfer: str) -> ServerFeatures:
@@ -99,6 +102,7 @@ async def detect_features(client: HttpClient, transfer: str) -> ServerFeatures:
         sleeps=bool(info.get("enable_memory_saver")) and "/release_memory_occupation" in paths,
         keeps_asleep=bool(info.get("enable_weights_cpu_backup")),
         adapter_rank=int(info.get("max_lora_rank") or 0) if info.get("enable_lora") else 0,
+        grammars=info.get("grammar_backend") == GRAMMARS,
     )
 
 

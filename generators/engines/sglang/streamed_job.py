@@ -1,7 +1,7 @@
 """A job on the server: the tokens that have come, those that were delivered, and its end.
 
 After an update there are tokens of uncertain version (see `version_attribution`). A job with `REVEAL_TOKENS` of these
-has its request aborted, and continues with another one after its tokens.
+has its request aborted, and continues with another one after its tokens. Under a grammar it waits for its end instead.
 """
 
 from __future__ import annotations
@@ -165,6 +165,9 @@ class StreamedJob:
         if self.state is not JobState.RUNNING:
             return False
         assert self._attributor is not None, "a request was made"
+        if self._stop_at is None and self.job.sampling.grammar:
+            # Another request would follow the grammar from its beginning.
+            return False
         if self._stop_at is None and len(self._attributor.undecided[0]) < REVEAL_TOKENS:
             return False
         self.state = JobState.REVEALING

@@ -63,6 +63,11 @@ class EventReader:
             error = data["error"]
             return Event([], [], None, str(error.get("message", error) if isinstance(error, dict) else error), {})
         meta = data["meta_info"]
+        finish = meta.get("finish_reason")
+        reason = None if finish is None else str(finish["type"])
+        if finish is not None and reason == "abort" and (finish.get("status_code") or 0) >= 400:
+            # It bears a token without a log-prob where the server has refused the request itself, as for its grammar.
+            return Event([], [], reason, str(finish["message"]), meta)
         # The last event of a request that was aborted in the queue repeats tokens: the count identifies the new ones.
         new = int(meta["completion_tokens"]) - self._seen
         begin = 0 if self._incremental else self._seen
@@ -73,11 +78,8 @@ class EventReader:
                 f"the SGLang server counts {new} new tokens and sends {len(ids)} and {len(entries)} log-probs"
             )
         self._seen += new
-        finish = meta.get("finish_reason")
-        reason = None if finish is None else str(finish["type"])
-        wrong = reason == "abort" and (finish.get("status_code") or 0) >= 400
         log_probs = entries if "sampling" in self._key else [entry[0] for entry in entries]
-        return Event(ids, log_probs, reason, str(finish["message"]) if wrong else "", meta)
+        return Event(ids, log_probs, reason, "", meta)
 
 
 class VersionAttributor:

@@ -12,7 +12,7 @@ import ast
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rollmesh.generators.openai_server.conversations.messages import THOUGHTS, Message, read_arguments
@@ -100,8 +100,26 @@ def adds_nothing(more: str, stop: str, said: str) -> bool:
         said: the answer.
     """
     more = more.strip().removeprefix(stop.strip())
+    if not more:
+        return True
     told = _told(more)
-    return not more or (told is not None and not told[0] and all(str(code).strip() in said for _, code in told[1]))
+    if told is None or told[0]:
+        return False
+    # Text within JSON is written with escapes.
+    texts = [said, *_texts(read_arguments(said))]
+    return all(any(str(code).strip() in text for text in texts) for _, code in told[1])
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts within a value of JSON; none of one that is text itself."""
+    left = [value]
+    while left:
+        last = left.pop()
+        for part in last.values() if isinstance(last, dict) else last if isinstance(last, list) else ():
+            if isinstance(part, str):
+                yield part
+            else:
+                left.append(part)
 
 
 def _retold_calls(parts: list[tuple[bool, str]]) -> tuple[list[tuple[bool, str]], list[list[Any]]] | None:

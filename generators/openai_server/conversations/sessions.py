@@ -98,7 +98,7 @@ class Session:
         calls: answered, being answered, or refused for their prompts.
         counts: of calls. `aborted`; `forced`: those that asked for another sampling than training has. `no_room`: those
             that were refused because the conversation has used up its tokens, or the session its answers.
-            `calls_required`: those whose answers had to call a tool.
+            `calls_constrained`: those whose answers had to call a tool or be JSON.
         causes: of calls that do not continue the answers that were given.
         hidden_tools: names of those that were offered where the conversation's prompt does not show them.
     """

@@ -19,6 +19,7 @@ _ROLES = {
     "gpt": "assistant",
     "chatgpt": "assistant",
     "bot": "assistant",
+    "ai": "assistant",
     "model": "assistant",
     "function": "tool",
     "function_response": "tool",
@@ -123,6 +124,8 @@ def _message(given: Mapping[str, Any], field: str) -> dict[str, Any]:
     role = given.get("from") if sharegpt else given.get("role")
     if not isinstance(role, str) or not role:
         raise DataError(f"field `{field}` is no message: it has no `role`")
+    if (lowered := role.strip().lower()) in (*_KNOWN, *_ROLES, *_CALLS):
+        role = lowered
     content = given.get("value") if "content" not in given else given["content"]
     if role in _CALLS:
         role, calls, content = "assistant", read_calls(content, f"{field}.{'value' if sharegpt else 'content'}"), None

@@ -111,7 +111,9 @@ SGLANG: Mapping[str, str] = {
         ),
         _set_by("learner.lora"),
     ),
-    **dict.fromkeys(("load_format", "skip_tokenizer_init", "host", "port", "device", "base_gpu_id"), _OURS),
+    **dict.fromkeys(
+        ("load_format", "skip_tokenizer_init", "grammar_backend", "host", "port", "device", "base_gpu_id"), _OURS
+    ),
     **dict.fromkeys(
         (
             "json_model_override_args",

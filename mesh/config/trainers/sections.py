@@ -18,7 +18,7 @@ class RowBatchSection(Section):
 
 
 class SupervisedOptimizerSection(OptimizerSection):
-    lr: PositiveFloat = Field(1e-5, description="Peak learning rate.")
+    lr: float = Field(1e-5, ge=0, description="Peak learning rate. 0 trains nothing.")
 
 
 class TrainerSection(EngineSection):

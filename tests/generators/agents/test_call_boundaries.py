@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rollmesh.generators.agents.tool_call_parsers import PARSERS
 from rollmesh.generators.agents.tool_calls import ToolCall
+from rollmesh.mesh.chat.thoughts import THOUGHT_MARKS, after_thoughts
 from tests.generators.agents.test_tool_call_parsers import BAR, WRITERS, Calls
 
 NAMES = ("f", "g")
@@ -29,7 +30,8 @@ def write_qwen3_coder(calls: Calls) -> str:
 FORMS = {**WRITERS, "qwen3_coder": write_qwen3_coder}
 # Pieces of every form, whole and in halves.
 TAGS = [
-    "<tool_call>", "</tool_call>", "<think>", "</think>", "[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
+    *(mark for marks in THOUGHT_MARKS for mark in marks),
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
     "<function=f>", "</function>", "<|python_tag|>", "<|python_start|>", "{", "}", "[", "]", '"', "'", "\\", ")",
     "[f(x=1)]", '{"name": "f", "parameters": {}}', '<tool_call>{"name": "f", "arguments": {}}</tool_call>', "```",
     "```json", "\n", ";", f"<{BAR}tool▁calls▁begin{BAR}>", f"<{BAR}tool▁call▁end{BAR}>", f"<{BAR}tool▁sep{BAR}>",
@@ -56,7 +58,7 @@ def test_arguments_hold_any_text(form: str, calls: Calls) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@given(ANY_TEXT.filter(lambda text: "</think>" not in text and "[/THINK]" not in text), st.booleans())
+@given(ANY_TEXT.filter(lambda text: after_thoughts(text) == text), st.booleans())
 def test_thoughts_hold_no_call(form: str, thought: str, again: bool) -> None:
     call = FORMS[form]([("f", {"x": "1"})])
     thoughts = f"{thought} {call}"

@@ -121,7 +121,7 @@ def test_an_observation_is_cut_with_a_mark(text: str, limit: int) -> None:
         assert len(encode(observed)) <= max(limit, len(encode(" ... [cut]"))) + 1
 
 
-def test_what_cannot_be_gone_on_from_is_refused() -> None:
+def test_a_template_that_cannot_continue_is_refused() -> None:
     bare = tokenizer_with("plain")
     bare.chat_template = None
     with pytest.raises(ConfigError, match="need a chat template"):

@@ -330,7 +330,7 @@ async def draft_of(stage: Stage) -> Trajectory:
 
 
 @pytest.mark.parametrize("agent", [{"tools": [ADD]}, {"environment": f"{HERE}:Countdown"}])
-async def test_a_draft_is_gone_on_from_elsewhere(agent: dict[str, Any]) -> None:
+async def test_a_draft_is_continued_elsewhere(agent: dict[str, Any]) -> None:
     draft = await draft_of(Stage(**agent))
     stage = Stage(**agent)
     stage.engine.version = V1

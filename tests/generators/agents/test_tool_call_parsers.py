@@ -153,15 +153,6 @@ def test_what_is_wrong_is_said(name: str, text: str, reason: str) -> None:
     assert reason in error
 
 
-def test_a_call_that_is_only_thought_of_is_none() -> None:
-    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    parse = choose_parser("hermes", "")
-    assert parse(f"<think>perhaps {call}").calls == ()
-    parsed = parse(f"<think>perhaps {call}</think>{call}")
-    assert parsed.calls == (ToolCall("f", {}),)
-    assert parsed.content == f"<think>perhaps {call}</think>"
-
-
 def test_the_template_tells_the_format() -> None:
     assert choose_parser("auto", "... <tool_call>\n{name} ...")(write_hermes([("f", {})])).calls
     assert choose_parser("auto", "<tool_call><function=")("<tool_call><function=f></function></tool_call>").calls == (

@@ -58,7 +58,7 @@ def client(serving: Serving) -> OpenAI:
         ({"n": 0}, "n", "invalid_value"),
         ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"response_format": {"type": "grammar"}}, "response_format", "invalid_value"),
         ({"top_logprobs": 2}, "top_logprobs", None),
         ({"messages": []}, "messages", "invalid_value"),
         (
@@ -97,6 +97,15 @@ def test_what_means_nothing_here_is_taken(client: OpenAI) -> None:
         client.embeddings.create(model="tiny", input="the")
     with pytest.raises(openai.BadRequestError, match="not JSON"):
         client.post("/chat/completions", cast_to=object, content=b"{", options={"headers": {}})
+
+
+def test_a_path_that_is_not_served_is_named_with_those_that_are(serving: Serving, client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match=r"POST /v1/responses: .* set the client to chat completions"):
+        client.responses.create(model="tiny", input="the")
+    astray = client.with_options(base_url=serving.url)
+    with pytest.raises(openai.NotFoundError, match=r"POST /chat/completions: .* a client's base URL ends with /v1"):
+        astray.chat.completions.create(model="tiny", messages=HELLO)
+    assert client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1).choices
 
 
 def test_what_the_engine_refuses_late_is_the_callers_to_mend(

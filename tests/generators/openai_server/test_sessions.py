@@ -272,9 +272,9 @@ def test_a_recorded_beginning_is_repeated_while_the_client_asks_the_same(serving
     last = first.record.chain()[-1].sampled.response_ids.tolist()
     assert len(last) > 4
     assert ids[: len(last) - 4] == last[:-4]
-    gone_on = transcript(later.record.chain(), policy.prompt_ids)
-    assert gone_on is not None
-    tokens = gone_on.sampled()
+    continued = transcript(later.record.chain(), policy.prompt_ids)
+    assert continued is not None
+    tokens = continued.sampled()
     assert tokens is not None
     assert tokens.response_ids[:cut].tolist() == draft.response_ids.tolist()
     np.testing.assert_array_equal(tokens.log_probs[:cut], draft.log_probs)

@@ -74,12 +74,12 @@ def chances(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> torch.Tensor:
     return logits.log_softmax(1)
 
 
-def markov_model(log_chances: torch.Tensor) -> Qwen3ForCausalLM:
+def markov_model(log_chances: torch.Tensor, context: int = 512) -> Qwen3ForCausalLM:
     """Its blocks add nothing to the embedding, which names the last token; the head holds the chances."""
     size = len(log_chances)
     config = Qwen3Config(
         vocab_size=size, hidden_size=size, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
-        num_key_value_heads=1, head_dim=8, max_position_embeddings=512, tie_word_embeddings=False,
+        num_key_value_heads=1, head_dim=8, max_position_embeddings=context, tie_word_embeddings=False,
         eos_token_id=[EOS, EOT], pad_token_id=0, bos_token_id=None,
     )  # fmt: skip
     model = Qwen3ForCausalLM(config).eval().requires_grad_(False)
@@ -102,15 +102,28 @@ def settings(**overrides: Any) -> Config:
 
 
 class Serving:
-    """An endpoint at work, in an event loop of its own."""
+    """An endpoint at work, in an event loop of its own.
 
-    def __init__(self, folder: Path, **overrides: Any) -> None:
-        self.tokenizer = chat_tokenizer()
-        self.log_chances = chances(self.tokenizer)
-        self.model = markov_model(self.log_chances)
+    Args:
+        folder: for the files of the model.
+        tokenizer: of the model; None: `chat_tokenizer`.
+        log_chances: of the model [last token, next token]; None: `chances`.
+        overrides: of the configuration.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: PreTrainedTokenizerFast | None = None,
+        log_chances: torch.Tensor | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.tokenizer = chat_tokenizer() if tokenizer is None else tokenizer
+        self.log_chances = chances(self.tokenizer) if log_chances is None else log_chances
+        self.config = settings(**overrides)
+        self.model = markov_model(self.log_chances, max(512, self.config.rollout.context_tokens))
         self.folder = save_folder(folder, self.model, self.tokenizer)
         self.bridge = AsyncBridge("endpoint")
-        self.config = settings(**overrides)
         self.registry = CollectorRegistry()
         self.others: list[Any] = []
         self.engine: InferenceEngine

@@ -181,7 +181,12 @@ def test_thoughts_that_the_prompt_opens_are_trained_after_it(answer: dict[str, s
 def test_thoughts_that_no_template_writes_are_refused(answer: dict[str, str]) -> None:
     with pytest.raises(DataError, match="message 1 has thoughts, and the chat template does not") as caught:
         trained_pieces(of.DROPS_THOUGHTS, [1], [CHAT[0], {"role": "assistant", **answer}])
-    assert "remove them" in caught.value.hint
+    assert caught.value.hint.startswith("remove them")
+    with pytest.raises(DataError, match="message 1 has thoughts") as caught:
+        trained_pieces(of.MARKED_DROPS_THOUGHTS, [1, 3], [CHAT[0], {"role": "assistant", **answer}, *CHAT[2:]])
+    assert "set data.train_on: last" in caught.value.hint
+    last = [*CHAT[:3], {"role": "assistant", **answer}]
+    assert trained_pieces(of.MARKED_DROPS_THOUGHTS, [3], last)[1] == "<think>hm</think>one<|im_end|>"
     assert trained_pieces(of.DROPS_THOUGHTS, [1], CHAT[:2])[1] == "one<|im_end|>"
     assert (
         "hm</think>one<|im_end|>"

@@ -148,6 +148,13 @@ def test_rows_of_agents_show_the_tools_of_the_agent(tmp_path: Path) -> None:
     assert read_prompt(tmp_path, {"tools": [ANOTHER]}, AgentPrompts(own=True))
 
 
+def test_programs_and_rewards_find_the_tools_of_messages_with_those_of_rows(tmp_path: Path) -> None:
+    given = DataSource(path=str(write_jsonl(tmp_path / "rows.jsonl", [{"prompt": [{**USER, "tools": [TOOL]}]}])))
+    [read] = open_rows(given, row_form(given, "prompt")).rows([0])
+    assert list(read.tools) == read.extra_info["tools"] == [TOOL]
+    assert read.extra_info["prompt_messages"] == [USER]
+
+
 def test_rows_of_agents_have_the_arguments_of_the_run(tmp_path: Path) -> None:
     row = {"chat_template_kwargs": {"shout": True}}
     with pytest.raises(DataError, match="row 0: it has chat_template_kwargs of its own: shout") as caught:

@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerFast
 from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.data.dataset import open_rows
 from rollmesh.learner.data.examples import Example, ExampleForm
-from rollmesh.learner.data.parts.answers import split_prompt
 from rollmesh.learner.data.preference_rows import LabeledForm, PairForm, ScoredPairForm
 from rollmesh.learner.data.records import Record
 from rollmesh.learner.data.supervised_rows import SupervisedForm
@@ -142,26 +141,6 @@ def test_long_rows_are_left_out_or_refused() -> None:
     with pytest.raises(DataError, match="row 0: it has 8 tokens"):
         supervised(row, max_tokens=5, on_long="refuse")
     assert supervised(row, max_tokens=3, on_long="truncate") is None
-
-
-PAIR = [("[u]hi|[a]", "a|"), ("[u]hi|[a]", "b|")]
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"prompt": TURNS[:1], "chosen": [message("assistant", "a")], "rejected": [message("assistant", "b")]},
-        {"chosen": TURNS[:2], "rejected": [TURNS[0], message("assistant", "b")]},
-    ],
-)
-def test_pairs_with_a_prompt_or_a_common_beginning(record: Mapping[str, Any]) -> None:
-    assert parts(pairs(record)) == PAIR
-
-
-def test_texts_are_divided_before_a_word() -> None:
-    assert split_prompt("say one", "say on") == ("say on", "e", "")
-    assert split_prompt("say one", "say only") == ("say", " one", " only")
-    assert split_prompt("one", "two") == ("", "one", "two")
 
 
 def test_a_reward_model_reads_the_end_of_the_response() -> None:

@@ -35,8 +35,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def seen(model: Path, engine_worlds: GetWorld, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def seen(engine_worlds: GetWorld, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("turns")
+    model = make_model(tmp_path_factory.mktemp("small") / "qwen3", "qwen3", num_hidden_layers=1)
     first, _ = engine_worlds(TWO_RANKS).run(turns.take_turns, model, folder)
     return first | {"left": list((folder / "resting").iterdir())}
 

@@ -48,7 +48,7 @@ TWO_RANKS = EngineLayout("two_ranks", processes=2)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
-    return make_model(tmp_path_factory.mktemp("model") / "qwen3", "qwen3")
+    return make_model(tmp_path_factory.mktemp("model") / "qwen3", "qwen3", num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")

@@ -38,4 +38,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory) -> Path:
     torch.set_num_threads(1)
-    return make_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
+    return make_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3", num_hidden_layers=1)

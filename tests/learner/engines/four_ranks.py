@@ -104,9 +104,7 @@ def continue_state(harness: Harness, models: Path, kind: str, folder: Path) -> t
 
 def _with_optimizer(harness: Harness, models: Path, kind: str, **division: int) -> Any:
     optimizer = OptimizerSection(lr=1e-2, eps=1e-4, **OPTIMIZERS[kind])
-    return harness.make(
-        make_spec(models / "grouped_queries", parallel=ParallelSection(**division), optimizer=optimizer)
-    )
+    return harness.make(make_spec(models / "one_layer", parallel=ParallelSection(**division), optimizer=optimizer))
 
 
 def _moments_and_weights(engine: Any) -> tuple[Tensors, Tensors]:

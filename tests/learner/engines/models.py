@@ -20,10 +20,10 @@ from rollmesh.testing.engine_cases import save_random
 ARCHITECTURES = ("qwen3", "llama", "gemma3_text", "gemma2", "gpt2", "qwen3_moe")
 
 
-def make_model(folder: Path, architecture: str, seed: int = 0) -> Path:
-    """Writes a random model of an architecture."""
+def make_model(folder: Path, architecture: str, seed: int = 0, **changes: int) -> Path:
+    """Writes a random model of an architecture; `changes` of its settings."""
     settings = tiny_models.ARCHITECTURES[architecture].settings
-    return save_random(AutoConfig.for_model(architecture, **settings), folder, seed)
+    return save_random(AutoConfig.for_model(architecture, **settings | changes), folder, seed)
 
 
 def make_spec(folder: Path, **changes: object) -> EngineSpec:

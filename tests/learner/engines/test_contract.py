@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rollmesh.learner.engines.tensors.checkpoint_tensors import read_tensors
 from rollmesh.learner.model_files.folder_writer import write_folder
@@ -13,7 +16,7 @@ from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.config.parallel import ParallelSection
 from rollmesh.testing.contract import EngineContract
 from rollmesh.testing.contract_adapters import AdapterContract
-from rollmesh.testing.engine_cases import assert_same
+from rollmesh.testing.engine_cases import ARCHITECTURES, SMALL, assert_same, save_random
 from rollmesh.testing.worlds import EngineLayout
 from tests.learner.engines import compiled, two_ranks
 from tests.learner.engines.models import make_model
@@ -21,6 +24,16 @@ from tests.learner.engines.models import make_model
 torch.set_num_threads(1)
 ONE, TWO = EngineLayout("one_process"), EngineLayout("two_ranks", processes=2)
 SEQUENCES = EngineLayout("divided_sequences", processes=2, changes={"parallel": ParallelSection(sp=2)})
+
+
+@pytest.fixture(scope="module")
+def engine_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Models of one layer. `test_equivalence` and `test_four_ranks` have several."""
+    folder = tmp_path_factory.mktemp("one-layer")
+    return {
+        name: save_random(AutoConfig.for_model(kind, **SMALL | {"num_hidden_layers": 1}, **settings), folder / name)
+        for name, (kind, settings) in ARCHITECTURES.items()
+    }
 
 
 class TestFsdp2(EngineContract):

@@ -46,10 +46,17 @@ KEPT = {
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("divided")
     make_model(folder / "grouped_queries", "qwen3")
+    make_model(folder / "one_layer", "qwen3", num_hidden_layers=1)
     make_model(folder / "experts", "qwen3_moe")
     make_model(folder / "windows", "gemma2")
     make_model(folder / "state", "lfm2")
-    uneven = {"hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 6}
+    uneven = {
+        "hidden_size": 36,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 6,
+        "num_hidden_layers": 1,
+    }
     save_model(folder / "uneven_experts", "qwen3_moe", **uneven, num_experts=3, moe_intermediate_size=12)
     save_model(folder / "uneven_heads", "qwen3", num_attention_heads=6, num_key_value_heads=3)
     return folder

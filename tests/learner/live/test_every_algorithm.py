@@ -1,8 +1,8 @@
 """Algorithms with the real buffer and rewards: groups are sampled, claimed, trained and committed.
 
-One stands for all that ask the same of the other services, and for the same models. What they ask of the learner alone,
-settings and formulas every algorithm goes through in tests/learner/algorithms/test_presets.py. `make test-all` trains
-one of each here too.
+One stands for all that ask the same of the other services, and for the same models. Every algorithm goes through all
+that it asks of the learner alone in tests/learner/algorithms/test_presets.py. `make test-all` trains one of each here
+too.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from tests.learner.live import killed
 from tests.learner.live.test_runs import ask, assert_nothing_twice, ledger, records, summary, uses
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
 
-# How each learner ends; what is in the folder then, by the learner that has left it; the version from which it began.
+# By learner: its exit code; the folders that are there then, with the learners that have left them; and the version
+# from which it began.
 KILLED = -signal.SIGKILL
 EXPECTED = {
     "first_claim_refused": (0, "{first_claim_refused}-v00000000", None),

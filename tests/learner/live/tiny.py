@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -27,6 +30,8 @@ from rollmesh.mesh.runtime.threads import thread_environment
 from tests import fork_server
 
 _LIFE_S = 240.0
+# They end with the process.
+_folders: list[TemporaryDirectory[str]] = []
 
 
 def make_model(folder: Path, layers: int = 1) -> Path:
@@ -57,6 +62,13 @@ def make_model(folder: Path, layers: int = 1) -> Path:
     return folder
 
 
+@cache
+def _model(layers: int) -> Path:
+    """The model, written once."""
+    _folders.append(TemporaryDirectory(prefix="rollmesh-tiny-"))
+    return make_model(Path(_folders[-1].name) / "model", layers)
+
+
 def make_data(path: Path, rows: int) -> Path:
     """Prompts whose reward (`reward` below) a tiny model can raise quickly."""
     lines = [
@@ -82,7 +94,7 @@ def make_config(folder: Path, overrides: Mapping[str, Any], layers: int = 1) -> 
     (folder / "reward.py").write_text(REWARD, encoding="utf-8")
     values: dict[str, Any] = {
         "run": {"name": "tiny", "dir": str(folder / "runs"), "seed": 1},
-        "model": {"path": str(make_model(folder / "model", layers))},
+        "model": {"path": str(shutil.copytree(_model(layers), folder / "model", dirs_exist_ok=True))},
         "data": {"train": str(make_data(folder / "train.jsonl", 40)), "eval": str(make_data(folder / "eval.jsonl", 8))},
         "rollout": {"device": "cpu", "n": 4, "max_prompt_tokens": 8, "max_response_tokens": 6, "slots": 16},
         "reward": {"functions": [f"{folder / 'reward.py'}:compute_score"], "in_process": True},

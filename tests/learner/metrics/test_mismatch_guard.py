@@ -10,7 +10,7 @@ from rollmesh.learner.distributed.mismatch import Mismatch
 from rollmesh.learner.metrics.mismatch_guard import MismatchGuard, can_be_judged
 from rollmesh.mesh.config.learner import MismatchSection
 from rollmesh.mesh.errors import PERMANENT, MismatchError
-from rollmesh.mesh.trajectory.episode_metrics import CALLS_REQUIRED
+from rollmesh.mesh.trajectory.episode_metrics import CALLS_CONSTRAINED
 from rollmesh.protos import trajectory_pb2
 
 BOUNDS = MismatchSection(warn=0.1, stop=1.0, warn_kl=0.5, stop_kl=2.0)
@@ -41,9 +41,9 @@ def test_it_ends_the_run(found: Mismatch, key: str) -> None:
 
 def test_a_batch_with_required_calls_is_not_judged() -> None:
     """Their log-probs are of the allowed tokens alone, and differ from the learner's by right."""
-    plain, free = trajectory_pb2.MemberMeta(), trajectory_pb2.MemberMeta(metrics={"turns": 2, CALLS_REQUIRED: 0})
+    plain, free = trajectory_pb2.MemberMeta(), trajectory_pb2.MemberMeta(metrics={"turns": 2, CALLS_CONSTRAINED: 0})
     assert can_be_judged([plain, free])
-    assert not can_be_judged([plain, trajectory_pb2.MemberMeta(metrics={CALLS_REQUIRED: 1})])
+    assert not can_be_judged([plain, trajectory_pb2.MemberMeta(metrics={CALLS_CONSTRAINED: 1})])
     assert not MismatchGuard(BOUNDS).check(3, None)
 
 

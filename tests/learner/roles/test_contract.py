@@ -40,7 +40,7 @@ BUDGET = 40
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
-    return make_model(tmp_path_factory.mktemp("model") / "qwen3", "qwen3")
+    return make_model(tmp_path_factory.mktemp("model") / "qwen3", "qwen3", num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")

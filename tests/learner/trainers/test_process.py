@@ -31,7 +31,8 @@ from rollmesh.run_files import read_any_config
 from rollmesh.run_handle import Run
 from tests.learner.trainers.tiny import metrics, train
 
-# An adapter with examples of two responses, and a preparation with examples of one. That of several sources is of `sft`.
+# An adapter with examples of two responses, and a preparation with examples of one. Those of `sft` come from several
+# sources, in a test of their own.
 COMMANDS: list[Any] = [
     ("rm", "rm", {"learner__lora": "{rank: 4}"}),
     ("dpo", "kto", {"loss__name": "kto"}),

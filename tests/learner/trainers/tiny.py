@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from examples.chats import chat_tokenizer
-from examples.demo.model import write_model
+from examples.demo import model as demo_model
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.trainers.process import train_rank
 from rollmesh.trainers import read_trainer_config
@@ -19,8 +20,9 @@ ROWS = 24
 
 
 def write_chat_model(folder: Path) -> Path:
-    """Writes the model; each test trains it from here."""
-    write_model(folder, 0, chat_tokenizer(string.digits + "+="))
+    """Writes the model; each test trains it from here. Checkpoints take most of that time: it has one layer."""
+    with patch.object(demo_model, "_LAYERS", 1):
+        demo_model.write_model(folder, 0, chat_tokenizer(string.digits + "+="))
     return folder
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rollmesh.mesh.chat.description import describe
 from rollmesh.mesh.chat.facts import TemplateFacts, TurnEnd
 from rollmesh.mesh.chat.fitting import fit
 from rollmesh.mesh.chat.probing import facts_of
@@ -131,6 +132,14 @@ def test_calls_are_refused_by_a_template_that_writes_none() -> None:
 def test_a_template_that_writes_no_conversation_is_refused(source: str, named: str) -> None:
     with pytest.raises(ChatTemplateError, match=named):
         facts(source)
+
+
+def test_the_table_tells_how_a_developer_is_written() -> None:
+    assert dict(describe(facts(of.KNOWN_ROLES)))["developer message"] == "written as a system message"
+    assert "developer: text" in dict(describe(facts(of.CHATML)))["contents"]
+    assert dict(describe(facts(of.THOUGHTS_APART)))["thoughts apart from contents"] == (
+        "written, from `reasoning_content`"
+    )
 
 
 def test_a_call_reads_as_the_template_writes_it() -> None:

@@ -10,7 +10,7 @@ core put on the step that sampled it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -140,11 +140,6 @@ class OutputRouter(OutputProcessor):
     def forget(self, stream: JobStream) -> bool:
         """Drops outputs under the stream's id; False where it was unknown."""
         return self._streams.pop(stream.request_id, None) is not None
-
-    @property
-    def streams(self) -> Iterable[JobStream]:
-        """The streams that have not ended."""
-        return tuple(self._streams.values())
 
     def process_outputs(
         self,

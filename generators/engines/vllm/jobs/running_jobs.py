@@ -116,8 +116,8 @@ class RunningJobs:
     async def submit_again(self) -> None:
         """Submits the jobs that vLLM has not begun once more, after the weights have changed.
 
-        They would find prefixes of former weights, and lack image features amid their prefill. vLLM does not know those
-        yet whose images are being read: they are submitted once, and not here too.
+        They would find prefixes of former weights, and lack image features amid their prefill. Jobs whose images are
+        being read are left out: vLLM does not know them yet, and `_read_images` sees the new weights.
         """
         waiting = [running for running in self._jobs.values() if running.stream.waits]
         await self._forget(waiting)

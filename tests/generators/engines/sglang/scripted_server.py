@@ -48,6 +48,7 @@ class ScriptedServer:
     """In the place of a `HttpClient`.
 
     Attributes:
+        address: for messages.
         label: of the weights in service.
         asked: all requests, in order.
         open: requests that have not ended, by name.
@@ -56,6 +57,7 @@ class ScriptedServer:
     """
 
     def __init__(self, label: str) -> None:
+        self.address = "http://scripted"
         self.label = label
         self.asked: list[Request] = []
         self.open: dict[str, Request] = {}

@@ -21,11 +21,10 @@ _NEWS = ("TokenizedGenerateReqInput", "BatchTokenizedGenerateReqInput", "AbortRe
 
 def add_to(python_path: str, folder: Path) -> str:
     """The PYTHONPATH of a server's processes with this plugin, whose files are written in an empty folder."""
-    source = Path(__file__)
-    (folder / source.name).write_bytes(source.read_bytes())
-    metadata = folder / f"{source.stem}-0.dist-info"
-    metadata.mkdir()
-    (metadata / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{source.stem} = {source.stem}:install\n")
+    # Not in the server's processes, which know nothing of Rollmesh.
+    from rollmesh.generators.engines.sglang import server_plugins
+
+    server_plugins.write(Path(__file__), folder)
     return f"{folder}:{python_path}".rstrip(":")
 
 

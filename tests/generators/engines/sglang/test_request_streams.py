@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,22 +20,25 @@ from rollmesh.generators.engines.sglang.http_client import LostError, RefusedErr
 from rollmesh.generators.engines.sglang.request_streams import RequestStreams
 from rollmesh.generators.engines.sglang.streamed_job import REVEAL_TOKENS
 from rollmesh.generators.engines.types import SamplingParams
+from rollmesh.mesh.errors import PayloadError
 from tests.generators.engines.sglang.scripted_server import CAN, ScriptedServer
 from tests.generators.engines.tiny import train_tokenizer
 
 PROMPT = [0, 1, 2, 3, 4]
 # Token ids are places in the sequence: none of these is sampled where a test does not mean it.
+GRAMMAR = 'start: "a"'
 LIMITS = RequestLimits(context=1024, vocabulary=1024, eos=frozenset({1000}))
 
 
 class Stage:
     """Jobs, and the server that they run on."""
 
-    def __init__(self, eos: frozenset[int] = LIMITS.eos, tokenizer: Any = None) -> None:
+    def __init__(self, eos: frozenset[int] = LIMITS.eos, tokenizer: Any = None, *, grammars: bool = True) -> None:
         self.server = ScriptedServer("v0")
         limits = RequestLimits(LIMITS.context, LIMITS.vocabulary, eos)
         self.adapters = ServedAdapters()
-        self.runs = RequestStreams(self.server, CAN, limits, tokenizer, self.adapters)  # type: ignore[arg-type]  # what it uses of a client
+        can = replace(CAN, grammars=grammars)
+        self.runs = RequestStreams(self.server, can, limits, tokenizer, self.adapters)  # type: ignore[arg-type]  # what it uses of a client
         self.runs.end_update("v0")
         self.chunks: dict[str, list[DecodeChunk]] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -88,6 +92,13 @@ async def settled() -> None:
     """Until nothing is left to be done: all is in this event loop."""
     for _ in range(30):
         await asyncio.sleep(0)
+
+
+async def until(happened: Callable[[], Any]) -> None:
+    """Until another thread has brought it about."""
+    async with asyncio.timeout(180):
+        while not happened():
+            await asyncio.sleep(0)
 
 
 def tokens(count: int, first: int = len(PROMPT)) -> list[int]:
@@ -236,6 +247,44 @@ async def test_tokens_of_an_uncertain_version_are_revealed_by_a_cut_and_gone_on_
     await stage.ended()
     assert [token for token, _ in stage.told()] == tokens(100)
     assert stage.finish() == "length"
+
+
+async def test_under_a_grammar_tokens_are_held_back_to_the_end_for_another_request_would_begin_it_again() -> None:
+    stage = Stage(tokenizer=train_tokenizer())
+    await stage.begin(max_tokens=100, grammar=GRAMMAR)
+    await until(lambda: stage.server.bodies)
+    await stage.sample(5)
+    await stage.update()
+    await stage.sample(2 * REVEAL_TOKENS)
+    [body] = stage.server.bodies
+    assert body["sampling_params"]["ebnf"] == GRAMMAR
+    assert len(stage.told()) == 5
+    await stage.sample(100)
+    await stage.ended()
+    assert stage.server.bodies == [body]
+    assert [token for token, _ in stage.told()] == tokens(100)
+
+
+@pytest.mark.parametrize(
+    ("grammars", "tokenizer", "said"),
+    [
+        (False, object(), "no grammars of llguidance .*--grammar-backend llguidance"),
+        (True, object(), "do not know the tokenizer: Only fast tokenizers"),
+    ],
+    ids=["the server", "llguidance"],
+)
+async def test_a_grammar_that_would_not_be_followed_is_refused_by_name(
+    grammars: bool, tokenizer: Any, said: str
+) -> None:
+    stage = Stage(tokenizer=tokenizer, grammars=grammars)
+    await stage.begin(grammar=GRAMMAR)
+    with pytest.raises(PayloadError, match=said):
+        await stage.tasks.pop("a")
+    assert not stage.server.bodies
+    await stage.begin("free")
+    await stage.sample(10)
+    await stage.ended()
+    assert len(stage.told("free")) == 10
 
 
 async def test_an_abort_takes_what_there_is_and_what_has_not_begun_has_nothing() -> None:

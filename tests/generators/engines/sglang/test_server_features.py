@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.sglang import server_args
 from rollmesh.generators.engines.sglang.http_client import HttpClient, RefusedError
 from rollmesh.generators.engines.sglang.server_features import ServerFeatures, detect_features
 from rollmesh.generators.engines.sglang.transfers import disk
@@ -75,6 +76,15 @@ def test_what_a_server_says_of_itself_is_believed() -> None:
     assert not can.drains
     assert not can.session
     assert can.sleeps
+
+
+def test_a_server_says_which_grammars_it_follows() -> None:
+    server = StandIn()
+    assert not _ask(server).grammars
+    server.info["grammar_backend"] = "xgrammar"
+    assert not _ask(server).grammars
+    server.info["grammar_backend"] = server_args.GRAMMARS
+    assert _ask(server).grammars
 
 
 def test_a_server_says_the_rank_of_adapters_that_it_takes() -> None:

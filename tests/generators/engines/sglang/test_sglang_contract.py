@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.generators.engines.contract import EngineContract
+from tests.generators.engines.contract_grammars import GrammarContract
 from tests.generators.engines.contract_pauses import PauseContract
 from tests.generators.engines.contract_prefixes import PrefixContract
 from tests.generators.engines.contract_streams import StreamContract
@@ -44,7 +45,7 @@ class TestSglangWithNewKeys(NewKeysContract):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("harness", ["recompute", "interrupt"], indirect=True)
-class TestSglangWithNewKeysInFull(SwapContract, PrefixContract, StreamContract, PauseContract):
+class TestSglangWithNewKeysInFull(SwapContract, PrefixContract, StreamContract, GrammarContract, PauseContract):
     pass
 
 

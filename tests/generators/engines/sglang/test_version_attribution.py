@@ -150,6 +150,9 @@ def test_what_the_server_says_is_wrong_with_a_request_is_told() -> None:
     assert reader.read({"error": {"message": "too long"}}).error == "too long"
     reason = {"type": "abort", "message": "bad request", "status_code": 400}
     assert reader.read(_data([], 0, finish_reason=reason)).error == "bad request"
+    token_without_log_prob = _data([7], 1, finish_reason=reason)
+    token_without_log_prob["meta_info"]["output_token_logprobs"] = []
+    assert reader.read(token_without_log_prob).error == "bad request"
 
 
 def test_an_event_with_fewer_log_probs_than_tokens_is_an_error() -> None:

@@ -332,6 +332,24 @@ def test_a_stop_string_that_the_model_has_not_written_may_be_added(content: str,
 
 
 @pytest.mark.parametrize(
+    ("code", "retold", "same"),
+    [
+        ("half = f('a')\nprint(half)", "half = f('a')\nprint(half)", True),
+        ('print("ü")', 'print("ü")', True),
+        ("print(1)", "print(2)", False),
+    ],
+)
+def test_code_that_an_answer_in_json_holds_may_be_told_again(code: str, retold: str, same: bool) -> None:
+    """As smolagents' CodeAgent does with `use_structured_outputs_internally`."""
+    for spelt in (json.dumps, lambda value: json.dumps(value, ensure_ascii=False, indent=1)):
+        told = spelt({"thought": "Look.", "deep": [{"code": code}]})
+        session, run = Session(), [{"id": "call_1", "function": {"name": "python_interpreter", "arguments": retold}}]
+        turn = session.answer([ASK], assistant(told), [], told, ("Observation:", "Calling tools:", "</code>"))
+        followed = session.follow([ASK, assistant(f"{told}\nCalling tools:\n{run}"), ASK])
+        assert (followed.answer is not None and followed.answer.turn is turn) == same
+
+
+@pytest.mark.parametrize(
     ("messages", "cause"),
     [
         ([ASK, PLAIN, ASK, PLAIN, ASK], None),

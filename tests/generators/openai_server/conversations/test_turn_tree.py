@@ -129,7 +129,7 @@ def test_every_record_is_the_straight_ones(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_of_calls_that_tell_the_same_the_latest_is_gone_on_from(order: tuple[int, ...]) -> None:
+def test_of_calls_that_say_the_same_the_latest_is_continued(order: tuple[int, ...]) -> None:
     record, told = TurnTree(), totals_of_text("a")
     for call in order:
         record.add(call, 0, record.locate(None, [call]), sampled([5]), "stop", key=extend_key(told, text_symbols("b")))
@@ -139,7 +139,7 @@ def test_of_calls_that_tell_the_same_the_latest_is_gone_on_from(order: tuple[int
 
 
 @given(st.lists(st.integers(0, 2**63), max_size=9), st.integers(0, 9))
-def test_totals_go_on_from_any_beginning(symbols: list[int], cut: int) -> None:
+def test_totals_continue_from_any_beginning(symbols: list[int], cut: int) -> None:
     cut = min(cut, len(symbols))
     whole = prefix_index.totals(symbols)
     first = prefix_index.totals(symbols[:cut])
@@ -147,7 +147,7 @@ def test_totals_go_on_from_any_beginning(symbols: list[int], cut: int) -> None:
     assert len(set(whole.tolist())) == len(whole)
 
 
-def test_a_longer_session_makes_no_call_dearer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_longer_session_makes_no_call_costlier(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, not timed: the symbols that are gone through for a call, and the tokens that are kept of it."""
     gone_through = 0
     totals = prefix_index.totals

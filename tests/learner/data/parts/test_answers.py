@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rollmesh.learner.data.chat_turns import ChatEncoder
+from rollmesh.learner.data.parts.answers import split_prompt
 from rollmesh.learner.data.preference_rows import LabeledForm, PairForm, ScoredPairForm
 from rollmesh.learner.data.supervised_rows import Conversation, SupervisedForm
 from rollmesh.mesh.config.trainers.sections import RowsSection, SupervisedRowsSection
@@ -113,6 +114,12 @@ SHAPES: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
         [("[u]why so|[a]so|[u]and then|[a]", "yes|"), ("[u]why so|[a]so|[u]and then|[a]", "no|")],
     ),
 ]
+
+
+def test_texts_are_divided_before_a_word() -> None:
+    assert split_prompt("say one", "say on") == ("say on", "e", "")
+    assert split_prompt("say one", "say only") == ("say", " one", " only")
+    assert split_prompt("one", "two") == ("", "one", "two")
 
 
 @pytest.mark.parametrize(("record", "expected"), SHAPES)

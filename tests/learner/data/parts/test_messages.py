@@ -76,6 +76,15 @@ def test_results_of_tools(written: dict[str, Any]) -> None:
     assert read_messages([CALLING, written], "messages")[1] == RESULT
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("User", "user"), ("ASSISTANT", "assistant"), (" System ", "system"), ("Human", "user"), ("AI", "assistant"),
+     ("Developer", "developer"), ("function", "tool"), ("Critic", "Critic")],
+)  # fmt: skip
+def test_speakers_are_known_however_they_are_spelt(written: str, meant: str) -> None:
+    assert [message["role"] for message in read_messages([{"role": written, "content": "a"}], "m")] == [meant]
+
+
 def test_what_else_a_message_says_stays() -> None:
     told = {"role": "tool", "content": "12", "tool_call_id": "c1", "name": "weather", "note": None}
     kept = calling([{"id": "c1", **CALL}], content="let me look", reasoning_content="hm")

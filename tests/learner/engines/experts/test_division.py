@@ -28,13 +28,14 @@ ONE = EngineLayout("one_process")
 
 @pytest.fixture(scope="module")
 def engine_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Other models have nothing to divide."""
+    """Other models have nothing to divide, and each layer is divided alike."""
     folder = tmp_path_factory.mktemp("mixtures")
     kind, settings = ARCHITECTURES["experts"]
     tied = {"dense": False, "tied": True, "experts": False}
     return {
         name: save_random(
-            AutoConfig.for_model(kind, **SMALL, **settings | {"tie_word_embeddings": ties}), folder / name
+            AutoConfig.for_model(kind, **SMALL | {"num_hidden_layers": 1}, **settings | {"tie_word_embeddings": ties}),
+            folder / name,
         )
         for name, ties in tied.items()
     }

@@ -1,0 +1,1 @@
+"""Agent frameworks and the endpoint."""

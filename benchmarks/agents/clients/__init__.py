@@ -1,0 +1,1 @@
+"""Programs of agent frameworks, one each, in an environment without rollmesh (`make agent-clients`)."""
