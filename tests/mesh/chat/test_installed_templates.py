@@ -64,7 +64,9 @@ each = pytest.mark.parametrize(
 @each
 def test_it_trains_what_is_meant_or_is_refused_by_name(name: str) -> None:
     found = survey(name, TEMPLATES[name])
-    for outcome in (found.sft, found.dpo, found.run):
+    # One that writes no conversation says why once.
+    outcomes = (found.sft,) if found.facts is None else (found.sft, found.dpo, found.run)
+    for outcome in outcomes:
         assert outcome.removeprefix("the last turn: ").startswith(("trains", "refused: the chat template"))
     assert found.run == "trains" or found.facts is None
 
