@@ -62,8 +62,11 @@ def continuation(tokenizer: PreTrainedTokenizerBase, prompt: str, response: str)
     Args:
         tokenizer: of the model.
         prompt: empty: all of the response is trained but its first token, which nothing predicts.
-        response: without an end token.
+        response: with or without an end token; white space after one, as templates write it, is left out.
     """
+    ended = response.rstrip()
+    if tokenizer.eos_token is not None and ended.endswith(str(tokenizer.eos_token)):
+        response = ended
     text = prompt + response
     tokens = tokenize_spans(tokenizer, text, [(len(prompt), len(text))], special_tokens=True)
     end = tokenizer.eos_token_id

@@ -155,6 +155,9 @@ class UserCodeExecutor:
             future.cancel()
             self._abandon_loop(agents)
             raise OverdueError(f"no answer within {timeout_s:g} s")
+        if future.cancelled():
+            # Not by its caller, who would not be here.
+            raise RuntimeError("CancelledError: other code on its event loop has cancelled it")
         return future.result()
 
     def _expect(self, answered: threading.Event, agents: AgentLoop) -> None:

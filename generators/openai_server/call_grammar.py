@@ -10,6 +10,7 @@ Invariant: a form is used only if the parser reads a call in that form as just t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from rollmesh.generators.agents.marked_calls import (
     TOOL_CALLS,
 )
 from rollmesh.generators.agents.tool_calls import ParsedTurn
+from rollmesh.generators.openai_server.endless_schemas import is_endless
 
 _SPACE = "SPACE"
 _SPACE_RULE = f"{_SPACE}: /[ \\n]{{0,2}}/"
@@ -34,6 +36,8 @@ _OPTIONS = {"lenient": True, "whitespace_pattern": r"[ \n]{0,2}"}
 _DEFINITIONS = ("$defs", "definitions")
 # Beside these a schema's own properties are not all there are.
 _COMBINED = {"allOf", "anyOf", "oneOf", "$ref", "if", "patternProperties", "unevaluatedProperties"}
+# Quotes, tags and rows in a name would be read as marks around it.
+_NAME = re.compile(r"[\w.:/@-]+(?: [\w.:/@-]+)*")
 _PROBE = ("f", {"a": "x"})
 
 
@@ -111,6 +115,22 @@ def find_form(parse: Callable[[str], ParsedTurn], template: str) -> CallForm | N
         if not parsed.content and [(call.name, call.arguments) for call in parsed.valid] == [_PROBE]:
             return form
     return None
+
+
+def tools_fault(tools: Sequence[Mapping[str, Any]]) -> str:
+    """The reason why no answer could call one of some tools; empty for none."""
+    for tool in tools:
+        function = tool["function"]
+        if not _NAME.fullmatch(function["name"]):
+            return f"the name {function['name'][:64]!r} is more than letters, digits and hyphens"
+        if is_endless(function.get("parameters") or {}):
+            return f"that of {function['name']!r} refers to itself, and no value of it ends"
+    return ""
+
+
+def answer_fault(schema: Mapping[str, Any]) -> str:
+    """The reason why no answer could have a schema; empty for none."""
+    return "it refers to itself, and no value of it ends" if is_endless(schema) else ""
 
 
 def call_grammar(

@@ -224,6 +224,9 @@ class ChatRequest(Request, server_fields.ChatFields):
             function = tool.get("function")
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
                 raise ApiError(400, "a tool is a function with a name", param=f"tools[{index}]")
+            if not isinstance(function.get("parameters") or {}, dict):
+                said = "the parameters of a tool are a JSON schema, an object"
+                raise ApiError(400, said, param=f"tools[{index}].function.parameters")
         self._check_tool_choice()
         answer_schema(self.response_format)
 

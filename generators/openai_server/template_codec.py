@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from rollmesh.generators.agents.chat_template import ChatRenderer, as_unicode, longest_token
 from rollmesh.generators.agents.tool_calls import typed_arguments
 from rollmesh.generators.engines.token_grammar import stands_by_id
-from rollmesh.generators.openai_server.call_grammar import call_grammar, find_form, json_grammar
+from rollmesh.generators.openai_server.call_grammar import (
+    answer_fault,
+    call_grammar,
+    find_form,
+    json_grammar,
+    tools_fault,
+)
 from rollmesh.generators.openai_server.chat_codec import ParsedAnswer, TooLongError
 from rollmesh.generators.openai_server.conversations.messages import Message
 from rollmesh.generators.openai_server.errors import ApiError
@@ -164,7 +170,7 @@ class TemplateChatCodec:
                     param="response_format",
                 )
             if not tools:
-                return _checked(json_grammar(schema), "response_format", "the schema has")
+                return _checked(json_grammar(schema), answer_fault(schema), "response_format", "the schema has")
         parse = self._chat(tools).parser(self._parser)
         form = find_form(parse, template)
         if form is None:
@@ -186,7 +192,8 @@ class TemplateChatCodec:
             opened=bool(opening),
             schema=schema,
         )
-        return _checked(grammar, "tools", "the schemas of the tools have")
+        fault = tools_fault(tools) or answer_fault(schema or {})
+        return _checked(grammar, fault, "tools", "the schemas of the tools have")
 
     def _opened(self, prompt: Sequence[int]) -> str:
         """The mark with which a prompt opens thoughts; empty: none."""
@@ -215,7 +222,7 @@ class TemplateChatCodec:
         )
 
 
-def _checked(grammar: str, param: str, having: str) -> str:
+def _checked(grammar: str, fault: str, param: str, having: str) -> str:
     """A grammar that can be read.
 
     Raises:
@@ -223,7 +230,7 @@ def _checked(grammar: str, param: str, having: str) -> str:
     """
     from llguidance import LLMatcher
 
-    if error := LLMatcher.validate_grammar(grammar):
+    if error := fault or LLMatcher.validate_grammar(grammar):
         field = "tool_choice" if param == "tools" else param
         raise ApiError(400, f"{field}: {having} no grammar: {error.partition(chr(10))[0]}", param=param)
     return grammar

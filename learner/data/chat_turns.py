@@ -19,6 +19,7 @@ from rollmesh.mesh.chat.asking import AskedTemplate
 from rollmesh.mesh.chat.counting import counted_turns
 from rollmesh.mesh.chat.template import Span, special_texts
 from rollmesh.mesh.chat.thoughts import thoughts_end, thoughts_of, thoughts_within
+from rollmesh.mesh.chat.words import check_words, words_of
 from rollmesh.mesh.errors import ChatTemplateError
 from rollmesh.mesh.masked_text import MaskedTokens, tokenize_spans
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Messages = Sequence[Mapping[str, Any]]
+# Characters of words in an error.
+_SHOWN = 60
 # Turns that are rendered in any case.
 _RENDERED = 2
 
@@ -94,6 +97,7 @@ class _Turns:
     def render(self, turns: Sequence[int]) -> tuple[str, list[Span]]:
         """See `ChatEncoder.render`."""
         text, marked = self._whole()
+        check_words(self._messages, text)
         counted = counted_turns(text, self._messages, self._facts) if len(turns) > _RENDERED else {}
         if counted:
             # With all that comes after the first turn, and before the last one.
@@ -111,12 +115,17 @@ class _Turns:
         """Turns as renderings of the conversation up to each of them tell, but for those that are counted."""
         spans: list[Span] = []
         for turn in turns:
-            if turn in marked or not self._template.marks_turns:
+            if self._facts.marks and turn not in marked and self._says(turn):
+                raise ChatTemplateError(
+                    f"the chat template does not mark message {turn} with {{% generation %}}",
+                    hint="take the marks out of the template, and its turns are found without them, or mark every turn",
+                )
+            if turn in marked or not self._facts.marks:
                 if turn in counted:
                     start, end = counted[turn]
                     spans.append((max(start, marked[turn][0]), marked[turn][1]) if turn in marked else (start, end))
                     continue
-                before = self._prompt(turn)
+                before = self._prompt(turn) if turn else self._before_first(text)
                 if not text.startswith(before):
                     # As nothing follows, the turn can stand after its true prompt.
                     return self._composed(turn, before, spans)
@@ -140,7 +149,7 @@ class _Turns:
 
     def _whole(self) -> tuple[str, dict[int, Span]]:
         """The conversation, and the characters of the turns that the template marks."""
-        if not self._template.marks_turns:
+        if not self._facts.marks:
             return self._template.render(self._messages, tools=self._tools), {}
         text, marked = self._template.render_marked(self._messages, tools=self._tools)
         own = [index for index, message in enumerate(self._messages) if message["role"] == "assistant"]
@@ -150,18 +159,33 @@ class _Turns:
             if spans and not text[spans[-1][1] : start].strip():
                 start = spans.pop()[0]
             spans.append((start, end))
-        if len(spans) > len(own):
-            raise ChatTemplateError(
-                f"the chat template marks {len(spans)} parts of {len(own)} messages with {{% generation %}}",
-                hint="mark all words of a turn at once, or none at all",
-            )
-        # Templates may mark only the last turns, or none that are empty.
-        return text, dict(zip(reversed(own), reversed(spans), strict=False))
+        found: dict[int, Span] = {}
+        for start, end in reversed(spans):
+            # A turn without words may have no mark.
+            while own and not all(words in text[start:end] for words in self._says(own[-1])):
+                own.pop()
+            if not own:
+                raise ChatTemplateError(
+                    f"the chat template marks other words than the assistant's with {{% generation %}}: "
+                    f"{text[start:end][:_SHOWN]!r}",
+                    hint="mark all words of a turn at once, or take the marks out of the template",
+                )
+            found[own.pop()] = (start, end)
+        return text, found
+
+    def _says(self, turn: int) -> list[str]:
+        """The words of a turn, and the names of the tools that it calls."""
+        message = self._messages[turn]
+        calls = (call.get("function", call) for call in message.get("tool_calls") or [])
+        return [*words_of(message), *(str(call.get("name", "")) for call in calls)]
 
     def _prompt(self, turn: int) -> str:
-        if not turn:
-            return ""
         return self._template.render(self._messages[:turn], tools=self._tools, generation_prompt=True)
+
+    def _before_first(self, text: str) -> str:
+        """The beginning of a conversation whose first message is a turn: many templates write no prompt without one."""
+        header = self._facts.generation_prompt
+        return text[: text.index(header) + len(header)] if header in text else ""
 
     def _end(self, turn: int, text: str) -> int:
         """The place in the whole text at which a turn ends."""
@@ -187,14 +211,15 @@ class _Turns:
 
     def _composed(self, turn: int, before: str, spans: list[Span]) -> tuple[str, list[Span]]:
         """The last turn after a prompt that opens its thoughts, which the template leaves out of what it writes."""
-        if turn + 1 < len(self._messages) or spans:
-            raise self._written_otherwise(turn)
-        if not self._facts.opened_thoughts:
+        is_alone = turn + 1 == len(self._messages) and not spans
+        if not self._facts.opened_thoughts and (is_alone or not self._facts.prompt_is_prefix):
             raise ChatTemplateError(
                 f"the chat template writes a prompt for message {turn} that is not how the conversation begins",
                 hint="give the row a system message of its own, if the template adds one to prompts alone; or use "
                 "another template",
             )
+        if not is_alone:
+            raise self._written_otherwise(turn)
         said = _with_thoughts(self._messages[turn], self._facts.opened_thoughts)
         if said is None:
             raise ChatTemplateError(

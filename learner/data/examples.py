@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rollmesh.learner.batching.types import TrainSequence
+from rollmesh.learner.data.parts.turn_flags import refuse_row_flags
 from rollmesh.learner.data.records import Record, RowSource
 from rollmesh.learner.data.row_fields import refuse_images
 from rollmesh.mesh.errors import DataError
@@ -44,6 +45,7 @@ class ExampleForm(ABC):
         del names
         try:
             refuse_images(record)
+            refuse_row_flags(record)
             self.read(record)
         except DataError as error:
             raise self._named(path, index, record, error) from error
@@ -53,6 +55,7 @@ class ExampleForm(ABC):
         del names
         try:
             refuse_images(record)
+            refuse_row_flags(record)
             return self.encode(record)
         except DataError as error:
             raise self._named(path, index, record, error) from error

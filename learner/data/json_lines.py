@@ -90,9 +90,18 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             position += len(line)
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; a name that comes twice would lose its first value."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"an object has the name {next(name for name in names if names.count(name) > 1)!r} twice")
+    return found
+
+
 def _record(path: Path, index: int, line: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(line)
+        record = json.loads(line, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}, row {index}: not valid JSON: {error}") from error
     if not isinstance(record, dict):

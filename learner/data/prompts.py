@@ -24,6 +24,8 @@ from rollmesh.learner.data.images import MARK, load_images, split_images
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.agent_tools import agent_schemas
 from rollmesh.mesh.chat.arguments import TemplatesByArguments
+from rollmesh.mesh.chat.asking import AskedTemplate
+from rollmesh.mesh.chat.words import check_words
 from rollmesh.mesh.config.inputs import SourceSampling
 from rollmesh.mesh.errors import DataError, PayloadError
 from rollmesh.mesh.masked_text import encode_text
@@ -264,13 +266,22 @@ class PromptEncoder:
         if self._images is not None:
             messages = split_images(messages)[0]
         if self._agent is None or not self._agent.open:
-            return asked.template.render(asked.fit(messages, tools), tools=tools, generation_prompt=True)
+            return self._written(asked, messages, tools, generation_prompt=True)
         if messages[-1]["role"] != "user":
             messages.append({"role": "user", "content": ""})
         content = messages[-1]["content"]
         marked = content + _MARK if isinstance(content, str) else [*content, {"type": "text", "text": _MARK}]
         messages[-1] = {**messages[-1], "content": marked}
-        return asked.template.render(asked.fit(messages, tools), tools=tools).rpartition(_MARK)[0]
+        return self._written(asked, messages, tools, generation_prompt=False).rpartition(_MARK)[0]
+
+    @staticmethod
+    def _written(
+        asked: AskedTemplate, messages: Sequence[Any], tools: Sequence[Any] | None, *, generation_prompt: bool
+    ) -> str:
+        fitted = asked.fit(messages, tools)
+        text = asked.template.render(fitted, tools=tools, generation_prompt=generation_prompt)
+        check_words(fitted, text)
+        return text
 
     def _tools_of(self, row: Row) -> list[Any] | None:
         """The tools that the prompt of a row shows: an agent's, or the row's own."""

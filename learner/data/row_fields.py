@@ -14,7 +14,7 @@ from rollmesh.learner.data.records import Record
 from rollmesh.mesh.errors import DataError
 
 # Columns in which published conversations have their system prompt; the first one with a text counts.
-_SYSTEM = ("system", "system_prompt")
+SYSTEM_FIELDS = ("system", "system_prompt")
 
 
 def value_at(record: Record, key: str) -> Any:
@@ -52,13 +52,18 @@ def read_field(record: Record, key: str) -> str | Messages:
     return found
 
 
+def system_field(record: Record) -> str | None:
+    """The field with the row's system prompt; None without one."""
+    return next((key for key in SYSTEM_FIELDS if isinstance(text := record.get(key), str) and text.strip()), None)
+
+
 def with_system(messages: Messages, record: Record) -> Messages:
     """A conversation with the system prompt of its row.
 
     Raises:
         DataError: the conversation has another one.
     """
-    key = _system_key(record)
+    key = system_field(record)
     if key is None:
         return messages
     if not messages or messages[0]["role"] not in ("system", "developer"):
@@ -81,7 +86,7 @@ def refuse_beside_texts(record: Record, remedy: str) -> None:
     Raises:
         DataError: it has one of these.
     """
-    key = _system_key(record) or (next(key for key in TOOL_FIELDS if record.get(key)) if tools_of(record) else None)
+    key = system_field(record) or (next(key for key in TOOL_FIELDS if record.get(key)) if tools_of(record) else None)
     if key is None and any(read_template_arguments(record).values()):
         key = next(key for key in FIELDS if record.get(key))
     if key is not None:
@@ -89,10 +94,6 @@ def refuse_beside_texts(record: Record, remedy: str) -> None:
             f"field `{key}` belongs to a conversation, and this row has texts alone, without a template",
             hint=f"{remedy}, or leave {key} out",
         )
-
-
-def _system_key(record: Record) -> str | None:
-    return next((key for key in _SYSTEM if isinstance(text := record.get(key), str) and text.strip()), None)
 
 
 def _with_images(what: str) -> DataError:

@@ -22,6 +22,7 @@ from rollmesh.learner.data.parts.shown_tools import TOOL_FIELDS, schemas_of, sho
 from rollmesh.learner.data.parts.template_arguments import FIELDS, read_template_arguments
 from rollmesh.learner.data.parts.turn_flags import without_flags
 from rollmesh.learner.data.records import Record
+from rollmesh.learner.data.row_fields import SYSTEM_FIELDS, system_field, with_system
 from rollmesh.mesh.config.inputs import SourceSampling
 from rollmesh.mesh.errors import DataError
 
@@ -64,7 +65,7 @@ class PromptForm:
     def columns(self, names: Collection[str]) -> list[str]:
         if self.has_columns(names):
             return list(names)
-        return [name for name in (self.prompt_key, *_VERL_FIELDS) if name in names]
+        return [name for name in dict.fromkeys((self.prompt_key, *_VERL_FIELDS, *SYSTEM_FIELDS)) if name in names]
 
     def check(self, path: Path, index: int, record: Record, names: Collection[str]) -> None:
         self.parse(path, index, record, names)
@@ -91,8 +92,13 @@ class PromptForm:
                     f"its prompt is a text, and `{' and '.join(arguments)}` is for a chat template",
                     hint=f"write the prompt as messages, or leave {' and '.join(arguments)} out",
                 )
+            if (system := system_field(record)) is not None:
+                raise DataError(
+                    f"its prompt is a text, and `{system}` is for a conversation",
+                    hint=f"write the prompt as messages, or leave {system} out",
+                )
         else:
-            read, tools = shown_tools(schemas_of(record), without_flags(prompt))
+            read, tools = shown_tools(schemas_of(record), with_system(without_flags(prompt), record))
             prompt = [dict(message) for message in read]
         given = record.get("images")
         if isinstance(given, str) and given.lstrip().startswith("["):

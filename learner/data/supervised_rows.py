@@ -18,7 +18,7 @@ from rollmesh.learner.data.parts.messages import read_messages
 from rollmesh.learner.data.parts.shown_tools import shown_tools, tools_of
 from rollmesh.learner.data.parts.template_arguments import read_template_arguments
 from rollmesh.learner.data.parts.tools import holds_calls, read_calls
-from rollmesh.learner.data.parts.turn_flags import refuse_listed_flags, trained_turns, without_flags
+from rollmesh.learner.data.parts.turn_flags import trained_turns, without_flags
 from rollmesh.learner.data.records import Record
 from rollmesh.learner.data.row_fields import read_field, refuse_beside_texts, value_at, with_system
 from rollmesh.mesh.config.trainers.sections import SupervisedRowsSection
@@ -127,7 +127,6 @@ class SupervisedForm(ExampleForm):
     def _conversation(self, messages: Messages, first: int, record: Record) -> Conversation:
         if not any(message["role"] == "assistant" for message in messages[first:]):
             raise DataError("no message of the assistant is to be trained", hint=_FORMS)
-        refuse_listed_flags(record)
         turns = trained_turns(messages, first)
         if self._section.train_on == "last":
             last = max(place for place, message in enumerate(messages) if message["role"] == "assistant")

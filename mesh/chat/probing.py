@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rollmesh.mesh.chat.facts import ContentForm, TemplateFacts, TurnEnd
@@ -29,6 +30,13 @@ _TOOL = {
     },
 }
 _FORMS: tuple[ContentForm, ContentForm] = ("text", "parts")
+# A template that chooses at random writes the same so many times with a chance of one in sixteen or less.
+_SAME = 4
+# Put before a template, it writes the formats of times in the places of these.
+_TELLS_FORMATS = "{% macro strftime_now(format) %}[[time {{ format }}]]{% endmacro %}"
+_FORMATS, _TIME_OF_DAY = re.compile(r"\[\[time (.*?)\]\]"), re.compile(r"%[-_0^#]?[HIMSfpcXTRrskl]")
+# Characters of a probe: more than any template has to say.
+_LONGEST = 1 << 20
 _IDS = ("call_0123456789abcdef01234567", "abc123DEF")
 _Forms = Mapping[str, tuple[ContentForm, ...]]
 _known: dict[bytes, TemplateFacts] = {}
@@ -55,7 +63,8 @@ class _Probe:
     def facts(self) -> TemplateFacts:
         forms = self._contents()
         user, answer, following = self._said(forms["user"][0], forms["assistant"][0])
-        alone = self.template.render([user, answer])
+        alone = self._need([user, answer])
+        self._check_stable([user, answer], alone)
         followed = self._try([user, answer, following])
         prompt = self._try([user], generation_prompt=True)
         asked = self._try([user])
@@ -84,6 +93,22 @@ class _Probe:
             call=next((call.removesuffix(token).rstrip() for token in end.tokens if call.endswith(token)), call),
         )
 
+    def _check_stable(self, messages: Sequence[Message], text: str) -> None:
+        """Refuses a template that writes the same conversation in several ways: no prompt would begin another."""
+        if any(self._try(messages) != text for _ in range(_SAME)):
+            raise ChatTemplateError(
+                "the chat template writes the same conversation otherwise each time",
+                hint="take what is random out of the template",
+            )
+        if "strftime_now" not in self.template.source:
+            return
+        told = _Probe(replace(self.template, source=_TELLS_FORMATS + self.template.source))._try(messages)
+        if told is not None and any(map(_TIME_OF_DAY.search, _FORMATS.findall(told))):
+            raise ChatTemplateError(
+                "the chat template writes the time of day, so that no conversation stays as it was",
+                hint="let it write the date alone, as strftime_now('%Y-%m-%d')",
+            )
+
     def _contents(self) -> dict[str, tuple[ContentForm, ...]]:
         """Forms in which contents arrive, each once; another role's is looked for within such a conversation."""
         for user, answer in itertools.product(_FORMS, repeat=2):
@@ -91,7 +116,7 @@ class _Probe:
                 break
         else:
             # In the plainest form, for the template's own words about it.
-            self.template.render(self._said("text", "text")[:2])
+            self._need(self._said("text", "text")[:2])
             raise ChatTemplateError(
                 "the chat template writes no conversation of a user and an assistant with the words of both",
                 hint="use the template of another model: this one loses texts",
@@ -186,7 +211,7 @@ class _Probe:
             return ""
         text, spans = self.template.render_marked(messages)
         said = "".join(text[start:end] for start, end in spans)
-        if _ANSWER not in said:
+        if _ANSWER not in said or _USER in said:
             return ""
         end = _first(said.rpartition(_ANSWER)[2], special_texts(self.template.tokenizer))
         return "with the end" if end else "without the end"
@@ -224,9 +249,18 @@ class _Probe:
         text = self._try([user], tools=[_TOOL], generation_prompt=True)
         return text is not None and _TOOL_NAME in text
 
+    def _need(self, messages: Sequence[Message], **how: Any) -> str:
+        text = self.template.render(messages, **how)
+        if len(text) > _LONGEST:
+            raise ChatTemplateError(
+                f"the chat template writes {len(text)} characters for a conversation of {len(messages)} short messages",
+                hint="use the template of another model",
+            )
+        return text
+
     def _try(self, messages: Sequence[Message], **how: Any) -> str | None:
         try:
-            return self.template.render(messages, **how)
+            return self._need(messages, **how)
         except ChatTemplateError:
             return None
 

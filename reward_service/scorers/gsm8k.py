@@ -12,6 +12,7 @@ Components: `correct` (the reward) and `format` (whether `####` introduced the a
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -29,7 +30,17 @@ _TAIL = 4000
 # A number with spaces between its thousands, or a fraction.
 _WIDE = re.compile(r"[-+]?(?:\d{1,3}(?: \d{3})+(?:\.\d+)?|\d+ ?/ ?\d+)(?![\d/])")
 _MIXED = re.compile(r"(\d{1,9}) (\d{1,9}) ?/ ?([1-9]\d{0,8})(?![\d/])")
-_FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}")
+_FRACTION = re.compile(r"(\d?)\\[dt]?frac\{(\d+)\}\{(\d+)\}")
+# Spellings of numbers, and what is read in their places.
+_SIGN_BEFORE_CURRENCY = re.compile(r"([-+])\\?[$€£¥] ?(?=[\d.])")
+_SIGN_OF_FRACTION = re.compile(r"(\d?)([¼-¾⅐-⅞])")
+_DIGIT = re.compile(r"[\d¼-¾⅐-⅞]")
+_TEN = r"10 ?(?:\^|\*\*) ?(?:\{ ?([-+]?\d{1,3}) ?\}|([-+]?\d{1,3}))"
+_POWER = re.compile(rf"(\d) ?(?:\\times|\\cdot|[×x*·]) ?{_TEN}")
+_POWER_ALONE = re.compile(rf"(?<![\w.,^)]){_TEN}")
+_APOSTROPHES = re.compile(r"(?<![\d.,])\d{1,3}(?:['’]\d{3})+(?!\d)")
+# A comma that no thousands follow, and dots that thousands follow.
+_DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,}|(?<=\.\d{3},)\d{3})(?![\d.,]*\d)")
 _BETWEEN = r"\)? ?(?:[-+*/×÷·^]|\\times|\\cdot|\\div) ?\(?\$?\d"
 _OPERATOR = re.compile(rf"\d{_BETWEEN}")
 _CALCULATION = re.compile(rf"[-+]?[\d,.]+{_BETWEEN}[^=]{{0,200}}=")
@@ -63,7 +74,7 @@ def score(item: RewardItem, truth: Fraction) -> Outcome:
 
 def _answer(response: str) -> Fraction | None:
     """The number that is said most clearly to be the answer; None without a number."""
-    text = plain_marks(response)
+    text = _SIGN_BEFORE_CURRENCY.sub(r"\1", plain_marks(response))
     announced_number = next((number for place in _places(text) if (number := _number(place)) is not None), None)
     return _last_number(text) if announced_number is None else announced_number
 
@@ -80,8 +91,7 @@ def _places(text: str) -> Iterator[str]:
 
 def _number(text: str) -> Fraction | None:
     """The number with which a text that is an answer begins: the result of a calculation, else its first number."""
-    line = next((line for line in text.split("\n", 20) if any(map(str.isdigit, line))), "")[:LONGEST]
-    line = _FRACTION.sub(r"\1/\2", line).replace("{,}", ",")
+    line = _plain_numbers(next(filter(_DIGIT.search, text.split("\n", 20)), "")[:LONGEST])
     number = NUMBER.search(line)
     if number is not None and _CALCULATION.match(line, number.start()):
         results = [side for side in line.split("=")[1:] if not _OPERATOR.search(side) and NUMBER.search(side)]
@@ -93,6 +103,18 @@ def _number(text: str) -> Fraction | None:
         return int(mixed[1]) + Fraction(int(mixed[2]), int(mixed[3]))
     wide = _WIDE.match(line, number.start())
     return parse_number((wide or number)[0])
+
+
+def _plain_numbers(line: str) -> str:
+    """A line whose numbers are spelled as `numbers` knows them."""
+    line = _FRACTION.sub(lambda part: f"{part[1]}{' ' * bool(part[1])}{part[2]}/{part[3]}", line).replace("{,}", ",")
+    line = _SIGN_OF_FRACTION.sub(
+        lambda part: f"{part[1]}{' ' * bool(part[1])}{unicodedata.normalize('NFKC', part[2]).replace('⁄', '/')}", line
+    )
+    line = _POWER.sub(lambda power: f"{power[1]}e{power[2] or power[3]}", line)
+    line = _POWER_ALONE.sub(lambda power: f"1e{power[1] or power[2]}", line)
+    line = _APOSTROPHES.sub(lambda number: re.sub("['’]", "", number[0]), line)
+    return _DECIMAL_COMMA.sub(lambda number: f"{number[1].replace('.', '')}.{number[2]}", line)
 
 
 def _last_number(text: str) -> Fraction | None:

@@ -34,7 +34,10 @@ _TRAINED = (
 )
 # The opposite: true for turns that are not trained.
 _INVERTED = ("masked", "is_masked", "ignore_loss", "no_loss")
-_LIKE_FLAGS = re.compile(r"train|loss|mask|weight|supervis", re.IGNORECASE)
+_LIKE_FLAGS = re.compile(r"train|loss|mask|weight|supervis|learn|ignore|skip", re.IGNORECASE)
+_YES_OR_NO = frozenset({"true", "false", "yes", "no", "0", "1"})
+# The share of a row that counts; fractions by other names are measurements.
+_SHARES = ("weight", "loss_weight")
 
 
 def trained_turns(messages: Messages, first: int) -> list[int]:
@@ -61,18 +64,32 @@ def trained_turns(messages: Messages, first: int) -> list[int]:
     return trained
 
 
-def refuse_listed_flags(record: Record) -> None:
-    """Refuses a row with the flags of its turns in a list of their own, which may count turns, answers or tokens.
+def refuse_row_flags(record: Record) -> None:
+    """Refuses a row with flags next to its messages: of its turns in a list, or of all of it.
+
+    A list may count turns, answers or tokens. A row as a whole is trained like any other.
 
     Raises:
         DataError: it has one.
     """
     for name, value in record.items():
-        if _is_flag(name) and isinstance(value, list) and value:
+        if not _is_flag(name):
+            continue
+        if isinstance(value, list) and value:
             raise DataError(
                 f"field `{name}` is a list next to the messages",
                 hint="write the flag of each turn into its message, as `train`, or leave the field out",
             )
+        if isinstance(value, int | float) and _leaves_out(name, value):
+            raise DataError(
+                f"field `{name}` of the row is {value!r}, and rows are trained as a whole, each like the others",
+                hint="remove the row, or leave the field out; a source has a weight of its own (docs/data.md)",
+            )
+
+
+def _leaves_out(name: str, value: float) -> bool:
+    """Whether a row's own flag says that it is not trained, or less than others."""
+    return value != 1 if name in _SHARES else value in (0, 1) and bool(value) == (name in _INVERTED)
 
 
 def without_flags(messages: Messages) -> Messages:
@@ -82,6 +99,13 @@ def without_flags(messages: Messages) -> Messages:
 
 def _is_flag(name: str) -> bool:
     return name in _TRAINED or name in _INVERTED
+
+
+def _says_something(value: Any) -> bool:
+    """Whether a value may be a flag, or a list of flags; a text is one if it says yes or no."""
+    if isinstance(value, str):
+        return value.strip().lower() in _YES_OR_NO
+    return isinstance(value, int | float) or (isinstance(value, list) and bool(value))
 
 
 def _flag_of(message: Mapping[str, Any], place: int) -> tuple[str, bool | None]:
@@ -98,7 +122,7 @@ def _flag_of(message: Mapping[str, Any], place: int) -> tuple[str, bool | None]:
                     hint="write 1 for a turn that is trained, 0 for one that is not, or leave the field out",
                 )
             found.append((name, bool(value) != (name in _INVERTED)))
-        elif isinstance(value, int | float) and _LIKE_FLAGS.search(name):
+        elif _LIKE_FLAGS.search(name) and _says_something(value):
             raise DataError(
                 f"message {place}: `{name}` looks as if it said whether the turn is trained, and is not known",
                 hint="name it `train` (1 for a turn that is trained), or leave it out",

@@ -49,8 +49,8 @@ _FILLER_WORDS = (
 _FILLER = re.compile(rf"(?:(?:{_FILLER_WORDS})[ \t:,]{{0,4}}){{1,6}}", re.IGNORECASE)
 _LATEX_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathsf|textsf)\{([^{}]*)\}")
 _INLINE = re.compile(r"\\[()\[\]]")
-# A letter of any script, or a number of two digits. More letters may follow where words are not spaced.
-_LETTER = r"(?:[^\W\d_]|\d{1,2})(?![0-9a-zà-ɏ\u0400-\u04ff_'’])"
+# A letter of any script, a Roman numeral, or a number of two digits. More may follow where words are not spaced.
+_LETTER = r"(?:[ivx]{2,4}|[^\W\d_]|\d{1,2})(?![0-9a-zà-ɏ\u0400-\u04ff_'’])"
 _OPEN, _CLOSE = r"[\[({<]", r"[\])}>]"
 _LABEL = re.compile(rf"({_OPEN}?)({_LETTER})({_CLOSE}?)", re.IGNORECASE)
 _ALTERNATIVE = re.compile(
@@ -228,9 +228,13 @@ def _named(place: str, choices: Mapping[str, str], *, announced: bool) -> str | 
 
 
 def _by_text(text: str, choices: Mapping[str, str]) -> str | None:
-    """The label of the choice that reads like a text; None without one, and where several do."""
+    """The label of the choice that reads like a text, or is that text; None without one, and where several do."""
     plain = _plain(text)
     same = [label for label, choice in choices.items() if choice and _plain(choice) == plain]
+    if plain and not same:
+        # A letter alone may be a word.
+        written = plain.strip("()[]{}<>").upper()
+        same = [label for label in choices if len(label) > 1 and label == written]
     return same[0] if plain and len(same) == 1 else None
 
 

@@ -1,7 +1,8 @@
 r"""Spellings of mathematics that people use and math-verify does not know, in the words of those that it does. Pure.
 
-`13\,500` is a number, and so are `3e8` and `42元`. `\varnothing` is the empty set, as is `no solution`. The degrees of
-an angle count within a sine, and `答案是42` has its number apart.
+`13\,500` is a number, and so are `3e8` and `42元`. `\textbf{(C) } 12`, as competitions write choices, is 12.
+`\varnothing` is the empty set, as is `no solution`. The degrees of an angle count within a sine, and `答案是42` has its
+number apart.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _ANGLE = re.compile(
 _THOUSANDS = re.compile(r"([-+]?\d{1,3})((?:(?:\\[,;: ]|\\thinspace ?|[ ~])\d{3})+)(?![\d\s]*\d)")
 _SPACE = re.compile(r"\\[,;: ]|\\thinspace ?|[ ~]")
 _EXPONENT = re.compile(r"([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})")
+# The letter of a choice before its content, as in competitions.
+_CHOICE = re.compile(r"\\(?:text|math)(?:bf|rm)?\{ ?\([A-E]\) ?\}(?:\\[,;: ]|\\q?quad|[ ~])*(?=\S)")
 _PREFIX = re.compile(rf"[{_UNSPACED}]+:? ?(?=[-+$\\\d])")
 _UNIT = re.compile(rf"(.*[\d}}]) ?(?:\\(?:text|mathrm)\{{)? ?[{_UNSPACED}]{{1,6}} ?\}}?", re.DOTALL)
 _NOTHING = re.compile(
@@ -56,6 +59,8 @@ def spelled_answer(answer: str) -> str:
     answer = _spelled(answer).strip()
     if _NOTHING.fullmatch(answer):
         return r"\emptyset"
+    if (choice := _CHOICE.match(answer)) is not None:
+        answer = answer[choice.end() :]
     answer = _PREFIX.sub("", answer)
     if (with_unit := _UNIT.fullmatch(answer)) is not None:
         answer = with_unit[1]

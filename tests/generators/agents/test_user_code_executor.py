@@ -6,6 +6,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -151,3 +152,17 @@ async def test_a_loop_that_is_blocked_when_its_call_is_given_up_is_replaced(
             await asyncio.sleep(0)
         assert await calls.call(where, timeout_s=180)
     let_go.set()
+
+
+async def test_a_call_that_another_one_cancels_has_failed(calls: UserCodeExecutor) -> None:
+    async def cancels_all() -> None:
+        for task in asyncio.all_tasks():
+            task.cancel()
+
+    other = asyncio.ensure_future(calls.call(partial(asyncio.sleep, 30), timeout_s=60))
+    await calls.call(partial(asyncio.sleep, 0), timeout_s=60)
+    with pytest.raises(RuntimeError, match="CancelledError"):
+        await calls.call(cancels_all, timeout_s=60)
+    with pytest.raises(RuntimeError, match="CancelledError: other code"):
+        await other
+    await calls.call(partial(asyncio.sleep, 0), timeout_s=60)

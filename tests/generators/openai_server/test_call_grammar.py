@@ -15,7 +15,9 @@ from transformers import PreTrainedTokenizerFast
 from rollmesh.generators.agents.tool_call_parsers import PARSERS, choose_parser
 from rollmesh.generators.agents.tool_calls import ParsedTurn, ToolCall
 from rollmesh.generators.engines.token_grammar import TokenGrammars
-from rollmesh.generators.openai_server.call_grammar import FORMS, CallForm, call_grammar, find_form
+from rollmesh.generators.openai_server.call_grammar import FORMS, CallForm, call_grammar, find_form, tools_fault
+from rollmesh.generators.openai_server.endless_schemas import is_endless
+from rollmesh.generators.openai_server.errors import ApiError
 from rollmesh.generators.openai_server.template_codec import TemplateChatCodec
 from rollmesh.mesh.config.rollout import ParserName
 from rollmesh.mesh.errors import PayloadError
@@ -217,3 +219,47 @@ def test_a_response_that_is_begun_continues_where_it_was() -> None:
     for cut in (1, len(ids) // 2, len(ids)):
         matcher = grammars.matcher(grammar_of("hermes"), ids[:cut])
         assert matcher.allowed()[[*ids, EOS][cut]]
+
+
+SELF = {"$ref": "#/$defs/A"}
+
+
+@pytest.mark.parametrize(
+    ("definition", "endless"),
+    [
+        (SELF, True),
+        ({"allOf": [SELF]}, True),
+        ({"anyOf": [SELF, {"allOf": [SELF, {}]}]}, True),
+        ({"type": "object", "properties": {"a": SELF}, "required": ["a"]}, True),
+        ({"anyOf": [SELF, {"type": "null"}]}, False),
+        ({"type": "object", "properties": {"a": SELF}}, False),
+        ({"type": "object", "properties": {"a": {"type": "array", "items": SELF}}, "required": ["a"]}, False),
+        ({"type": "integer"}, False),
+    ],
+)
+def test_tools_whose_schemas_never_end_are_refused(definition: dict[str, Any], endless: bool) -> None:
+    parameters = {"type": "object", "properties": {"a": SELF}, "required": ["a"], "$defs": {"A": definition}}
+    tools = [{"function": {"name": "f", "parameters": parameters}}]
+    assert bool(tools_fault(tools)) is endless
+    codec = TemplateChatCodec(chat_tokenizer(), end_ids=frozenset([EOS, EOT]))
+    if endless:
+        with pytest.raises(ApiError, match="refers to itself"):
+            codec.call_grammar([], tools, many=False)
+        with pytest.raises(ApiError, match=r"response_format: .* refers to itself"):
+            codec.call_grammar([], [], many=False, schema=parameters)
+    else:
+        codec.call_grammar([], tools, many=False)
+
+
+def test_schemas_that_refer_to_each_other_in_many_ways_are_followed_once() -> None:
+    both = [{"anyOf": [{"$ref": f"#/$defs/A{n + 1}"}, {"$ref": f"#/$defs/A{n + 1}"}]} for n in range(60)]
+    definitions = {f"A{n}": schema for n, schema in enumerate([*both, {"type": "null"}])}
+    assert not is_endless({"$ref": "#/$defs/A0", "$defs": definitions})
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\nb", "</tool_call>", "", "\ud800", "a\\"])
+def test_a_name_that_would_be_read_as_a_mark_is_refused(name: str) -> None:
+    codec = TemplateChatCodec(chat_tokenizer(), end_ids=frozenset([EOS, EOT]))
+    with pytest.raises(ApiError, match="is more than letters, digits and hyphens"):
+        codec.call_grammar([], [{"function": {"name": name}}], many=False)
+    codec.call_grammar([], [{"function": {"name": "mcp/files.read-all_2"}}], many=False)

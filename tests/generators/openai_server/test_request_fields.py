@@ -105,6 +105,16 @@ def test_values_without_meaning_are_invalid(fields: dict[str, Any], param: str) 
         assert (refused.value.param, refused.value.reason) == (param, "invalid_value")
 
 
+@pytest.mark.parametrize("parameters", ["x", True, ["a"], 7])
+def test_parameters_of_a_tool_that_are_no_schema_are_refused(parameters: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    with pytest.raises(ApiError, match="are a JSON schema") as refused:
+        read("chat", tools=[tool], tool_choice="required")
+    assert refused.value.param == "tools[0].function.parameters"
+    for nothing in (None, {}, []):
+        read("chat", tools=[{**tool, "function": {"name": "f", "parameters": nothing}}], tool_choice="required")
+
+
 def test_any_number_of_stop_strings_is_taken_up_to_a_bound() -> None:
     assert read("chat", stop="a").stops == ("a",)
     assert read("text", stop=["a", "", "b"]).stops == ("a", "b")

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from rollmesh.learner.data import chat_turns
 from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.mesh.chat.template import ChatTemplate
-from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.errors import ChatTemplateError, DataError
 from tests import chat_templates as of
 
 _PROMPT = "{% if add_generation_prompt %}[a]{% endif %}"
@@ -30,6 +30,7 @@ FORGETFUL = (
     "{% for m in messages %}[{{ m.role[0] }}]{% if loop.last and m.role == 'assistant' %}so: {% endif %}"
     "{{ m.content }}|{% endfor %}" + _PROMPT
 )
+NO_EMPTY = "{% if messages[0].role %}" + PLAIN + "{% endif %}"
 CHAT = [
     {"role": "user", "content": "hi"},
     {"role": "assistant", "content": "one"},
@@ -94,6 +95,12 @@ def test_a_template_that_changes_earlier_turns_trains_the_last_one_alone() -> No
     with pytest.raises(DataError, match="message 1 otherwise") as caught:
         trained_text(FORGETFUL, [1, 3])
     assert "data.train_on: last" in caught.value.hint
+
+
+@pytest.mark.parametrize("template", [PLAIN, LINES, ANOTHER_END, NO_EMPTY])
+def test_a_turn_that_begins_a_conversation_is_trained_without_its_header(template: str) -> None:
+    end = "<e>" if template == ANOTHER_END else "|"
+    assert trained_text(template, [0, 2], CHAT[1:]) == f"one{end}two{end}"
 
 
 def test_a_turn_without_text_is_trained_to_end() -> None:
@@ -218,6 +225,59 @@ def test_tools_that_no_template_shows_are_refused() -> None:
         encoder.encode(CHAT[:2], [1], [{"function": {"name": "t"}}])
     assert "remove the field `tools`" in caught.value.hint
     assert encoder.encode(CHAT[:2], [1]).trained.any()
+
+
+def pieces_of(template: str, turns: Sequence[int]) -> list[str]:
+    """The trained parts of the conversation."""
+    tokenizer = make_tokenizer(template)
+    tokens = ChatEncoder(tokenizer).encode(CHAT, turns)
+    cuts = np.flatnonzero(np.diff(tokens.trained.astype(int))) + 1
+    runs = zip(np.split(tokens.ids, cuts), np.split(tokens.trained, cuts), strict=True)
+    return ["".join(tokenizer.convert_ids_to_tokens(ids.tolist())) for ids, trained in runs if trained[0]]
+
+
+def marking(condition: str, words: str = "m.content") -> str:
+    """A template that marks words of some messages."""
+    return (
+        "{% for m in messages %}[{{ m.role[0] }}]{% if " + condition + " %}{% generation %}{{ " + words + " }}"
+        "{% endgeneration %}{{ m.content[("
+        + words
+        + ") | length:] }}{% else %}{{ m.content }}{% endif %}|{% endfor %}"
+        + _PROMPT
+    )
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        marking("m.role == 'user'"),
+        marking("true"),
+        marking("m.role == 'assistant'", "m.content[:2]"),
+        marking("m.role == 'assistant'", "''"),
+        "{% generation %}" + PLAIN + "{% endgeneration %}",
+    ],
+    ids=["the user's", "all", "half", "none", "everything"],
+)
+def test_marks_of_other_words_than_the_assistants_do_not_count(template: str) -> None:
+    assert pieces_of(template, [1, 3]) == ["one|", "two|"]
+
+
+@pytest.mark.parametrize(("condition", "marked"), [("loop.index0 == 1", 1), ("loop.last and m.role == 'assistant'", 3)])
+def test_a_turn_that_is_to_be_trained_and_has_no_mark_is_refused(condition: str, marked: int) -> None:
+    template = marking(condition)
+    with pytest.raises(ChatTemplateError, match=f"does not mark message {4 - marked} with") as refused:
+        pieces_of(template, [1, 3])
+    assert pieces_of(template, [marked]) == [f"{CHAT[marked]['content']}|"]
+    # The remedy.
+    assert "take the marks out" in str(refused.value)
+    unmarked = template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    assert pieces_of(unmarked, [1, 3]) == ["one|", "two|"]
+
+
+def test_a_prompt_with_which_no_conversation_begins_is_said_to_be_that_in_every_turn() -> None:
+    for turns in ([1, 3], [3]):
+        with pytest.raises(ChatTemplateError, match="that is not how the conversation begins"):
+            trained_text(PLAIN.replace("[a]", "[m]"), turns)
 
 
 LONG = [dict(message) for message in CHAT * 20]

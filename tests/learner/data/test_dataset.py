@@ -78,6 +78,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         open_file(tmp_path / "absent.parquet")
     for name, content, words in [
         ("bad.jsonl", "{", "row 0: not valid JSON"),
+        ("twice.jsonl", '{"prompt": [{"role": "user", "content": "a", "content": "b"}]}', "row 0: .* 'content' twice"),
         ("deep.jsonl", '{"extra_info": ' * 100_000, "row 0: not valid JSON: .* recursion"),
         ("list.jsonl", "[1]", "row 0: expected an object"),
         ("half.jsonl", '{"extra_info": {"note": ["\\ud83d\\ude00", "\\uD83D"]}}', r"row 0: holds half .* '.ud83d'"),

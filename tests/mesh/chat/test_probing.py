@@ -147,3 +147,25 @@ def test_a_call_reads_as_the_template_writes_it() -> None:
         '<tool_call>\n{"name": "probe_tool", "arguments": {"probe_key": "probevalue"}}'
     )
     assert facts(of.TRIMS).call == ""
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("{{ range(10000) | random }}", "otherwise each time"),
+        ("{{ strftime_now('%H:%M') }}", "time of day"),
+        ("{{ strftime_now('%c') }}", "time of day"),
+    ],
+)
+def test_a_template_that_writes_a_conversation_in_several_ways_is_refused(written: str, said: str) -> None:
+    with pytest.raises(ChatTemplateError, match=said):
+        facts(written + of.CHATML)
+
+
+def test_a_template_may_write_the_date() -> None:
+    assert facts("{{ strftime_now('%Y-%m-%d') }}" + of.CHATML).prompt_is_prefix
+
+
+def test_a_template_that_writes_without_measure_is_refused() -> None:
+    with pytest.raises(ChatTemplateError, match="for a conversation of 2 short messages"):
+        facts("{{ 'a' * 2000000 }}" + of.CHATML)

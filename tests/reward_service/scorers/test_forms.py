@@ -144,6 +144,13 @@ class TestChoice:
         assert total("choice", "Answer: 4", 1, choices=["2", "4", "1"]) == 1.0, "a number is a place, a text a text"
         assert total("choice", "(D)", "D") == 1.0
         assert total("choice", "yes", "yes", choices=["yes", "no"]) == 1.0
+        roman = {"I": "red", "II": "green", "III": "blue", "IV": "grey"}
+        for response in ("II", "Answer: II", r"\boxed{II}", "The answer is (II).", "II. green", "I choose II"):
+            assert total("choice", response, "II", choices=roman) == 1.0
+            assert total("choice", response, "I", choices=roman) == 0.0
+        assert total("choice", "Answer: I", "I", choices=roman) == 1.0
+        assert total("choice", "Answer: II or III", "II", choices=roman) == 0.0
+        assert total("choice", "The answer is (1b)", "1B", choices={"1a": "x", "1b": "y"}) == 1.0
 
     def test_without_a_usable_row_there_is_no_score(self) -> None:
         assert "none of the choices A, B" in reason("choice", "A", "C", choices=["x", "y"])

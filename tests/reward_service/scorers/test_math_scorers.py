@@ -74,6 +74,10 @@ NUMBERS = [
     ("<think>#### 42</think> That is all.", "42"), ("The answer is that each of the 3 gets 42", "42"),
     ("The answer is 42, not 6*8=48.", "42"), ("#### Total = 6 * 7 = 42", "42"),
     ("The answer is about $42, or 40", "42"),
+    ("#### -$42", "-42"), ("The balance is -$1,000", "-1000"), (r"#### 2\frac{1}{2}", "2.5"), ("#### ½", "0.5"),
+    ("#### 3¾ cups", "3.75"), (r"#### 1.5 \times 10^{3}", "1500"), ("#### 2 × 10^-2", "0.02"), ("#### 10^3", "1000"),
+    ("#### 5 * 10^2 = 500", "500"), ("#### 1'234", "1234"), ("Die Antwort ist 3,5", "3.5"),
+    ("La respuesta es 1.234,5", "1234.5"), ("#### 1.234.567,891", "1234567.891"), ("#### 3, 5", "3"),
 ]  # fmt: skip
 
 
@@ -113,6 +117,12 @@ NUMBERS = [
         *(("gsm8k", response, truth, 1.0) for response, truth in NUMBERS),
         ("gsm8k", "#### 1,5", "15", 0.0),
         ("gsm8k", "#### 10-12", "-12", 0.0),
+        ("gsm8k", "#### -$42", "42", 0.0),
+        ("gsm8k", r"#### 2\frac{1}{2}", "10.5", 0.0),
+        ("gsm8k", "#### 3,5", "3", 0.0),
+        ("math", r"\boxed{12}", r"\textbf{(C)}\ 12", 1.0),
+        ("math", r"\boxed{\textbf{(C) }\frac{1}{2}}", "0.5", 1.0),
+        ("math", r"\boxed{13}", r"\mathrm{(B)} \quad 12", 0.0),
         ("qa", "<answer>The Eiffel tower!</answer>", ["Louvre", "Eiffel Tower"], 1.0),
         ("qa", "<answer>Louvre</answer> or <answer>Paris</answer>", "Louvre", 0.0),
         ("qa", "Louvre", "Louvre", 0.0),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollmesh.learner.data.parts.turn_flags import refuse_listed_flags, trained_turns, without_flags
+from rollmesh.learner.data.parts.turn_flags import refuse_row_flags, trained_turns, without_flags
 from rollmesh.mesh.errors import DataError
 
 ROLES = ("user", "assistant", "user", "assistant")
@@ -84,7 +84,32 @@ def test_templates_see_no_flags() -> None:
 @pytest.mark.parametrize("name", ["loss_mask", "weight"])
 def test_flags_in_a_list_of_their_own_are_refused(name: str) -> None:
     with pytest.raises(DataError, match=f"field `{name}` is a list next to the messages") as caught:
-        refuse_listed_flags({"messages": [], name: [0, 1]})
+        refuse_row_flags({"messages": [], name: [0, 1]})
     assert "into its message, as `train`" in caught.value.hint
     assert trained_turns(chat({}, {"train": 0}, {}, {"train": 1}), 0) == [3]
-    refuse_listed_flags({"messages": [], name: 0.5, "losses": [1]})
+    refuse_row_flags({"messages": [], name: 1.0, "loss": 0.5, "losses": [1]})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("weight", 0.3), ("weight", 0), ("train", False), ("trainable", 0), ("masked", True)]
+)
+def test_a_row_that_says_that_it_is_not_trained_as_others_are_is_refused(name: str, value: float) -> None:
+    with pytest.raises(DataError, match=f"field `{name}` of the row is {value}") as caught:
+        refuse_row_flags({"messages": [], name: value})
+    assert "leave the field out" in caught.value.hint
+    refuse_row_flags({"messages": []})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("train_detail", [{"begin_offset": 0, "end_offset": 3, "train": False}]),
+        ("do_train", "no"),
+        ("learn", False),
+        ("ignore", True),
+        ("skip", 1),
+    ],
+)
+def test_flags_of_parts_of_a_turn_and_in_words_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(DataError, match=f"message 1: `{name}` looks as if it said whether"):
+        trained_turns(chat({}, {name: value}, {}, {}), 0)
