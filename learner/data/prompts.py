@@ -262,6 +262,9 @@ class PromptEncoder:
                 "row's out",
             )
         asked = self._templates.of_row(row.template_kwargs, tools=bool(tools))
+        if self._agent is not None and not (row.tools or asked.facts.tools):
+            # The data's own prompts may describe them; the agent warns of it.
+            tools = None
         messages: list[Any] = list(row.prompt)
         if self._images is not None:
             messages = split_images(messages)[0]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from benchmarks.templates.survey import row, summary, survey
@@ -19,9 +17,8 @@ from tests import chat_templates as of
         ("{{ messages }}", "refused: the chat template writes", "refused", ""),
     ],
 )
-def test_a_template_is_surveyed(tmp_path: Path, source: str, sft: str, run: str, parser: str) -> None:
-    (tmp_path / "known.jinja").write_text(source)
-    found = survey(tmp_path / "known.jinja")
+def test_a_template_is_surveyed(source: str, sft: str, run: str, parser: str) -> None:
+    found = survey("known", source)
     assert found.sft.startswith(sft)
     assert found.run.startswith(run)
     assert found.parser == parser
