@@ -32,7 +32,14 @@ from rollmesh.generators.openai_server.endless_schemas import is_endless
 _SPACE = "SPACE"
 _SPACE_RULE = f"{_SPACE}: /[ \\n]{{0,2}}/"
 # Schemas say `uniqueItems`, `format` and the like, which a grammar cannot check: the tool does.
-_OPTIONS = {"lenient": True, "whitespace_pattern": r"[ \n]{0,2}"}
+# White space has a bound, without which a model may write nothing else. llguidance 1.7, which vLLM has, passes over
+# `whitespace_pattern`.
+_OPTIONS = {
+    "lenient": True,
+    "whitespace_flexible": False,
+    "key_separator": r":[ \n]{0,2}",
+    "item_separator": r",[ \n]{0,2}",
+}
 _DEFINITIONS = ("$defs", "definitions")
 # Beside these a schema's own properties are not all there are.
 _COMBINED = {"allOf", "anyOf", "oneOf", "$ref", "if", "patternProperties", "unevaluatedProperties"}

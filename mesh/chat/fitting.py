@@ -25,7 +25,27 @@ def fit(messages: Sequence[Message], facts: TemplateFacts) -> list[dict[str, Any
     Raises:
         ChatTemplateError: the template cannot write one of them.
     """
+    if facts.nine_letter_ids:
+        messages = _with_ids(messages)
     return [_fit(message, facts, index) for index, message in enumerate(messages)]
+
+
+def _with_ids(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages in which each call has an id; results without one answer the calls before them in order."""
+    found, open_calls = [], list[str]()
+    for index, message in enumerate(messages):
+        named = dict(message)
+        if calls := message.get("tool_calls"):
+            named["tool_calls"] = [
+                {**call, "id": call.get("id") or f"call {place} of message {index}"} for place, call in enumerate(calls)
+            ]
+            open_calls = [str(call["id"]) for call in named["tool_calls"]]
+        if message.get("role") == "tool":
+            if not message.get("tool_call_id") and open_calls:
+                named["tool_call_id"] = open_calls[0]
+            open_calls = [call for call in open_calls if call != named.get("tool_call_id")]
+        found.append(named)
+    return found
 
 
 def not_written(index: int, role: str, facts: TemplateFacts) -> ChatTemplateError:
@@ -106,7 +126,7 @@ def _call(call: Any, facts: TemplateFacts) -> Any:
     fitted = {**function, "arguments": arguments}
     whole = {**call, "function": fitted} if "function" in call else fitted
     if facts.nine_letter_ids:
-        whole["id"] = _nine_letters(str(call.get("id", "")))
+        whole["id"] = _nine_letters(str(call["id"]))
     return whole
 
 

@@ -73,14 +73,12 @@ def refuse_row_flags(record: Record) -> None:
         DataError: it has one.
     """
     for name, value in record.items():
-        if not _is_flag(name):
-            continue
-        if isinstance(value, list) and value:
+        if isinstance(value, list) and value and (_is_flag(name) or _may_count_turns(name, value)):
             raise DataError(
                 f"field `{name}` is a list next to the messages",
                 hint="write the flag of each turn into its message, as `train`, or leave the field out",
             )
-        if isinstance(value, int | float) and _leaves_out(name, value):
+        if _is_flag(name) and isinstance(value, int | float) and _leaves_out(name, value):
             raise DataError(
                 f"field `{name}` of the row is {value!r}, and rows are trained as a whole, each like the others",
                 hint="remove the row, or leave the field out; a source has a weight of its own (docs/data.md)",
@@ -99,6 +97,11 @@ def without_flags(messages: Messages) -> Messages:
 
 def _is_flag(name: str) -> bool:
     return name in _TRAINED or name in _INVERTED
+
+
+def _may_count_turns(name: str, values: list[Any]) -> bool:
+    """Whether a list of another name looks as if it had a flag for each turn, as `weights` does."""
+    return _LIKE_FLAGS.search(name) is not None and all(isinstance(value, int | float) for value in values)
 
 
 def _says_something(value: Any) -> bool:

@@ -169,3 +169,21 @@ def test_a_template_may_write_the_date() -> None:
 def test_a_template_that_writes_without_measure_is_refused() -> None:
     with pytest.raises(ChatTemplateError, match="for a conversation of 2 short messages"):
         facts("{{ 'a' * 2000000 }}" + of.CHATML)
+
+
+def test_calls_and_results_without_ids_belong_together_by_their_order() -> None:
+    """As published datasets have them, for templates that want ids of nine letters."""
+    known = facts(of.NINE_LETTERS)
+    function = {"name": "weather", "arguments": {"city": "Rome"}}
+    result = {"role": "tool", "content": "warm"}
+    both = {"role": "assistant", "content": "", "tool_calls": [{"function": function}, {"function": function}]}
+    one_has_it = {**both, "tool_calls": [{"id": "call_abc", "function": function}, {"function": function}]}
+    named = {**result, "tool_call_id": "call_abc"}
+    messages = [{"role": "user", "content": "?"}, both, result, result, one_has_it, named, result]
+
+    fitted = fit(messages, known)
+
+    called = [call["id"] for message in fitted for call in message.get("tool_calls", ())]
+    assert [message["tool_call_id"] for message in fitted if message["role"] == "tool"] == called
+    assert len(set(called)) == 4
+    assert fit(messages[:3], known) == fitted[:3], "a beginning stays as it was"

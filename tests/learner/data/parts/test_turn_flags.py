@@ -81,13 +81,13 @@ def test_templates_see_no_flags() -> None:
     ] * 3
 
 
-@pytest.mark.parametrize("name", ["loss_mask", "weight"])
+@pytest.mark.parametrize("name", ["loss_mask", "weight", "weights", "train_turns"])
 def test_flags_in_a_list_of_their_own_are_refused(name: str) -> None:
     with pytest.raises(DataError, match=f"field `{name}` is a list next to the messages") as caught:
         refuse_row_flags({"messages": [], name: [0, 1]})
     assert "into its message, as `train`" in caught.value.hint
     assert trained_turns(chat({}, {"train": 0}, {}, {"train": 1}), 0) == [3]
-    refuse_row_flags({"messages": [], name: 1.0, "loss": 0.5, "losses": [1]})
+    refuse_row_flags({"messages": [], name: 1.0, "loss": 0.5, "skipped": ["a text"]})
 
 
 @pytest.mark.parametrize(
