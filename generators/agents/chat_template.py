@@ -181,6 +181,12 @@ class ChatRenderer:
         text = self._apply_or_none([question, {"role": "assistant", "content": _MARK}, *messages])
         if text is not None and _MARK in text:
             return text.partition(_MARK)[2]
+        if not self._facts.arguments:
+            raise ConfigError(
+                "the chat template writes neither calls nor answers of tools, which an agent with tools needs",
+                hint="use a model whose template does: `rollmesh data check --template MODEL` tells; or write the "
+                "conversation yourself, as an environment or a program (docs/agents.md)",
+            )
         # Some templates take answers of tools only after a call.
         call = {"name": "f", "arguments": {}}
         tool_call: Message = {

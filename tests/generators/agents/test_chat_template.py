@@ -135,6 +135,17 @@ def test_a_template_that_cannot_continue_is_refused() -> None:
             ChatRenderer(bare, end_ids=ENDS)
 
 
+def test_a_template_without_answers_of_tools_is_refused_as_one() -> None:
+    """As Gemma's: it raises at their role."""
+    bare = tokenizer_with("plain")
+    bare.chat_template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no such role') }}{% endif %}"
+        "[{{ m.role }}]{{ m.content }}<eot>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    with pytest.raises(ConfigError, match="neither calls nor answers of tools"):
+        ChatRenderer(bare, end_ids=ENDS, tools=TOOLS).text_after_turn([{"role": "tool", "content": "3"}])
+
+
 def test_text_and_back_would_drift() -> None:
     """The reason why turns are never tokenised again."""
     ids = [TOKENIZER.convert_tokens_to_ids(token) for token in ("t", "h", "e")]
