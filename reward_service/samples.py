@@ -61,6 +61,11 @@ class SampleRow:
         return [self.item(member, response) for member, response in zip(self.members, self.responses, strict=True)]
 
 
+# Columns with the ground truth in TRL's form, the first one counts; and those that are no column of the reward's.
+_TRUTHS = ("ground_truth", "answer", "solution")
+_OWN = ("prompt", "response", "responses", "reward", "score")
+
+
 def item(
     item_id: str,
     response: str,
@@ -118,7 +123,7 @@ def items_from_file(path: Path) -> list[reward_pb2.ScoreItem]:
 
 
 def read_rows(path: Path) -> Iterator[SampleRow]:
-    """The rows of a JSONL or Parquet file: verl's fields with `response` or `responses`, or samples of a run.
+    """The rows of a JSONL or Parquet file, in verl's or TRL's form with `response` or `responses`; or a run's samples.
 
     A recorded reward is `reward` or `score`; of several responses, a list.
 
@@ -138,7 +143,8 @@ def read_rows(path: Path) -> Iterator[SampleRow]:
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"sample file {path}, row {number}: {_what_is_wrong(error)}",
-                hint="rows need prompt, data_source and reward_model.ground_truth, or are samples of a run",
+                hint="rows need response, prompt, and data_source with reward_model.ground_truth (verl's form) or one "
+                "of the columns ground_truth, answer and solution (TRL's); or they are samples of a run",
             ) from error
 
 
@@ -165,19 +171,30 @@ def sample_row(record: Mapping[str, Any], name: str) -> SampleRow:
             recorded,
             int(record["step"]),
         )
-    missing = [field for field in ("prompt", "data_source", "reward_model") if field not in record]
-    if missing:
-        raise KeyError(missing[0])
+    data_source, truth, extra_info = _verl_parts(record) if "reward_model" in record else _column_parts(record)
     return SampleRow(
         name,
-        str(record["data_source"]),
+        data_source,
         _text(record["prompt"]),
-        record["reward_model"]["ground_truth"],
-        record.get("extra_info") or {},
+        truth,
+        extra_info,
         responses,
         tuple(map(str, range(len(responses)))),
         recorded,
     )
+
+
+def _verl_parts(record: Mapping[str, Any]) -> tuple[str, Any, Mapping[str, Any]]:
+    return str(record["data_source"]), record["reward_model"]["ground_truth"], record.get("extra_info") or {}
+
+
+def _column_parts(record: Mapping[str, Any]) -> tuple[str, Any, Mapping[str, Any]]:
+    """TRL's form: the reward gets every column but the prompt."""
+    truth = next((name for name in _TRUTHS if name in record), None)
+    if truth is None:
+        raise KeyError("ground_truth")
+    columns = {name: value for name, value in record.items() if name not in _OWN}
+    return str(record.get("data_source") or "data"), record[truth], columns
 
 
 def _responses(record: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float | None, ...]]:

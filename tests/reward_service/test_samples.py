@@ -32,12 +32,23 @@ def test_samples_from_files(tmp_path: Path) -> None:
         assert json.loads(items[2].extra_info_json) == {"index": 1}
 
 
+@pytest.mark.parametrize("truth", ["ground_truth", "answer", "solution"])
+def test_rows_of_columns_give_the_reward_all_but_the_prompt(tmp_path: Path, truth: str) -> None:
+    """TRL's form."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "2+2?", "response": "4", "score": 1, truth: "4", "level": 3}))
+    first, _ = items_from_file(path)
+    assert (first.response, json.loads(first.ground_truth_json), first.data_source) == ("4", "4", "data")
+    assert json.loads(first.extra_info_json) == {truth: "4", "level": 3}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", "no rows"),
         ("{", "sample file"),
-        ('{"prompt": "x", "data_source": "y"}', "row 0: no field 'reward_model'"),
+        ('{"prompt": "x", "data_source": "y"}', "row 0: no field 'ground_truth'"),
+        ('{"prompt": "x", "reward_model": {"ground_truth": "y"}}', "row 0: no field 'data_source'"),
     ],
 )
 def test_sample_files_that_cannot_be_used(tmp_path: Path, text: str, words: str) -> None:

@@ -16,6 +16,7 @@ from rollmesh.mesh.errors import DataError
 
 _ROLES = {
     "human": "user",
+    "prompter": "user",
     "gpt": "assistant",
     "chatgpt": "assistant",
     "bot": "assistant",

@@ -65,7 +65,7 @@ def test_rows_of_both_files_and_forms_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"prompt": "p"}, "row 0: no field 'data_source'"),
+        ({"prompt": "p"}, "row 0: no field 'ground_truth'"),
         (row(reward_model={}), "no field 'ground_truth'"),
         (row(responses=["a"], reward=[1.0, 2.0]), "2 rewards for 1 responses"),
         (row(response="a", reward="high"), "could not convert"),
