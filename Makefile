@@ -115,14 +115,15 @@ $(TESTING): export PYTHONDONTWRITEBYTECODE :=
 $(TESTING): export OMP_NUM_THREADS := 1
 # A package, several, or test files: make test ONLY=buffer runs its tests and those of all that depends on it.
 ONLY ?=
+COMMA := ,
 TIER :=
 RESULTS := .make/results
 SELECTED := .make/selected
 OF_VLLM := $(addprefix -e ^,$(VLLM_TESTS))
 
-test: ## Lint, types and tests in 18 minutes on two cores; ONLY=buffer: of a package and what depends on it
+test: ## Lint, types and tests in 12 minutes on two cores; ONLY=buffer: of a package and what depends on it
 	@echo "make test: installs what is missing (8 minutes and 9 GB the first time: .venv, vLLM, SGLang), then checks lint and"
-	@echo "types and runs the tests, which takes about 18 minutes on two cores."
+	@echo "types and runs $(if $(ONLY),the tests of $(ONLY) and of all that depends on it.,the tests$(COMMA) which takes about 12 minutes on two cores.)"
 	@$(MAKE) --no-print-directory suite
 
 test-all: ## The same with every cell of every product, long chaos and soaks; writes docs/testing.md once it has passed
@@ -138,7 +139,8 @@ suite: lint
 	-@$(MAKE) --no-print-directory sglang
 	-@$(MAKE) --no-print-directory reward-servers
 	@rm -rf $(RESULTS)
-	@$(if $(ONLY),mkdir -p .make && $(BIN)/python -m tests.suite.selection $(ONLY) > $(SELECTED))
+	@$(if $(ONLY),mkdir -p .make && $(BIN)/python -m tests.suite.selection $(ONLY) > $(SELECTED) && \
+	echo "$$(wc -l < $(SELECTED)) test files")
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-mesh types-and-engines; status=$$?; \
 	$(BIN)/python -m tests.suite.summary $(if $(TIER)$(ONLY),--no-budget) $(RESULTS)/*.json && exit $$status
 

@@ -143,8 +143,8 @@ def read_rows(path: Path) -> Iterator[SampleRow]:
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"sample file {path}, row {number}: {_what_is_wrong(error)}",
-                hint="rows need response, prompt, and data_source with reward_model.ground_truth (verl's form) or one "
-                "of the columns ground_truth, answer and solution (TRL's); or they are samples of a run",
+                hint="rows need `response`, and the ground truth as data_source and reward_model.ground_truth (verl's "
+                "form) or as ground_truth, answer or solution (TRL's); or they are samples of a run",
             ) from error
 
 
@@ -171,11 +171,12 @@ def sample_row(record: Mapping[str, Any], name: str) -> SampleRow:
             recorded,
             int(record["step"]),
         )
-    data_source, truth, extra_info = _verl_parts(record) if "reward_model" in record else _column_parts(record)
+    parts = _verl_parts(record) if "reward_model" in record else _column_parts(record, needed=not responses)
+    data_source, truth, extra_info = parts
     return SampleRow(
         name,
         data_source,
-        _text(record["prompt"]),
+        _text(record.get("prompt", "")),
         truth,
         extra_info,
         responses,
@@ -188,13 +189,13 @@ def _verl_parts(record: Mapping[str, Any]) -> tuple[str, Any, Mapping[str, Any]]
     return str(record["data_source"]), record["reward_model"]["ground_truth"], record.get("extra_info") or {}
 
 
-def _column_parts(record: Mapping[str, Any]) -> tuple[str, Any, Mapping[str, Any]]:
-    """TRL's form: the reward gets every column but the prompt."""
-    truth = next((name for name in _TRUTHS if name in record), None)
-    if truth is None:
-        raise KeyError("ground_truth")
+def _column_parts(record: Mapping[str, Any], *, needed: bool) -> tuple[str, Any, Mapping[str, Any]]:
+    """TRL's form: the reward gets every column but the prompt. Some rewards need no ground truth."""
+    truth = next((name for name in _TRUTHS if name in record), "ground_truth")
+    if needed and truth not in record:
+        raise KeyError(truth)
     columns = {name: value for name, value in record.items() if name not in _OWN}
-    return str(record.get("data_source") or "data"), record[truth], columns
+    return str(record.get("data_source") or "data"), record.get(truth), columns
 
 
 def _responses(record: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float | None, ...]]:

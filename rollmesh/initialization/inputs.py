@@ -127,6 +127,11 @@ def look_at_data(path: str, model: ModelLook) -> DataLook:
         )
     prompts = [_prompt(f"{path}, row {index}", record, prompt_key) for index, record in enumerate(records)]
     chats = not isinstance(prompts[0], str)
+    if not isinstance(prompts[0], str) and prompts[0] and prompts[0][-1]["role"] == "assistant":
+        raise DataError(
+            f"{path}: field {prompt_key} ends with an answer, as rows of `rollmesh sft` do",
+            hint="`rollmesh sft` trains such rows (docs/trainers.md); prompts of a run end before the answer",
+        )
     if chats and model.chats is False:
         raise DataError(
             f"{path}: prompts are chat messages, and the tokenizer of {model.path} has no chat template",

@@ -40,6 +40,8 @@ def test_rows_of_columns_give_the_reward_all_but_the_prompt(tmp_path: Path, trut
     first, _ = items_from_file(path)
     assert (first.response, json.loads(first.ground_truth_json), first.data_source) == ("4", "4", "data")
     assert json.loads(first.extra_info_json) == {truth: "4", "level": 3}
+    path.write_text(json.dumps({"response": "4"}))
+    assert items_from_file(path)[0].ground_truth_json == "null", "some rewards need none"
 
 
 @pytest.mark.parametrize(

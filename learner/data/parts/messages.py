@@ -6,6 +6,7 @@ with calls may have no content: its `content` is then None.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +30,8 @@ _ROLES = {
 }
 _KNOWN = ("system", "developer", "user", "assistant", "tool")
 _CALLS = ("function_call", "tool_call", "tool_calls")
+# So like a speaker's name is a slip of the pen.
+_NEAR = 0.8
 _SHAREGPT_HINT = "`from` is system, human, gpt, function_call or observation"
 # Clients write them as null where a message has none.
 _OPTIONAL = (
@@ -136,6 +139,11 @@ def _message(given: Mapping[str, Any], field: str) -> dict[str, Any]:
         role = _ROLES.get(role, role)
         if sharegpt and role not in _KNOWN:
             raise DataError(f"field `{field}.from` is {role!r}, which is no speaker", hint=_SHAREGPT_HINT)
+        if role not in _KNOWN and (near := difflib.get_close_matches(role.lower(), (*_KNOWN, *_ROLES), 1, _NEAR)):
+            raise DataError(
+                f"field `{field}.role` is {role!r}, which is no speaker, but nearly {near[0]!r}",
+                hint=f"write {near[0]!r} if that is meant, or give a speaker of your own another name",
+            )
         calls = _calls(given, field)
     # A call of a tool may stand alone.
     if not isinstance(content, str | list) and not (content is None and calls):

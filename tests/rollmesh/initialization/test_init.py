@@ -107,6 +107,10 @@ def test_a_dry_run_accepts_it_with_a_reward_of_ones_own(rollmesh: Command, model
     [
         ({"text": "1+1="}, "no field looks like a prompt (there are: text)"),
         ({"prompt": CHAT, "answer": "2"}, "has no chat template"),
+        (
+            {"messages": [*CHAT, {"role": "assistant", "content": "2"}]},
+            "ends with an answer, as rows of `rollmesh sft`",
+        ),
         ({"prompt": None, "answer": "2"}, "row 0: field `prompt` is missing"),
     ],
 )

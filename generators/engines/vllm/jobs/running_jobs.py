@@ -74,17 +74,13 @@ class RunningJobs:
         self._adapters = adapters
         self._replicas = ReplicaRouter(replicas)
         self._jobs: dict[str, _SubmittedRequest] = {}
-        self._knows_tokenizer = False
+        self._known: asyncio.Future[None] | None = None
         self.label = ""
 
     async def run(self, job: DecodeJob, on_chunk: Callable[[DecodeChunk], None]) -> None:
         """See `Backend.generate`."""
         adapter = self._adapters.newest
         stream = JobStream(on_chunk, adapter.label if adapter is not None else None)
-        if job.sampling.grammar and not self._knows_tokenizer:
-            assert self._model.tokenizer is not None, "checked when it was submitted"
-            await asyncio.to_thread(check_known, self._model.tokenizer)
-            self._knows_tokenizer = True
         try:
             parameters = sampling.to_vllm(job.sampling, self._model.limits.eos)
         except (ValueError, VLLMClientError) as error:
@@ -140,6 +136,8 @@ class RunningJobs:
             EngineError: it has died.
         """
         llm, job = self._engine.llm, running.job
+        if job.sampling.grammar:
+            await self._check_tokenizer()
         processor = llm.input_processor
         try:
             if job.images:
@@ -167,6 +165,13 @@ class RunningJobs:
         llm._run_output_handler()
         self._engine.check_alive()
         await llm.engine_core.add_request_async(request)
+
+    async def _check_tokenizer(self) -> None:
+        """Checks once, for all jobs that wait for it, whether llguidance knows the tokenizer: that takes seconds."""
+        if self._known is None:
+            assert self._model.tokenizer is not None, "checked when it was submitted"
+            self._known = asyncio.ensure_future(asyncio.to_thread(check_known, self._model.tokenizer))
+        await asyncio.shield(self._known)
 
     async def _read_images(self, running: _SubmittedRequest) -> EngineCoreRequest:
         """The request for a job with images, under the weights that are in service at its end."""

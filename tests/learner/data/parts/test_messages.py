@@ -33,11 +33,22 @@ def calling(calls: Any, **more: Any) -> dict[str, Any]:
         json.dumps([{"from": "human", "value": "weather?"}, {"from": "gpt", "value": "fine"}]),
         [{"from": "user", "value": "weather?"}, {"from": "assistant", "value": "fine"}],
         [USER, {"role": "model", "content": "fine"}],
+        [{**USER, "role": "prompter"}, {**ANSWER, "role": "bot"}],
         [{**USER, "name": None, "tool_calls": None}, {**ANSWER, "tool_calls": [], "function_call": None}],
     ],
 )
 def test_conversations(written: Any) -> None:
     assert read_messages(written, "messages") == [USER, ANSWER]
+
+
+@pytest.mark.parametrize(("role", "meant"), [("assistent", "assistant"), ("usr", "user"), ("sytem", "system")])
+def test_a_slip_in_a_role_is_named(role: str, meant: str) -> None:
+    """A template that writes any role would make it a speaker that no one has met."""
+    with pytest.raises(DataError, match=f"`messages\\[1\\].role` is {role!r}, .* nearly {meant!r}") as caught:
+        read_messages([USER, {**ANSWER, "role": role}], "messages")
+    assert f"write {meant!r}" in caught.value.hint
+    for own in ("critic", "context", "ipython"):
+        assert read_messages([{**USER, "role": own}], "messages")[0]["role"] == own
 
 
 @pytest.mark.parametrize(
