@@ -112,6 +112,8 @@ async def end_silence(model: ServedModel, clock: Clock, letter: str) -> None:
             begun = texts.keys() & model._begun.keys() or model._reading in {job.digest for job in texts.values()}
             if begun and model.pid not in (None, ended):
                 ended = model.pid
+                # Its own loop has noted the time too, not the beginning alone.
+                await asyncio.wrap_future(model._own_loop().submit(asyncio.sleep(0)))
                 clock.advance(0.3 * ENDLESS_S)
                 count = model._count
                 others.append(asyncio.create_task(until_answered(model, "b" * (3 + len(others)))))
