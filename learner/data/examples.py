@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,23 @@ class Example:
     Attributes:
         sequences: one, or the chosen and the rejected one of a pair; they are computed in one micro-batch.
         values: further numbers by name, one for each sequence.
+        misses_template: made of texts, though the tokenizer has a chat template, which `data.as_chat` would use.
     """
 
     sequences: tuple[TrainSequence, ...]
     values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    misses_template: bool = False
 
 
+class LeftOut(Enum):
+    """The reason why a row is left out, in words."""
+
+    LONG = "it is too long"
+    UNTRAINED = "nothing of it is trained"
+
+
+LABEL = "label"
+"""Name, among the values of an example, of a single response's label: 1 of a good one, 0 of a bad one."""
 ExampleSource = RowSource[Example | None]
 """Rows of a data set as examples; None for one that is left out."""
 
@@ -51,8 +63,13 @@ class ExampleForm(ABC):
             raise self._named(path, index, record, error) from error
 
     def parse(self, path: Path, index: int, record: Record, names: Collection[str]) -> Example | None:
-        """The example of a record; None where it is left out: it is too long, or nothing of it is trained."""
+        """The example of a record; None where it is left out."""
         del names
+        found = self.judge(path, index, record)
+        return None if isinstance(found, LeftOut) else found
+
+    def judge(self, path: Path, index: int, record: Record) -> Example | LeftOut:
+        """The example of a record, or the reason why it is left out; arguments and errors as those of `parse`."""
         try:
             refuse_images(record)
             refuse_row_flags(record)
@@ -69,8 +86,8 @@ class ExampleForm(ABC):
         """
 
     @abstractmethod
-    def encode(self, record: Record) -> Example | None:
-        """The example of a record.
+    def encode(self, record: Record) -> Example | LeftOut:
+        """The example of a record, or the reason why it is left out.
 
         Raises:
             DataError: as `read`; it does not fit the chat template, or is too long where such rows are refused.
@@ -85,11 +102,11 @@ class ExampleForm(ABC):
         return DataError(f"{path}, row {index}: {error.message}", hint=error.hint or self.advice(record))
 
 
-def sequence_of(tokens: MaskedTokens) -> TrainSequence | None:
-    """Tokens as a prompt, which ends where training begins, and a response; None where nothing is trained."""
+def sequence_of(tokens: MaskedTokens) -> TrainSequence | LeftOut:
+    """Tokens as a prompt, which ends where training begins, and a response."""
     places = np.flatnonzero(tokens.trained[1:]) + 1
     if not len(places):
-        return None
+        return LeftOut.UNTRAINED
     first, last = int(places[0]), int(places[-1]) + 1
     return sequence_from(tokens.ids[:first], tokens.ids[first:last], tokens.trained[first:last])
 

@@ -7,17 +7,28 @@ Forms (TRL's): `chosen` and `rejected`, each a text or messages, with `prompt` o
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.data.chat_turns import ChatEncoder
-from rollmesh.learner.data.examples import Example, ExampleForm, sequence_from, sequence_of
-from rollmesh.learner.data.parts.answers import ANSWERS, Text, as_messages, divide, split_last_answer, split_prompt
+from rollmesh.learner.data.examples import LABEL, Example, ExampleForm, LeftOut, sequence_from, sequence_of
+from rollmesh.learner.data.parts.answers import (
+    ANSWERS,
+    AS_CHAT,
+    Text,
+    as_messages,
+    divide,
+    messages_of,
+    split_last_answer,
+    split_prompt,
+)
 from rollmesh.learner.data.parts.messages import same_message
 from rollmesh.learner.data.parts.shown_tools import shown_tools, tools_of
 from rollmesh.learner.data.parts.template_arguments import read_template_arguments
+from rollmesh.learner.data.parts.template_marks import TemplateMarks
 from rollmesh.learner.data.parts.turn_flags import trained_turns, without_flags
 from rollmesh.learner.data.records import Record
 from rollmesh.learner.data.row_fields import read_field, refuse_beside_texts, value_at, with_system
@@ -44,35 +55,59 @@ class _ResponseForm(ExampleForm):
 
     def __init__(self, chat: ChatEncoder, section: RowsSection, prompt_key: str) -> None:
         self._chat = chat
+        self._marks = TemplateMarks(chat.tokenizer)
         self._section = section
         self._prompt_key = prompt_key
 
     def _given(self, record: Record, response: Text) -> Text | None:
         """The prompt that a row gives; None without one. Next to a conversation a blank text is none."""
-        if value_at(record, self._prompt_key) is None:
+        if not self._names_prompt(record):
             return None
         given = read_field(record, self._prompt_key)
         blank = isinstance(given, str) and not given.strip() and not isinstance(response, str)
         return None if blank else given
 
-    def _sequences(self, prompt: Text, responses: Sequence[Text], record: Record) -> tuple[TrainSequence, ...]:
-        """A sequence of each response; none at all where one is too long, or has nothing to train."""
-        made = [self._sequence(prompt, response, record) for response in responses]
-        there = tuple(sequence for sequence in made if sequence is not None)
-        return there if len(there) == len(made) else ()
+    def _divided(self, given: Text, responses: Mapping[str, Text]) -> tuple[Text, Sequence[Text]]:
+        """The prompt of a row, and what each response says beyond it: all of them texts, or all messages."""
+        texts = all(isinstance(text, str) for text in (given, *responses.values()))
+        if texts and not self._section.as_chat:
+            return divide(given, responses, self._prompt_key)
+        return messages_of(given, responses, self._prompt_key)
 
-    def _sequence(self, prompt: Text, response: Text, record: Record) -> TrainSequence | None:
-        """A prompt with a response, which is trained; None where it is too long, or has nothing to train."""
+    def _example(self, prompt: Text, responses: Sequence[Text], record: Record) -> Example | LeftOut:
+        """A sequence of each response; left out where one of them is."""
+        sequences = []
+        for response in responses:
+            if isinstance(sequence := self._sequence(prompt, response, record), LeftOut):
+                return sequence
+            sequences.append(sequence)
+        # Without a prompt of its own a row has nothing that would be the user's message.
+        given = prompt if isinstance(prompt, str) and self._names_prompt(record) else ""
+        return Example(tuple(sequences), misses_template=bool(given) and self._marks.are_missing(given))
+
+    def _sequence(self, prompt: Text, response: Text, record: Record) -> TrainSequence | LeftOut:
+        """A prompt with a response, which is trained."""
         if isinstance(prompt, str) and isinstance(response, str):
             tokens = continuation(self._chat.tokenizer, prompt, response)
         else:
             found = _conversation(prompt, response, record)
             tokens = self._chat.encode(found.messages, found.turns, found.tools, found.arguments)
         fitting = self._fit(tokens)
-        return None if fitting is None else sequence_of(fitting)
+        return fitting if isinstance(fitting, LeftOut) else sequence_of(fitting)
 
-    def _fit(self, tokens: MaskedTokens) -> MaskedTokens | None:
+    def _fit(self, tokens: MaskedTokens) -> MaskedTokens | LeftOut:
         return within_limit(tokens, self._section.max_tokens, self._section.on_long)
+
+    def _names_prompt(self, record: Record) -> bool:
+        return value_at(record, self._prompt_key) is not None
+
+    def _check_beside(self, prompt: Text, response: Text, record: Record) -> None:
+        """Checks flags, tools and system prompt, without a tokenizer."""
+        if isinstance(prompt, str) and isinstance(response, str):
+            remedy = AS_CHAT if self._names_prompt(record) else "write the prompt and the responses as messages"
+            refuse_beside_texts(record, remedy)
+        else:
+            _conversation(prompt, response, record)
 
 
 class PairForm(_ResponseForm):
@@ -95,18 +130,21 @@ class PairForm(_ResponseForm):
             prompt, chosen, rejected = split_prompt(chosen, rejected)
             if isinstance(chosen, str) or not prompt:
                 _check_prompt(record, prompt, chosen)
+            if isinstance(chosen, str) and self._section.as_chat:
+                raise DataError(
+                    "its answers hold their prompt, and data.as_chat takes it from a field of its own",
+                    hint=f"give the prompt as `{self._prompt_key}`, or leave data.as_chat out",
+                )
         else:
-            responses = {"chosen": chosen, "rejected": rejected}
-            prompt, (chosen, rejected) = divide(given, responses, self._prompt_key)
+            prompt, (chosen, rejected) = self._divided(given, {"chosen": chosen, "rejected": rejected})
         _check_beginnings(chosen, rejected)
         for response in (chosen, rejected):
-            _check_beside(prompt, response, record)
+            self._check_beside(prompt, response, record)
         return prompt, chosen, rejected
 
-    def encode(self, record: Record) -> Example | None:
+    def encode(self, record: Record) -> Example | LeftOut:
         prompt, *responses = self.read(record)
-        sequences = self._sequences(prompt, responses, record)
-        return Example(sequences) if sequences else None
+        return self._example(prompt, responses, record)
 
 
 class ScoredPairForm(PairForm):
@@ -121,11 +159,11 @@ class ScoredPairForm(PairForm):
         _margin(record)
         return super().read(record)
 
-    def encode(self, record: Record) -> Example | None:
+    def encode(self, record: Record) -> Example | LeftOut:
         margin, example = _margin(record), super().encode(record)
-        return None if example is None else Example(example.sequences, {"margin": (margin, margin)})
+        return example if isinstance(example, LeftOut) else replace(example, values={"margin": (margin, margin)})
 
-    def _sequence(self, prompt: Text, response: Text, record: Record) -> TrainSequence | None:
+    def _sequence(self, prompt: Text, response: Text, record: Record) -> TrainSequence | LeftOut:
         tokenizer = self._chat.tokenizer
         if isinstance(prompt, str) and isinstance(response, str):
             before = prompt
@@ -136,14 +174,14 @@ class ScoredPairForm(PairForm):
             found = _conversation(prompt, response, record)
             text, spans = self._chat.render(found.messages, found.turns[-1:], found.tools, found.arguments)
             if not spans:
-                return None
+                return LeftOut.UNTRAINED
             (first, last) = spans[0]
             before = text[:first]
             said = tokenize_spans(tokenizer, text[:last], [(first, last)], special_tokens=False)
         tokens = scored_tokens(tokenizer, before, response_text(tokenizer, said.ids[said.trained].tolist()))
         fitting = self._fit(tokens)
-        if fitting is None:
-            return None
+        if isinstance(fitting, LeftOut):
+            return fitting
         if tokenizer.eos_token_id is not None:
             # A response that was cut off is scored there too.
             fitting.ids[-1] = tokenizer.eos_token_id
@@ -177,25 +215,25 @@ class LabeledForm(_ResponseForm):
         if (given := self._given(record, completion)) is None:
             prompt, completion = split_last_answer(completion, "completion")
         else:
-            prompt, (completion,) = divide(given, {"completion": completion}, self._prompt_key)
-        _check_beside(prompt, completion, record)
+            prompt, (completion,) = self._divided(given, {"completion": completion})
+        self._check_beside(prompt, completion, record)
         return prompt, completion, bool(label)
 
-    def encode(self, record: Record) -> Example | None:
+    def encode(self, record: Record) -> Example | LeftOut:
         prompt, response, label = self.read(record)
-        sequences = self._sequences(prompt, [response], record)
-        return Example(sequences, {"label": (float(label),)}) if sequences else None
+        example = self._example(prompt, [response], record)
+        return example if isinstance(example, LeftOut) else replace(example, values={LABEL: (float(label),)})
 
 
-def scored_at_its_end(tokens: MaskedTokens) -> TrainSequence | None:
-    """A sequence with one result, at the last token of its response; None without a response.
+def scored_at_its_end(tokens: MaskedTokens) -> TrainSequence | LeftOut:
+    """A sequence with one result, at the last token of its response.
 
     The result that stands for a token is read one place before it. So it is that of a further token, which no model
     sees.
     """
     places = np.flatnonzero(tokens.trained[1:]) + 1
     if not len(places):
-        return None
+        return LeftOut.UNTRAINED
     response = np.append(tokens.ids[places[0] : places[-1] + 1], np.int32(0))
     mask = np.zeros(len(response), dtype=np.uint8)
     mask[-1] = 1
@@ -235,14 +273,6 @@ def _check_beginnings(chosen: Text, rejected: Text) -> None:
                 f"{response[0]['role']} that the other one has not",
                 hint="give both the same messages before the answer",
             )
-
-
-def _check_beside(prompt: Text, response: Text, record: Record) -> None:
-    """Checks flags, tools and system prompt, without a tokenizer."""
-    if isinstance(prompt, str) and isinstance(response, str):
-        refuse_beside_texts(record, "write the prompt and the responses as messages")
-    else:
-        _conversation(prompt, response, record)
 
 
 def _margin(record: Record) -> float:

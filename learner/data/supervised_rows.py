@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rollmesh.learner.data.chat_turns import ChatEncoder, Messages
-from rollmesh.learner.data.examples import Example, ExampleForm, sequence_of
-from rollmesh.learner.data.parts.answers import Text, as_messages, divide
+from rollmesh.learner.data.examples import Example, ExampleForm, LeftOut, sequence_of
+from rollmesh.learner.data.parts.answers import AS_CHAT, Text, messages_of
 from rollmesh.learner.data.parts.messages import read_messages
 from rollmesh.learner.data.parts.shown_tools import shown_tools, tools_of
 from rollmesh.learner.data.parts.template_arguments import read_template_arguments
+from rollmesh.learner.data.parts.template_marks import TemplateMarks
 from rollmesh.learner.data.parts.tools import holds_calls, read_calls
 from rollmesh.learner.data.parts.turn_flags import trained_turns, without_flags
 from rollmesh.learner.data.records import Record
@@ -75,6 +76,7 @@ class SupervisedForm(ExampleForm):
 
     def __init__(self, chat: ChatEncoder, section: SupervisedRowsSection, prompt_key: str) -> None:
         self._chat = chat
+        self._marks = TemplateMarks(chat.tokenizer)
         self._section = section
         self._prompt_key = prompt_key
 
@@ -99,25 +101,26 @@ class SupervisedForm(ExampleForm):
             response: Text = [{"role": "assistant", "content": None, "tool_calls": calls}]
         else:
             response = read_field(record, response_key)
-        if isinstance(prompt, str) and isinstance(response, str):
-            if not self._section.as_chat:
-                refuse_beside_texts(record, "set data.as_chat: true")
-                return Continuation(prompt, response)
-        else:
-            prompt, (response,) = divide(prompt, {response_key: response}, self._prompt_key)
-        said = as_messages(response, "assistant")
-        messages = with_system([*as_messages(prompt, "user"), *said], record)
+        if isinstance(prompt, str) and isinstance(response, str) and not self._section.as_chat:
+            refuse_beside_texts(record, AS_CHAT)
+            return Continuation(prompt, response)
+        begun, (said,) = messages_of(prompt, {response_key: response}, self._prompt_key)
+        messages = with_system([*begun, *said], record)
         return self._conversation(messages, len(messages) - len(said), record)
 
-    def encode(self, record: Record) -> Example | None:
+    def encode(self, record: Record) -> Example | LeftOut:
         found = self.read(record)
         if isinstance(found, Conversation):
             tokens = self._chat.encode(found.messages, found.turns, found.tools, found.arguments)
         else:
             tokens = continuation(self._chat.tokenizer, found.prompt, found.response)
         fitting = within_limit(tokens, self._section.max_tokens, self._section.on_long)
-        sequence = None if fitting is None else sequence_of(fitting)
-        return None if sequence is None else Example((sequence,))
+        sequence = fitting if isinstance(fitting, LeftOut) else sequence_of(fitting)
+        if isinstance(sequence, LeftOut):
+            return sequence
+        # A text alone has no prompt that would be a message.
+        prompt = found.prompt if isinstance(found, Continuation) else ""
+        return Example((sequence,), misses_template=bool(prompt) and self._marks.are_missing(prompt))
 
     def _response_key(self, record: Record) -> str | None:
         if (key := self._section.response_key) is not None:
@@ -143,8 +146,8 @@ def _messages(record: Record, key: str) -> Messages:
 
 def within_limit(
     tokens: MaskedTokens, most: int, on_long: Literal["skip", "truncate", "refuse"]
-) -> MaskedTokens | None:
-    """Tokens that are not too many; None for a sequence that is left out.
+) -> MaskedTokens | LeftOut:
+    """Tokens that are not too many.
 
     Raises:
         DataError: there are too many, and such rows are refused.
@@ -156,4 +159,4 @@ def within_limit(
             f"it has {len(tokens.ids)} tokens, and data.max_tokens is {most}",
             hint="raise data.max_tokens, or set data.on_long to skip or truncate",
         )
-    return MaskedTokens(tokens.ids[:most], tokens.trained[:most]) if on_long == "truncate" else None
+    return MaskedTokens(tokens.ids[:most], tokens.trained[:most]) if on_long == "truncate" else LeftOut.LONG

@@ -20,6 +20,7 @@ from rollmesh.learner.checkpoint.retention import sweep
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.data.chat_turns import ChatEncoder
+from rollmesh.learner.data.parts.template_marks import ROW_MISSES_TEMPLATE
 from rollmesh.learner.engine_specs import compute_deterministically, device_of, engine_spec
 from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.learner.engines.megatron.environment import prepare_environment
@@ -138,6 +139,8 @@ class _Training:
     def _train_and_export(self, begun: Beginning | None, records: Records | None) -> bool:
         engine = self._open_engine()
         self._checked.wait()
+        if begun is not None:
+            self._note_texts()
         loader = ExampleLoader(engine.world)
         self._closers.callback(loader.close)
         events = records.callbacks if records is not None else NO_CALLBACKS
@@ -146,6 +149,12 @@ class _Training:
         if complete:
             leave_folders(engine, self._objective, self._config, checkpoints)
         return complete
+
+    def _note_texts(self) -> None:
+        """Says whether the first step has texts that a chat template may be meant for."""
+        first = self._train.source.rows(self._train.of_step(0, self._config.learner.batch.rows))
+        if any(example is not None and example.misses_template for example in first):
+            log.warning("in data.train %s", ROW_MISSES_TEMPLATE)
 
     def _loop(
         self, engine: Engine, loader: ExampleLoader, start: int, checkpoints: Checkpoints, records: Records | None

@@ -17,6 +17,7 @@ from rollmesh.data.reading import read_all
 from rollmesh.data.shown_row import Piece, pieces_of
 from rollmesh.learner.coordinator.prompt_sources import evaluation_encoder, training_encoder
 from rollmesh.learner.data.dataset import open_source
+from rollmesh.learner.data.parts.template_marks import PROMPT_MISSES_TEMPLATE, TemplateMarks
 from rollmesh.learner.data.prompts import PromptEncoder
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.chat.facts import TemplateFacts
@@ -45,12 +46,14 @@ class Finding:
     Attributes:
         what: in words; rows of one kind have the same.
         fails: a run would end by it; otherwise it trains without these rows, or with them.
+        note: nothing is wrong if the rows are meant so.
         count: of rows.
         examples: the first of them: file and number, and what is special about each.
     """
 
     what: str
     fails: bool
+    note: bool = False
     count: int = 0
     examples: list[str] = field(default_factory=list)
 
@@ -75,9 +78,9 @@ class SourceReport:
     data_sources: Counter[str] = field(default_factory=Counter)
     findings: dict[str, Finding] = field(default_factory=dict)
 
-    def add(self, what: str, example: str, *, fails: bool = False, most: int) -> None:
+    def add(self, what: str, example: str, *, fails: bool = False, note: bool = False, most: int) -> None:
         """Counts a row under a finding, and names it where there are few."""
-        finding = self.findings.setdefault(what, Finding(what, fails))
+        finding = self.findings.setdefault(what, Finding(what, fails, note))
         finding.count += 1
         if len(finding.examples) < most:
             finding.examples.append(example)
@@ -113,8 +116,14 @@ class DataReport:
 
     @property
     def warnings(self) -> list[Finding]:
-        """All others."""
-        return [finding for source in self.sources for finding in source.findings.values() if not finding.fails]
+        """Findings of rows that a run skips, or trains on in doubt."""
+        found = (finding for source in self.sources for finding in source.findings.values())
+        return [finding for finding in found if not (finding.fails or finding.note)]
+
+    @property
+    def notes(self) -> list[Finding]:
+        """Findings that may be meant."""
+        return [finding for source in self.sources for finding in source.findings.values() if finding.note]
 
 
 def check_data(config: Config, *, examples: int) -> DataReport:
@@ -201,6 +210,7 @@ class _SourceCheck:
         self._config = config
         self._source = source
         self._encoder = encoder
+        self._marks = TemplateMarks(encoder.tokenizer)
         self._known = known
         self._most = examples
         self._report = SourceReport(key, source.label)
@@ -227,6 +237,8 @@ class _SourceCheck:
                 continue
             self._report.data_sources[row.data_source] += 1
             self._measure(row)
+            if self._misses_template(row):
+                self._report.add(PROMPT_MISSES_TEMPLATE, row.origin, note=True, most=self._most)
             self._compare(row, trained=trained)
             if not self._is_scored(row):
                 what = f"no reward function scores data_source {row.data_source!r}"
@@ -262,6 +274,11 @@ class _SourceCheck:
         if length > self._limit:
             what = f"the prompt is over rollout.max_prompt_tokens ({self._limit})"
             self._add(what, f"{row.origin}: {length} tokens", fails=refused)
+
+    def _misses_template(self, row: Row) -> bool:
+        # A program writes its conversation itself.
+        own = self._config.rollout.agent.kind == "program"
+        return not own and isinstance(row.prompt, str) and self._marks.are_missing(row.prompt)
 
     def _compare(self, row: Row, *, trained: bool) -> None:
         """Looks for the prompt among those before it: of its own side, and of held-out ones in the training data."""

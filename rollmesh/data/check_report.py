@@ -13,6 +13,7 @@ from rollmesh.mesh.chat.description import describe
 from rollmesh.mesh.chat.facts import TemplateFacts
 
 _QUANTILES = (("least", 0.0), ("median", 0.5), ("95%", 0.95), ("99%", 0.99), ("most", 1.0))
+_LEVELS = ("errors", "warnings", "notes")
 _BAR = 30
 # Characters of a piece of a row; its middle is left out.
 _SHOWN = 400
@@ -56,12 +57,14 @@ def lines(report: DataReport, emphasize: Callable[[str], str] = str) -> Iterator
             yield f"  data_source {name}: {count}"
         yield from _lengths(source, report)
         for finding in source.findings.values():
-            yield f"  {'ERROR' if finding.fails else 'warning'}: {finding.count} x {finding.what}"
+            level = "ERROR" if finding.fails else "note" if finding.note else "warning"
+            yield f"  {level}: {finding.count} x {finding.what}"
             for example in finding.examples:
                 yield f"    {example}"
     yield from _row(report, emphasize)
-    errors, warnings = len(report.errors), len(report.warnings)
-    yield f"errors: {errors}, warnings: {warnings}" if errors or warnings else "nothing is wrong"
+    counts = {name: len(getattr(report, name)) for name in _LEVELS}
+    found = ", ".join(f"{name}: {count}" for name, count in counts.items())
+    yield found if any(counts.values()) else "nothing is wrong"
 
 
 def template_lines(facts: TemplateFacts) -> Iterator[str]:
@@ -101,8 +104,7 @@ def to_json(report: DataReport) -> dict[str, Any]:
     """The report for programs."""
     return {
         f"max_{'prompt_' if report.measured == 'prompt' else ''}tokens": report.max_tokens,
-        "errors": len(report.errors),
-        "warnings": len(report.warnings),
+        **{name: len(getattr(report, name)) for name in _LEVELS},
         "sources": [_source(source, report.measured) for source in report.sources],
         "template": dict(describe(report.template)) if report.template is not None else None,
         "row": [asdict(piece) for piece in report.row],

@@ -15,6 +15,8 @@ from rollmesh.learner.data.parts.messages import same_message, text_of
 from rollmesh.mesh.errors import DataError
 
 Text = str | Messages
+AS_CHAT = "set data.as_chat: true"
+"""The remedy for a prompt and responses that are texts, where a chat template is meant."""
 ANSWERS = ("assistant", "tool")
 _SYSTEM = ("system", "developer")
 # Shorter prompts stand at the beginning of answers by chance. Not all languages write spaces between words.
@@ -50,6 +52,19 @@ def divide(prompt: Text, responses: Mapping[str, Text], key: str) -> tuple[Text,
         # Published pairs name the first message, and may have more in common.
         return _divide_further(chats[0], *(as_messages(rest, "assistant") for rest in rests))
     return chats[0] if chats else prompt, rests
+
+
+def messages_of(prompt: Text, responses: Mapping[str, Text], key: str) -> tuple[Messages, list[Messages]]:
+    """A prompt and its responses as messages: a text is the user's or the assistant's, as `data.as_chat` asks.
+
+    Texts beside texts stay as they are. Beside a conversation they are divided.
+
+    Args, Raises: see `divide`.
+    """
+    rests: Sequence[Text] = list(responses.values())
+    if not all(isinstance(text, str) for text in (prompt, *rests)):
+        prompt, rests = divide(prompt, responses, key)
+    return as_messages(prompt, "user"), [as_messages(rest, "assistant") for rest in rests]
 
 
 def split_prompt(chosen: Text, rejected: Text) -> tuple[Text, Text, Text]:

@@ -67,4 +67,4 @@ def structures(value: Any, field: str) -> list[dict[str, Any]]:
 
 def kind_of(value: Any) -> str:
     """A value's kind in words, for errors."""
-    return "missing" if value is None else "empty" if value in ([], "") else type(value).__name__
+    return "null" if value is None else "empty" if value in ([], "") else type(value).__name__

@@ -81,7 +81,8 @@ def text_or_messages(value: Any, field: str) -> str | list[dict[str, Any]]:
     """
     if not isinstance(value, str):
         if not isinstance(value, list | Mapping):
-            raise DataError(f"field `{field}` is {kind_of(value)}, expected a text or a list of messages")
+            kind = "missing" if value is None else kind_of(value)
+            raise DataError(f"field `{field}` is {kind}, expected a text or a list of messages")
         return read_messages(value, field)
     if _may_be_json(value, "[") and ('"role"' in value or '"from"' in value):
         try:
@@ -130,9 +131,10 @@ def _message(given: Mapping[str, Any], field: str) -> dict[str, Any]:
         raise DataError(f"field `{field}` is no message: it has no `role`")
     if (lowered := role.strip().lower()) in (*_KNOWN, *_ROLES, *_CALLS):
         role = lowered
-    content = given.get("value") if "content" not in given else given["content"]
+    key = "value" if "content" not in given and (sharegpt or "value" in given) else "content"
+    content, where = given.get(key), f"{field}.{key}"
     if role in _CALLS:
-        role, calls, content = "assistant", read_calls(content, f"{field}.{'value' if sharegpt else 'content'}"), None
+        role, calls, content = "assistant", read_calls(content, where), None
         if not calls:
             raise DataError(f"field `{field}` is a call of a tool, and names none")
     else:
@@ -147,8 +149,9 @@ def _message(given: Mapping[str, Any], field: str) -> dict[str, Any]:
         calls = _calls(given, field)
     # A call of a tool may stand alone.
     if not isinstance(content, str | list) and not (content is None and calls):
+        absent = "is null" if key in given else "is missing"
         raise DataError(
-            f"field `{field}.{'value' if sharegpt else 'content'}` is {kind_of(content)}, which is not a string",
+            f"field `{where}` {absent if content is None else f'is {kind_of(content)}, which is not a string'}",
             hint="a message has its text as `content`; objects stand there as JSON text",
         )
     kept = {

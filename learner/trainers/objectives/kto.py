@@ -18,14 +18,13 @@ from rollmesh.learner.algorithms.metrics import Metrics, average_of
 from rollmesh.learner.algorithms.ragged import segment_sum
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
 from rollmesh.learner.batching.types import TrainSequence
-from rollmesh.learner.data.examples import Example, sequence_from
+from rollmesh.learner.data.examples import LABEL, Example, sequence_from
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.trainers.objectives.reference import NAME, sequence_log_probs
 from rollmesh.learner.trainers.step_batch import build_batch
 from rollmesh.learner.trainers.step_loss import StepLoss
 from rollmesh.mesh.config.trainers.sections import PreferenceSection
 
-LABEL = "label"
 MISMATCHED = "mismatched_reference"
 """Name, among the values of an example, of the reference log-prob of its prompt with the response before it."""
 

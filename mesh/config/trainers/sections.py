@@ -54,6 +54,9 @@ class RowsSection(SourcesSection):
         "skip",
         description="Longer rows: leave them out and count them, cut their ends off, or end with an error.",
     )
+    as_chat: bool = Field(
+        False, description="Prompts and responses that are texts become a user's and an assistant's message."
+    )
 
     @model_validator(mode="after")
     def _has_no_rewards(self) -> Self:
@@ -76,9 +79,6 @@ class SupervisedRowsSection(RowsSection):
         None,
         description="Field with the response of rows without `messages`, as `prompt_key`; none: `completion`, or "
         "`response`.",
-    )
-    as_chat: bool = Field(
-        False, description="Prompts and responses that are texts become a user's and an assistant's message."
     )
 
 

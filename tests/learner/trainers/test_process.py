@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from rollmesh.export import export_adapter, export_checkpoint, latest_checkpoint
 from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.checkpoint.names import list_checkpoints
+from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.data.examples import Example, sequence_from
 from rollmesh.learner.engines.fsdp2 import step
 from rollmesh.learner.metrics.catalogue import describe
@@ -29,6 +31,7 @@ from rollmesh.reward_service.served_model.messages import ModelOptions
 from rollmesh.reward_service.served_model.program import load
 from rollmesh.run_files import read_any_config
 from rollmesh.run_handle import Run
+from rollmesh.trainers import read_trainer_config
 from tests.learner.trainers.tiny import metrics, train
 
 # An adapter with examples of two responses, and a preparation with examples of one. Those of `sft` come from several
@@ -303,3 +306,18 @@ def test_margins_with_which_the_loss_overflows_end_a_training_without_a_folder(
     with pytest.raises(DivergedError, match="none of 2 steps had a finite loss"):
         train("rm", chat_model, tmp_path / "rows.jsonl", tmp_path / "run", learner__steps=2)
     assert not (tmp_path / "run" / "hf").exists()
+
+
+@pytest.mark.parametrize("as_chat", [False, True])
+def test_texts_beside_a_chat_template_are_told_at_the_start(
+    as_chat: bool, chat_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "1+1=", "chosen": "2", "rejected": "3"}) + "\n")
+    values = {"model": {"path": str(chat_model)}, "data": {"train": str(rows), "as_chat": as_chat}}
+    config = read_trainer_config("dpo", {**values, "run": {"dir": str(tmp_path)}})
+    with ExitStack() as closers:
+        process._Training("dpo", config, ControlRequests(), closers)._note_texts()
+    said = [record.message for record in caplog.records if "chat template is not used" in record.message]
+    assert len(said) == (0 if as_chat else 1)
+    assert all(message.endswith("set data.as_chat: true") for message in said)

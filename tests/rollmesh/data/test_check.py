@@ -45,11 +45,12 @@ def check(config: dict[str, Any], *rows: dict[str, Any], held_out: list[dict[str
 
 
 def found(report: DataReport) -> list[tuple[str, bool, int, list[str]]]:
-    """(what, fails, count, numbers of the rows that are named) of each finding."""
+    """(what, fails, count, numbers of the rows that are named) of each finding but notes: all prompts are texts."""
     return [
         (one.what, one.fails, one.count, [example.split(", ")[-1] for example in one.examples])
         for source in report.sources
         for one in source.findings.values()
+        if not one.note
     ]
 
 
@@ -58,7 +59,28 @@ def test_data_without_a_fault(config: dict[str, Any]) -> None:
     [source] = report.sources
     assert (source.rows, source.data_sources, source.lengths) == (20, {"addition": 20}, {4: 10, 5: 10})
     assert found(report) == []
-    assert list(lines(report))[-1] == "nothing is wrong"
+    assert list(lines(report))[-1] == "errors: 0, warnings: 0, notes: 1"
+
+
+def test_prompts_that_are_texts_beside_a_chat_template_are_noted(config: dict[str, Any], tmp_path: Path) -> None:
+    chat = record(1, prompt=[{"role": "user", "content": "1 + 1 ="}])
+    report = check(config, record(0), chat, held_out=[record(3)])
+    assert [(note.count, note.examples[0].split(", ")[-1]) for note in report.notes] == [(1, "row 0"), (1, "row 0")]
+    assert report.notes[0].what.startswith("the prompt is a text, and the model's chat template is not used")
+    assert any(line.startswith("  note: 1 x the prompt is a text") for line in lines(report))
+    # As the note says.
+    assert check(config, chat, held_out=[chat]).notes == []
+    # A program writes its conversation itself, and some models have no template.
+    agent = {"program": "agent.py:run"}
+    assert check({**config, "rollout": {"max_prompt_tokens": 16, "agent": agent}}, record(0)).notes == []
+    tokenizer_config = tmp_path / "model" / "tokenizer_config.json"
+    for template in tmp_path.glob("model/*.jinja"):
+        template.unlink()
+    settings = json.loads(tokenizer_config.read_text())
+    settings.pop("chat_template", None)
+    tokenizer_config.write_text(json.dumps(settings))
+    report = check(config, record(0), held_out=[record(1)])
+    assert (report.notes, list(lines(report))[-1]) == ([], "nothing is wrong")
 
 
 @pytest.mark.parametrize("refuse", [False, True])
@@ -189,7 +211,8 @@ def test_the_command_exits_by_what_it_found(
     short = rollmesh("data", "check", str(tmp_path / "c.yaml"), "--rollout.max_prompt_tokens=4", "--json")
     assert short.returncode == 0
     answer = json.loads(short.stdout)
-    assert (answer["warnings"], answer["sources"][0]["findings"][0]["count"]) == (1, 10)
+    [warning] = (one for one in answer["sources"][0]["findings"] if not one["note"])
+    assert (answer["warnings"], warning["count"]) == (1, 10)
     strict = rollmesh("data", "check", str(tmp_path / "c.yaml"), "--rollout.max_prompt_tokens=4", "--strict")
     assert strict.returncode == DataError.exit_code
     wrong = rollmesh("data", "check", str(tmp_path / "c.yaml"), "--data.train=absent.jsonl")

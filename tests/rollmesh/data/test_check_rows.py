@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from rollmesh.data.check import Finding
 from rollmesh.data.check_report import lines, to_json
 from rollmesh.data.check_rows import check_rows
+from rollmesh.learner.data.parts.template_marks import ROW_MISSES_TEMPLATE
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.trainers import read_trainer_config
 from tests import chat_templates as of
@@ -28,6 +30,9 @@ def model(tmp_path: Path) -> Path:
 def write(path: Path, *rows: dict[str, Any]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+NOTE = ROW_MISSES_TEMPLATE
 
 
 def pair(chosen: str, rejected: str) -> dict[str, str]:
@@ -54,9 +59,10 @@ def test_pairs_are_compared_by_their_tokens(tmp_path: Path, model: Path) -> None
         "the pair is there the other way round": 1,
         "the row is there twice": 1,
         "chosen and rejected are the same": 1,
-        "the row is left out: it is too long, or nothing of it is trained": 1,
+        "the row is left out: it is too long": 1,
+        NOTE: 4,
     }
-    assert found(held_out.findings) == {"the row is held out, and trained on": 1}
+    assert found(held_out.findings) == {"the row is held out, and trained on": 1, NOTE: 2}
     assert (train.rows, train.lengths.total(), report.errors) == (5, 4, [])
     assert "  tokens of a row (at most 8): least 5, median 5, 95% 5, 99% 5, most 5" in list(lines(report))
     assert to_json(report)["sources"][0]["row_tokens"]["most"] == 5
@@ -79,6 +85,76 @@ def test_rows_that_cannot_be_used_are_named(tmp_path: Path, model: Path) -> None
     assert none.what == "no row of the source can be used"
 
 
+def test_the_causes_of_rows_that_are_left_out_are_told_apart(tmp_path: Path, model: Path) -> None:
+    asked, said = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "a"}
+    rows = [
+        [asked, said],
+        [asked, {**said, "content": "a" * 40}],
+        [asked, {**said, "weight": 0}],
+        [asked, {**said, "content": "b" * 40}],
+    ]
+    data = {
+        "train": write(tmp_path / "d.jsonl", *({"messages": messages} for messages in rows)),
+        "max_tokens": 24,
+    }
+    given = {"model": {"path": str(model)}, "data": data}
+    (source,) = check_rows(read_trainer_config("sft", given), examples=1).sources
+    assert [(finding.what, finding.count, finding.examples) for finding in source.findings.values()] == [
+        ("the row is left out: it is too long", 2, [f"{data['train']}, row 1"]),
+        ("the row is left out: nothing of it is trained", 1, [f"{data['train']}, row 2"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "rows"),
+    [
+        ("sft", [{"prompt": "hi", "completion": "a"}]),
+        ("dpo", [{"prompt": "hi", "chosen": "a", "rejected": "b"}]),
+        ("rm", [{"prompt": "hi", "chosen": "a", "rejected": "b"}]),
+        ("kto", [{"prompt": "hi", "completion": text, "label": text == "a"} for text in "ab"]),
+    ],
+)
+def test_texts_beside_a_chat_template_are_noted(
+    command: str, rows: list[dict[str, Any]], tmp_path: Path, model: Path
+) -> None:
+    given: dict[str, Any] = {
+        "model": {"path": str(model)},
+        "data": {"train": write(tmp_path / "d.jsonl", *rows)},
+        **({"loss": {"name": "kto"}} if command == "kto" else {}),
+    }
+    command = {"kto": "dpo"}.get(command, command)
+    report = check_rows(read_trainer_config(command, given), examples=1)
+    assert (report.errors, report.warnings) == ([], [])
+    assert [(note.what, note.count) for note in report.notes] == [(NOTE, len(rows))]
+    assert NOTE.endswith("set data.as_chat: true")
+    assert (list(lines(report))[-1], to_json(report)["notes"]) == ("errors: 0, warnings: 0, notes: 1", 1)
+    given["data"]["as_chat"] = True
+    report = check_rows(read_trainer_config(command, given), examples=1)
+    assert list(lines(report))[-1] == "nothing is wrong"
+    assert report.row[0].text.startswith("[u]hi|[a]")
+
+
+@pytest.mark.parametrize(("label", "words"), [(True, "are true: .* add bad"), (False, "are false: .* add good")])
+def test_labels_that_are_all_the_same_are_found(label: bool, words: str, tmp_path: Path, model: Path) -> None:
+    def row(text: str, label: bool) -> dict[str, Any]:
+        return {"prompt": [{"role": "user", "content": "hi"}], "completion": text, "label": label}
+
+    one = write(tmp_path / "one.jsonl", row("a", label), row("b", label))
+    two = write(tmp_path / "two.jsonl", row("hi", label))
+    held_out = write(tmp_path / "eval.jsonl", row("yo", not label))
+    given: dict[str, Any] = {
+        "model": {"path": str(model)},
+        "data": {"train": [one, two], "eval": held_out},
+        "loss": {"name": "kto"},
+    }
+    report = check_rows(read_trainer_config("dpo", given), examples=1)
+    assert [(warning.count, warning.examples) for warning in report.warnings] == [(2, [one]), (1, [two])]
+    assert all(re.search(words, warning.what) for warning in report.warnings)
+    # Sources may have a label each.
+    given["data"]["train"] = [one, write(tmp_path / "two.jsonl", row("hi", not label))]
+    assert check_rows(read_trainer_config("dpo", given), examples=1).warnings == []
+
+
 def test_all_pairs_that_cannot_be_used_are_found(tmp_path: Path, model: Path) -> None:
     rows: list[dict[str, Any]] = [pair("a", "b" * (index + 1)) for index in range(300)]
     for index in (5, 280):
@@ -99,7 +175,8 @@ def test_all_pairs_that_cannot_be_used_are_found(tmp_path: Path, model: Path) ->
 
 
 def test_the_command_reads_the_configuration_of_a_trainer(tmp_path: Path, model: Path, rollmesh: Command) -> None:
-    data = write(tmp_path / "d.jsonl", {"prompt": "hi ", "completion": "a", "label": True})
+    single = {"prompt": [{"role": "user", "content": "hi"}], "completion": "a", "label": True}
+    data = write(tmp_path / "d.jsonl", single, {**single, "completion": "b", "label": False})
     config = tmp_path / "kto.yaml"
     config.write_text(f"model: {{path: {model}}}\ndata: {{train: {data}}}\nloss: {{name: kto}}\n")
     assert "nothing is wrong" in rollmesh("data", "check", str(config), "--for", "dpo").stdout

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from rollmesh.learner.data.chat_turns import ChatEncoder
+from rollmesh.learner.data.examples import Example
 from rollmesh.learner.data.parts.answers import split_prompt
+from rollmesh.learner.data.parts.template_marks import TemplateMarks
 from rollmesh.learner.data.preference_rows import LabeledForm, PairForm, ScoredPairForm
 from rollmesh.learner.data.supervised_rows import Conversation, SupervisedForm
 from rollmesh.mesh.config.trainers.sections import RowsSection, SupervisedRowsSection
 from rollmesh.mesh.errors import DataError
+from tests import chat_templates as of
 from tests.learner.data.test_chat_turns import PLAIN, make_tokenizer
 
 CHAT = ChatEncoder(make_tokenizer(PLAIN))
@@ -40,18 +43,19 @@ def pair(record: dict[str, Any]) -> list[tuple[str, str]]:
     form = PairForm(CHAT, SECTION, "prompt")
     form.check(Path("f"), 0, record, tuple(record))
     example = form.encode(record)
-    assert example is not None
+    assert isinstance(example, Example)
     return [rendered(sequence) for sequence in example.sequences]
 
 
 def labeled(record: dict[str, Any]) -> tuple[str, str]:
     example = LabeledForm(CHAT, SECTION, "prompt").encode({"label": True, **record})
-    assert example is not None
+    assert isinstance(example, Example)
     return rendered(example.sequences[0])
 
 
 ONCE = [("[u]why so|[a]", "yes|"), ("[u]why so|[a]", "no|")]
 WITH_SYSTEM = [(f"[s]be good|{prompt}", response) for prompt, response in ONCE]
+CHATTING = SECTION.model_copy(update={"as_chat": True})
 SHAPES: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
     ({"prompt": "why so", "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, ONCE),
     ({"prompt": " why so\n", "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, ONCE),
@@ -130,7 +134,7 @@ def test_pairs(record: dict[str, Any], expected: list[tuple[str, str]]) -> None:
 @pytest.mark.parametrize(("record", "expected"), SHAPES)
 def test_reward_models_see_the_same_prompts(record: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     example = ScoredPairForm(CHAT, SECTION, "prompt").encode(record)
-    assert example is not None
+    assert isinstance(example, Example)
     for sequence, (prompt, response) in zip(example.sequences, expected, strict=True):
         before, said = rendered(sequence)
         # A reward model scores the end of the last answer.
@@ -229,7 +233,7 @@ def test_answers_without_a_prompt_are_refused(key: str, value: Any, chosen: Any,
         pair(record)
     assert caught.value.hint == f"set data.prompt_key: {key}"
     example = PairForm(CHAT, SECTION, key).encode(record)
-    assert example is not None
+    assert isinstance(example, Example)
     assert all("why so" in rendered(sequence)[0] for sequence in example.sequences)
 
 
@@ -240,7 +244,7 @@ def test_answers_without_any_prompt_are_refused(answers: tuple[Any, Any]) -> Non
         pair(record)
     assert caught.value.hint == "data.prompt_key names the field with the prompt"
     example = PairForm(CHAT, SECTION, "asked").encode({**record, "asked": [ASKED]})
-    assert example is not None
+    assert isinstance(example, Example)
     assert [rendered(sequence) for sequence in example.sequences] == ONCE
 
 
@@ -265,12 +269,20 @@ def test_texts_alone_show_neither_tools_nor_system_prompts(field: str) -> None:
     record = {"prompt": "why so", "chosen": "yes", "rejected": "no", field: value}
     with pytest.raises(DataError, match=f"field `{field}` belongs to a conversation") as caught:
         pair(record)
-    assert f"write the prompt and the responses as messages, or leave {field} out" in caught.value.hint
+    assert f"set data.as_chat: true, or leave {field} out" in caught.value.hint
     template = "{% for tool in tools or [] %}{{ tool.function.name }}: {% endfor %}" + PLAIN
-    followed = PairForm(ChatEncoder(make_tokenizer(template)), SECTION, "prompt").encode({**record, "prompt": [ASKED]})
-    assert followed is not None
-    assert rendered(followed.sequences[0])[1] == "yes|"
+    followed = PairForm(ChatEncoder(make_tokenizer(template)), CHATTING, "prompt").encode(record)
+    assert isinstance(followed, Example)
+    shown = {"tools": "f: ", "system": "[s]be good|"}[field]
+    assert rendered(followed.sequences[0]) == (f"{shown}[u]why so|[a]", "yes|")
     assert pair({**record, field: None})[0][1] == "yes|"
+    whole = {"chosen": "q: why so a: yes", "rejected": "q: why so a: no", field: value}
+    with pytest.raises(DataError, match=f"field `{field}` belongs to a conversation") as caught:
+        pair(whole)
+    assert f"write the prompt and the responses as messages, or leave {field} out" in caught.value.hint
+    written = PairForm(ChatEncoder(make_tokenizer(template)), SECTION, "prompt").encode({**record, "prompt": [ASKED]})
+    assert isinstance(written, Example)
+    assert rendered(written.sequences[0]) == rendered(followed.sequences[0])
     section = SupervisedRowsSection.model_validate({"train": "x"})
     supervised = {"prompt": "why so", "completion": "yes", field: value}
     with pytest.raises(DataError, match=f"field `{field}` belongs to a conversation") as caught:
@@ -281,12 +293,79 @@ def test_texts_alone_show_neither_tools_nor_system_prompts(field: str) -> None:
     assert (found.tools or found.messages[0]["content"]) in (value, "be good")
 
 
+TEXTS = {"prompt": "why so", "chosen": "yes", "rejected": "no", "completion": "yes", "label": True}
+FORMS: list[tuple[type[PairForm | LabeledForm | SupervisedForm], int]] = [
+    (PairForm, 2),
+    (ScoredPairForm, 2),
+    (LabeledForm, 1),
+    (SupervisedForm, 1),
+]
+
+
+def made(form: type[PairForm | LabeledForm | SupervisedForm], record: dict[str, Any], *, as_chat: bool) -> Example:
+    section = SupervisedRowsSection.model_validate({"train": "x", "as_chat": as_chat})
+    example = form(CHAT, section, "prompt").encode(record)
+    assert isinstance(example, Example)
+    return example
+
+
+@pytest.mark.parametrize(("form", "sequences"), FORMS)
+def test_texts_go_through_the_chat_template_where_it_is_asked_for(form: Any, sequences: int) -> None:
+    """The same tokens as of messages, for every trainer; and rows say where a template is not used."""
+    messages = {"prompt": [ASKED], "chosen": [YES], "rejected": [NO], "completion": [YES], "label": True}
+    chatting, meant = (made(form, record, as_chat=True) for record in (TEXTS, messages))
+    assert len(chatting.sequences) == sequences
+    for found, expected in zip(chatting.sequences, meant.sequences, strict=True):
+        assert rendered(found) == rendered(expected)
+        assert found.response_mask.tolist() == expected.response_mask.tolist()
+    plain = made(form, TEXTS, as_chat=False)
+    assert rendered(plain.sequences[0])[0] == "why so"
+    assert [each.misses_template for each in (plain, chatting, meant)] == [True, False, False]
+
+
+@pytest.mark.parametrize(("form", "sequences"), FORMS)
+def test_texts_of_chats_stand_as_they_are(form: Any, sequences: int) -> None:
+    """An answer may begin with the words of its question."""
+    asked = "the end of it is"
+    echoes = {"prompt": asked, **dict.fromkeys(("chosen", "rejected", "completion"), f"{asked} a"), "label": True}
+    example = made(form, echoes, as_chat=True)
+    assert len(example.sequences) == sequences
+    assert rendered(example.sequences[0])[0] == f"[u]{asked}|[a]"
+    assert rendered(example.sequences[0])[1].startswith(f"{asked} a|")
+
+
+def test_whole_texts_have_no_prompt_that_would_be_a_message() -> None:
+    whole = {"chosen": "q: why so a: yes", "rejected": "q: why so a: no"}
+    assert not made(PairForm, whole, as_chat=False).misses_template
+    with pytest.raises(DataError, match=r"its answers hold their prompt, and data\.as_chat") as caught:
+        made(PairForm, whole, as_chat=True)
+    assert caught.value.hint == "give the prompt as `prompt`, or leave data.as_chat out"
+    assert made(PairForm, TEXTS, as_chat=True)
+    assert not made(SupervisedForm, {"text": "why so"}, as_chat=False).misses_template
+
+
+@pytest.mark.parametrize("as_chat", [False, True])
+def test_a_text_beside_a_message_is_a_message(as_chat: bool) -> None:
+    """Otherwise one response of a pair would be trained with the template, and the other one without."""
+    example = made(PairForm, {"prompt": "why so", "chosen": "yes", "rejected": [NO]}, as_chat=as_chat)
+    assert [rendered(sequence) for sequence in example.sequences] == ONCE
+
+
+def test_texts_that_were_written_with_a_template_miss_none() -> None:
+    marks = TemplateMarks(of.tokenizer_for(of.NEXT_ROLE))
+    assert marks.are_missing("why so")
+    assert not marks.are_missing("<|user|>why so<|assistant|>")
+    without = make_tokenizer(PLAIN)
+    without.chat_template = None
+    assert not TemplateMarks(without).are_missing("why so")
+
+
 @pytest.mark.parametrize("tools", [TOOLS, json.dumps(TOOLS), [json.dumps(TOOLS[0])]])
 def test_pairs_show_their_tools(tools: Any) -> None:
     template = "{% for tool in tools or [] %}{{ tool.function.name }}: {% endfor %}" + PLAIN
     form = PairForm(ChatEncoder(make_tokenizer(template)), SECTION, "prompt")
     example = form.encode({"prompt": [ASKED], "chosen": [YES], "rejected": [NO], "tools": tools})
-    assert example is not None
+    assert isinstance(example, Example)
     assert [rendered(sequence)[0] for sequence in example.sequences] == ["find: [u]why so|[a]"] * 2
 
 
@@ -294,7 +373,7 @@ def test_flags_count_for_the_answers_of_pairs() -> None:
     answers = [{**said("so"), "weight": 0}, MORE, {**YES, "weight": 1}]
     record = {"prompt": [ASKED], "chosen": answers, "rejected": [*answers[:2], NO]}
     example = PairForm(CHAT, SECTION, "prompt").encode(record)
-    assert example is not None
+    assert isinstance(example, Example)
     assert rendered(example.sequences[0]) == ("[u]why so|[a]so|[u]and then|[a]", "yes|")
     record["chosen"] = [*answers[:1], {**MORE, "weight": 1}, YES]
     with pytest.raises(DataError, match=r"message 2 \(user\) has `weight`: 1"):

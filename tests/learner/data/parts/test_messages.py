@@ -117,12 +117,16 @@ def test_nulls_of_arguments_are_the_authors() -> None:
 @pytest.mark.parametrize(
     ("written", "words"),
     [
-        ([{"role": "user"}], r"field `m\[0\].content` is missing"),
+        ([{"role": "user"}], r"field `m\[0\].content` is missing( |$)"),
         ([{"role": "tool", "content": {"a": 1}}], r"field `m\[0\].content` is dict, which is not a string"),
         ([{"content": "x"}], r"field `m\[0\]` is no message: it has no `role`"),
         ([{"from": "narrator", "value": "x"}], r"field `m\[0\].from` is 'narrator'"),
         (["text"], r"field `m\[0\]` is str, expected a message"),
-        ([None], r"field `m\[0\]` is missing, expected a message"),
+        ([None], r"field `m\[0\]` is null, expected a message"),
+        ([{"role": "user", "content": None}], r"field `m\[0\].content` is null( |$)"),
+        ([{"from": "human", "value": None}], r"field `m\[0\].value` is null( |$)"),
+        ([{"role": "user", "value": None}], r"field `m\[0\].value` is null( |$)"),
+        ([{"from": "human"}], r"field `m\[0\].value` is missing( |$)"),
         ("hello", "field `m` is a text, and no JSON"),
         ('[{"role": "user"', "field `m` is a text, and no JSON"),
         ([calling([{"function": {"arguments": {}}}])], r"field `m\[0\].tool_calls\[0\].function.name` is missing"),
