@@ -176,4 +176,5 @@ async def test_rounds_of_groups_leave_nothing(own_mesh: Mesh) -> None:
         assert not [name for name in names if ":train:v:" in name]
     first, *later = (memory for _, memory in seen)
     print("memory after each round:", [first, *later], "payload bytes of a round:", payload_bytes, dict(seen[0][0]))
-    assert max(later) - first < 64 << 10, f"{[first, *later]}"
+    # The same state takes 80 KiB more or less; 30 bytes that each member leaves would be more.
+    assert max(later) - first < 96 << 10, f"{[first, *later]}"
