@@ -22,6 +22,7 @@ from rollmesh.learner.data.parts.answers import (
     as_messages,
     divide,
     messages_of,
+    no_chat,
     split_last_answer,
     split_prompt,
 )
@@ -61,7 +62,7 @@ class _ResponseForm(ExampleForm):
 
     def _given(self, record: Record, response: Text) -> Text | None:
         """The prompt that a row gives; None without one. Next to a conversation a blank text is none."""
-        if not self._names_prompt(record):
+        if value_at(record, self._prompt_key) is None:
             return None
         given = read_field(record, self._prompt_key)
         blank = isinstance(given, str) and not given.strip() and not isinstance(response, str)
@@ -69,10 +70,9 @@ class _ResponseForm(ExampleForm):
 
     def _divided(self, given: Text, responses: Mapping[str, Text]) -> tuple[Text, Sequence[Text]]:
         """The prompt of a row, and what each response says beyond it: all of them texts, or all messages."""
-        texts = all(isinstance(text, str) for text in (given, *responses.values()))
-        if texts and not self._section.as_chat:
+        if not self._section.as_chat and all(isinstance(text, str) for text in (given, *responses.values())):
             return divide(given, responses, self._prompt_key)
-        return messages_of(given, responses, self._prompt_key)
+        return messages_of(given, responses, self._prompt_key, whole=True)
 
     def _example(self, prompt: Text, responses: Sequence[Text], record: Record) -> Example | LeftOut:
         """A sequence of each response; left out where one of them is."""
@@ -81,9 +81,8 @@ class _ResponseForm(ExampleForm):
             if isinstance(sequence := self._sequence(prompt, response, record), LeftOut):
                 return sequence
             sequences.append(sequence)
-        # Without a prompt of its own a row has nothing that would be the user's message.
-        given = prompt if isinstance(prompt, str) and self._names_prompt(record) else ""
-        return Example(tuple(sequences), misses_template=bool(given) and self._marks.are_missing(given))
+        missed = self._may_be_chat(prompt, record) and self._marks.are_missing(str(prompt))
+        return Example(tuple(sequences), misses_template=missed)
 
     def _sequence(self, prompt: Text, response: Text, record: Record) -> TrainSequence | LeftOut:
         """A prompt with a response, which is trained."""
@@ -98,13 +97,15 @@ class _ResponseForm(ExampleForm):
     def _fit(self, tokens: MaskedTokens) -> MaskedTokens | LeftOut:
         return within_limit(tokens, self._section.max_tokens, self._section.on_long)
 
-    def _names_prompt(self, record: Record) -> bool:
-        return value_at(record, self._prompt_key) is not None
+    def _may_be_chat(self, prompt: Text, record: Record) -> bool:
+        """Whether `data.as_chat` takes a prompt: it is the text of its field, and no other beginning of answers."""
+        given = value_at(record, self._prompt_key)
+        return isinstance(given, str) and isinstance(prompt, str) and given.rstrip() == prompt.rstrip() != ""
 
     def _check_beside(self, prompt: Text, response: Text, record: Record) -> None:
         """Checks flags, tools and system prompt, without a tokenizer."""
         if isinstance(prompt, str) and isinstance(response, str):
-            remedy = AS_CHAT if self._names_prompt(record) else "write the prompt and the responses as messages"
+            remedy = AS_CHAT if self._may_be_chat(prompt, record) else "write the prompt and the responses as messages"
             refuse_beside_texts(record, remedy)
         else:
             _conversation(prompt, response, record)
@@ -131,10 +132,7 @@ class PairForm(_ResponseForm):
             if isinstance(chosen, str) or not prompt:
                 _check_prompt(record, prompt, chosen)
             if isinstance(chosen, str) and self._section.as_chat:
-                raise DataError(
-                    "its answers hold their prompt, and data.as_chat takes it from a field of its own",
-                    hint=f"give the prompt as `{self._prompt_key}`, or leave data.as_chat out",
-                )
+                raise no_chat(self._prompt_key)
         else:
             prompt, (chosen, rejected) = self._divided(given, {"chosen": chosen, "rejected": rejected})
         _check_beginnings(chosen, rejected)

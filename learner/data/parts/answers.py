@@ -54,17 +54,36 @@ def divide(prompt: Text, responses: Mapping[str, Text], key: str) -> tuple[Text,
     return chats[0] if chats else prompt, rests
 
 
-def messages_of(prompt: Text, responses: Mapping[str, Text], key: str) -> tuple[Messages, list[Messages]]:
+def messages_of(
+    prompt: Text, responses: Mapping[str, Text], key: str, *, whole: bool = False
+) -> tuple[Messages, list[Messages]]:
     """A prompt and its responses as messages: a text is the user's or the assistant's, as `data.as_chat` asks.
 
-    Texts beside texts stay as they are. Beside a conversation they are divided.
+    Args:
+        prompt, responses, key: see `divide`.
+        whole: responses that are texts may hold the prompt again; otherwise they stand as they are.
 
-    Args, Raises: see `divide`.
+    Raises:
+        DataError: as `divide`; whole texts have more around the prompt than white space.
     """
     rests: Sequence[Text] = list(responses.values())
-    if not all(isinstance(text, str) for text in (prompt, *rests)):
-        prompt, rests = divide(prompt, responses, key)
+    texts = isinstance(prompt, str) and all(isinstance(rest, str) for rest in rests)
+    if whole or not texts:
+        begun, rests = divide(prompt, responses, key)
+        if texts and str(begun).rstrip() != str(prompt).rstrip():
+            raise no_chat(key)
+        if texts and rests != list(responses.values()):
+            rests = [str(rest).lstrip() for rest in rests]
+        prompt = begun
     return as_messages(prompt, "user"), [as_messages(rest, "assistant") for rest in rests]
+
+
+def no_chat(key: str) -> DataError:
+    """The error of whole texts that cannot be told apart into messages; `key` is the field of a prompt."""
+    return DataError(
+        "its answers are whole texts, and data.as_chat makes messages of a prompt and of answers alone",
+        hint=f"give the prompt as `{key}` and the answers without it, or leave data.as_chat out",
+    )
 
 
 def split_prompt(chosen: Text, rejected: Text) -> tuple[Text, Text, Text]:

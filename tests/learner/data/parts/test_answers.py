@@ -324,22 +324,26 @@ def test_texts_go_through_the_chat_template_where_it_is_asked_for(form: Any, seq
 
 
 @pytest.mark.parametrize(("form", "sequences"), FORMS)
-def test_texts_of_chats_stand_as_they_are(form: Any, sequences: int) -> None:
-    """An answer may begin with the words of its question."""
+def test_whole_texts_of_preferences_are_divided_for_chats_too(form: Any, sequences: int) -> None:
+    """Answers of `sft` stand as they are, with and without a template."""
     asked = "the end of it is"
-    echoes = {"prompt": asked, **dict.fromkeys(("chosen", "rejected", "completion"), f"{asked} a"), "label": True}
-    example = made(form, echoes, as_chat=True)
+    whole = {"prompt": asked, **dict.fromkeys(("chosen", "rejected", "completion"), f"{asked} a"), "label": True}
+    example = made(form, whole, as_chat=True)
     assert len(example.sequences) == sequences
-    assert rendered(example.sequences[0])[0] == f"[u]{asked}|[a]"
-    assert rendered(example.sequences[0])[1].startswith(f"{asked} a|")
+    said = f"{asked} a|" if form is SupervisedForm else "a|"
+    for sequence in example.sequences:
+        assert "".join(rendered(sequence)).startswith(f"[u]{asked}|[a]{said}")
 
 
 def test_whole_texts_have_no_prompt_that_would_be_a_message() -> None:
-    whole = {"chosen": "q: why so a: yes", "rejected": "q: why so a: no"}
+    whole = {"chosen": "q: why is it so a: yes", "rejected": "q: why is it so a: no"}
     assert not made(PairForm, whole, as_chat=False).misses_template
-    with pytest.raises(DataError, match=r"its answers hold their prompt, and data\.as_chat") as caught:
-        made(PairForm, whole, as_chat=True)
-    assert caught.value.hint == "give the prompt as `prompt`, or leave data.as_chat out"
+    asked = {**whole, "prompt": "why is it so"}
+    assert not made(PairForm, asked, as_chat=False).misses_template
+    for record in (whole, asked):
+        with pytest.raises(DataError, match=r"its answers are whole texts, and data\.as_chat") as caught:
+            made(PairForm, record, as_chat=True)
+        assert caught.value.hint == "give the prompt as `prompt` and the answers without it, or leave data.as_chat out"
     assert made(PairForm, TEXTS, as_chat=True)
     assert not made(SupervisedForm, {"text": "why so"}, as_chat=False).misses_template
 
