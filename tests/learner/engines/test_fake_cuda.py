@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, object]] = {
         "resting": True,
         "optimizer": {"state_dtype": "8bit"},
     },
-    "experts, muon, at rest": {"experts": True, "resting": True, "optimizer": {"name": "muon"}},
+    "experts, muon, at rest": {"experts": True, "layers": 3, "resting": True, "optimizer": {"name": "muon"}},
     "misplaced": {"misplaced": True},
 }
 # The others have all that these have, in other combinations.
