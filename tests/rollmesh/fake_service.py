@@ -110,14 +110,15 @@ def main() -> int:
         options.counter.write_text(str(starts))
     if options.exit is not None:
         return options.exit
-    over = threading.Event()
+    # An event could be set by the handler amid its own wait, and block for ever.
+    over: list[bool] = []
 
     def on_term(*_args: object) -> None:
         if options.drained:
             with options.drained.open("a") as file:
                 file.write(f"{options.name}\n")
         if not options.ignore_term:
-            over.set()
+            over.append(True)
 
     signal.signal(signal.SIGTERM, on_term)
     signal.signal(signal.SIGUSR1, hold_and_compute)
@@ -152,8 +153,8 @@ def main() -> int:
         servicer.answered.wait()
         return options.die_after_ready
     # Python's handlers run in the main thread; a signal that the kernel gives to another thread does not wake it.
-    while not over.wait(0.02):
-        pass
+    while not over:
+        time.sleep(0.02)
     while options.writes and not options.writes.exists():
         time.sleep(0.02)
     server.stop(None)
