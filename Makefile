@@ -20,9 +20,10 @@ ENGINES_LOG := .make/test-engines.log
 VLLM_TESTS := tests/integration/test_engines.py tests/generators/engines/vllm
 # Engines that generate or train, what is about processes or links, and what takes seconds per test.
 NOT_FAST := $(addprefix tests/,benchmarks deploy docs examples faults generators/agents/test_hostile.py generators/engines \
-	generators/openai_server/test_hostile.py generators/program_agents generators/test_engine_watch.py generators/weights \
+	generators/agents/test_real_engine.py generators/openai_server/test_hostile.py generators/program_agents \
+	generators/test_engine_watch.py generators/test_service.py generators/weights golden \
 	integration learner/checkpoint learner/distributed learner/engines learner/live learner/metrics/test_services.py \
-	learner/placement learner/roles learner/standalone learner/trainers reward_service rollmesh)
+	learner/model_files learner/placement learner/roles learner/standalone learner/trainers reward_service rollmesh)
 # Without a GPU: the builds and versions that were tested, complete. With one: what PyPI has, with its own requirements.
 DEVICE ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
