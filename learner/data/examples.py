@@ -63,7 +63,7 @@ class ExampleForm(ABC):
             raise self._named(path, index, record, error) from error
 
     def parse(self, path: Path, index: int, record: Record, names: Collection[str]) -> Example | None:
-        """The example of a record; None where it is left out."""
+        """The example of a record; None if it is left out."""
         del names
         found = self.judge(path, index, record)
         return None if isinstance(found, LeftOut) else found

@@ -179,7 +179,7 @@ def test_nesting_overflows_no_small_stack(levels: int, opening: str) -> None:
 
     before = threading.stack_size(512 << 10)
     thread = threading.Thread(target=parse)
-    # Garbage of other tests that is collected amid the recursion has no room to end in.
+    # Garbage of other tests that is collected during the recursion has no room to end in.
     gc.collect()
     gc.disable()
     try:

@@ -110,7 +110,7 @@ def main() -> int:
         options.counter.write_text(str(starts))
     if options.exit is not None:
         return options.exit
-    # An event could be set by the handler amid its own wait, and block for ever.
+    # An event could be set by the handler during its own wait, and block forever.
     over: list[bool] = []
 
     def on_term(*_args: object) -> None:

@@ -42,7 +42,7 @@ class DeviceMemory:
         return SleepReport(before - await self.held_bytes(), time.perf_counter() - begin)
 
     async def wake(self, step: WakeStep) -> bool:
-        """Takes memory again; True where that was the last of it, with which vLLM continues by itself."""
+        """Takes memory again; returns whether that was the last of it; vLLM then continues by itself."""
         parts = self._asleep if step >= WakeStep.KV_CACHE else self._asleep & {_WEIGHTS}
         if not parts:
             return False

@@ -119,12 +119,12 @@ class WeightLoading:
             self._sender.discard(staged)
 
     async def _reset_caches(self, *, recompute: bool) -> None:
-        """Resets caches: no prefix finds a KV cache of former weights, and no image their features."""
+        """Resets caches: no prefix finds a KV cache of previous weights, and no image their features."""
         if self._has_images:
             await self._engine.answer(self._engine.llm.reset_encoder_cache())
         if not (section_of(self._settings).prefix_caching or self._has_images or recompute):
             return
-        # The blocks of running jobs stay, under the salt of former weights.
+        # The blocks of running jobs stay, under the salt of previous weights.
         await self._engine.answer(self._engine.llm.reset_prefix_cache(reset_running_requests=recompute))
         if not recompute:
             await self._jobs.submit_again()

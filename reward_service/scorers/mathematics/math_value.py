@@ -43,7 +43,7 @@ def grade(response: str, truth: str, *, was_cut_off: bool = False) -> Grade | No
         was_cut_off: the response may have had more in a last box that it does not close.
 
     Returns:
-        The grade; None where the truth cannot be read.
+        The grade; None if the truth cannot be read.
     """
     truth = spelled_answer(truth)
     expected = parse(rf"\boxed{{{truth}}}")

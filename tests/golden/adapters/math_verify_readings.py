@@ -24,7 +24,7 @@ class Grade:
     """The grade of a response.
 
     Attributes:
-        readable_truth: False where the ground truth could not be read: nothing follows for the response.
+        readable_truth: whether the ground truth could be read; if not, nothing follows for the response.
         boxed: it has a box.
         readable: an answer was found in it and could be read.
         correct: it agrees with the truth.

@@ -1,4 +1,4 @@
-"""A publisher that stands still amid its second version, in a process of its own; arguments: how it offers, folder."""
+"""A publisher that stands still during its second version, in its own process; arguments: how it offers, folder."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The jobs that vLLM runs: submitted, submitted again where the weights change before they begin, and ended early.
 
-Invariant: each job is salted with the label of the weights under which it is submitted. So no KV cache of former
+Invariant: each job is salted with the label of the weights under which it is submitted. So no KV cache of previous
 weights is ever found by a prefix (running jobs keep theirs where they may).
 """
 
@@ -112,8 +112,8 @@ class RunningJobs:
     async def submit_again(self) -> None:
         """Submits the jobs that vLLM has not begun once more, after the weights have changed.
 
-        They would find prefixes of former weights, and lack image features amid their prefill. Jobs whose images are
-        being read are left out: vLLM does not know them yet, and `_read_images` sees the new weights.
+        They would find prefixes of previous weights, and lack image features during their prefill. Jobs whose images
+        are being read are left out: vLLM does not know them yet, and `_read_images` sees the new weights.
         """
         waiting = [running for running in self._jobs.values() if running.stream.waits]
         await self._forget(waiting)

@@ -1,4 +1,4 @@
-"""A plugin is found where packages are looked for, and has what it needs beside it."""
+"""A plugin is found where packages are looked for, and has what it needs next to it."""
 
 from __future__ import annotations
 
