@@ -46,7 +46,9 @@ class ManualRequests:
         answer: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = answer
         try:
-            self._engine.submit([GenerationRequest(request_id, prompt_ids, sampling_of(sampling), outside=True)])
+            self._engine.submit(
+                [GenerationRequest(request_id, prompt_ids, sampling_of(sampling, seed=sampling.seed), outside=True)]
+            )
             return await answer
         finally:
             if self._waiting.pop(request_id, None) is not None and not answer.done():

@@ -74,7 +74,6 @@ def load_engine(
         kv=kv_policy(config),
         device=device,
         sharing=sharing(config, device),
-        seed=config.run.seed,
         threads=threads,
         allow_insecure=config.security.allow_insecure,
         release=release,

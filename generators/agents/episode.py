@@ -25,10 +25,9 @@ from rollmesh.generators.rollout.awake_clock import AwakeClock
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 from rollmesh.mesh.errors import PayloadError, RollmeshError
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
+from rollmesh.mesh.trajectory.seeds import derived_seed
 
 log = logging.getLogger(__name__)
-# Sets the draws of one turn apart from those of another.
-_TURN_STRIDE = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,7 @@ class Episode:
 
     async def _sample(self, budget: int, prefix: Trajectory | None = None) -> GenerationResult:
         sampling = self._request.sampling
-        seed = (sampling.seed + self._count * _TURN_STRIDE) % (1 << 63) or 1 if sampling.seed else 0
+        seed = derived_seed(sampling.seed, self._count) if sampling.seed else 0
         self.turn_id = self._turns.new_id()
         request = GenerationRequest(
             request_id=self.turn_id,

@@ -11,9 +11,9 @@ from rollmesh.mesh.config.base import LEAST_TEMPERATURE
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.images import ImageProcessor, check_seen
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
+from rollmesh.mesh.trajectory.seeds import SEEDS
 
 # Seeds are below: engines keep them as signed 64-bit numbers.
-SEEDS = 2**63
 # Counts of tokens are below: engines keep them as signed 32-bit numbers.
 _COUNTS = 2**31
 

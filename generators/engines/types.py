@@ -287,7 +287,6 @@ class EngineSettings:
         kv: what becomes of running sequences' KV cache at a swap.
         device: torch device.
         sharing: processes of the run that share the device's memory, this one included.
-        seed: of the draws of requests that bring none.
         threads: compute threads on a CPU, all worker processes together.
         allow_insecure: it may talk unprotected to other machines.
         release: how it gives memory back to a learner, `memory` or `process`: its processes end. Only engines with
@@ -304,7 +303,6 @@ class EngineSettings:
     kv: KvPolicy = "keep"
     device: str = "cpu"
     sharing: int = 1
-    seed: int = 0
     threads: int = 1
     allow_insecure: bool = False
     release: Release | None = None

@@ -28,6 +28,7 @@ from rollmesh.generators.openai_server.worker_threads import Workers
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.branches import Cause
 from rollmesh.mesh.trajectory.episode_metrics import CALLS_REQUIRED
+from rollmesh.mesh.trajectory.seeds import derived_seed
 
 M = TypeVar("M", list[int], list[int] | None)
 
@@ -276,7 +277,7 @@ def _session_prompt(
 
 
 def _client_sampling(request: ChatRequest | TextRequest, choice: int, max_tokens: int) -> SamplingParams:
-    seed = 0 if request.seed is None else (request.seed * 0x9E3779B1 + choice) % (1 << 63) or 1
+    seed = 0 if request.seed is None else derived_seed(request.seed, choice)
     return SamplingParams(
         temperature=1.0 if request.temperature is None else request.temperature,
         top_p=request.top_p or 1.0,

@@ -12,6 +12,7 @@ from rollmesh.generators.engines.types import GenerationResult, SamplingParams
 from rollmesh.generators.rollout.response_source import MemberRequest
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode
+from rollmesh.mesh.trajectory.seeds import member_seed
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, trajectory_pb2
 
@@ -109,7 +110,7 @@ class ActiveGroup:
         return MemberRequest(
             request_id=request_id,
             prompt_ids=self.prompt_ids,
-            sampling=sampling_of(self.grant.task.sampling, member, greedy=self._is_greedy(member)),
+            sampling=sampling_of(self.grant.task.sampling, seed=self._seed(member), greedy=self._is_greedy(member)),
             pinned=self.pinned is not None,
             prefix=self.prefixes.get(member),
             alone=self.grant.attempt > 1,
@@ -118,6 +119,9 @@ class ActiveGroup:
             task=self.grant.task,
             member=member,
         )
+
+    def _seed(self, member: int) -> int:
+        return member_seed(self.grant.task.sampling.seed, self.grant.parent_group_id, self.grant.attempt, member)
 
     def _is_greedy(self, member: int) -> bool:
         task = self.grant.task
@@ -137,16 +141,12 @@ def _prefixes(grant: buffer_pb2.GroupGrant) -> dict[int, Trajectory]:
     return drafts
 
 
-def sampling_of(params: trajectory_pb2.SamplingParams, member: int = 0, *, greedy: bool = False) -> SamplingParams:
-    """Sampling parameters of one member.
-
-    The members of a seeded group draw differently, and alike in each attempt. A member that continues a draft may draw
-    otherwise than it would have in one piece. Other weights may serve by now, and draws after a prefix are left to the
-    engine (see `SamplingParams`).
+def sampling_of(params: trajectory_pb2.SamplingParams, *, seed: int, greedy: bool = False) -> SamplingParams:
+    """Sampling parameters of one response.
 
     Args:
         params: of the task.
-        member: index in the group.
+        seed: of the response; 0 leaves the choice to the engine.
         greedy: always the most likely token; how others draw does not matter.
 
     Raises:
@@ -160,5 +160,5 @@ def sampling_of(params: trajectory_pb2.SamplingParams, member: int = 0, *, greed
         top_k=0 if greedy else params.top_k,
         max_tokens=params.max_tokens,
         stop=tuple(params.stop),
-        seed=(params.seed * 0x9E3779B1 + member) % (1 << 63) or 1 if params.seed else 0,
+        seed=seed,
     )

@@ -24,6 +24,7 @@ from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import read_config
 from rollmesh.mesh.trajectory.image_files import ImageFiles, image_folder
 from rollmesh.mesh.trajectory.images import ImageProcessor
+from rollmesh.mesh.trajectory.seeds import derived_seed
 from rollmesh.protos import trajectory_pb2
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def open_prompts(
         source,
         order,
         encoder,
-        _shape(config, greedy),
+        _shape(config, "train", greedy),
         on_refused=data.on_long_prompt,
         images=ImageFiles(image_folder(config)),
     )
@@ -97,7 +98,7 @@ def open_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> HeldOut
         asked_rows(list(map(len, parts)), evaluation.rows),
         evaluation_encoder(config, tokenizer),
         dataclasses.replace(
-            _shape(config),
+            _shape(config, "eval"),
             n=evaluation.n,
             temperature=evaluation.temperature,
             top_p=evaluation.top_p,
@@ -106,7 +107,7 @@ def open_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> HeldOut
     )
 
 
-def _shape(config: Config, greedy: int = 0) -> TaskShape:
+def _shape(config: Config, table: str, greedy: int = 0) -> TaskShape:
     rollout = config.rollout
     return TaskShape(
         n=rollout.n,
@@ -116,6 +117,7 @@ def _shape(config: Config, greedy: int = 0) -> TaskShape:
         top_k=rollout.top_k,
         stop=tuple(rollout.stop),
         greedy=greedy,
+        seed=derived_seed(config.run.seed, table),
     )
 
 

@@ -30,6 +30,7 @@ from rollmesh.mesh.config.inputs import SourceSampling
 from rollmesh.mesh.errors import DataError, PayloadError
 from rollmesh.mesh.masked_text import encode_text
 from rollmesh.mesh.trajectory.images import ImageProcessor, digest_tokens
+from rollmesh.mesh.trajectory.seeds import derived_seed
 from rollmesh.protos import trajectory_pb2
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class TaskShape:
         n: responses per prompt, those decoded greedily as baselines not counted.
         temperature, max_tokens, top_p, top_k, stop: how tokens are drawn, see `SamplingParams` of the contract.
         greedy: further responses per prompt, decoded greedily whatever the temperature.
+        seed: of the table, from which each task has its own.
     """
 
     n: int
@@ -68,6 +70,7 @@ class TaskShape:
     top_k: int = 0
     stop: tuple[str, ...] = ()
     greedy: int = 0
+    seed: int = 0
 
     def of_source(self, own: SourceSampling) -> TaskShape:
         """The shape of a source's tasks, with the settings that it has itself."""
@@ -78,13 +81,15 @@ class TaskShape:
             given["max_tokens"] = given.pop("max_response_tokens")
         return replace(self, **given)
 
-    def sampling(self) -> trajectory_pb2.SamplingParams:
+    def sampling(self, task_id: str) -> trajectory_pb2.SamplingParams:
+        """Sampling parameters of the task of this name."""
         return trajectory_pb2.SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
             max_tokens=self.max_tokens,
             stop=self.stop,
+            seed=derived_seed(self.seed, task_id),
         )
 
 
@@ -171,7 +176,7 @@ class PromptEncoder:
         if len(seen) > self._max_tokens:
             return RefusedRow(row.origin, "long_prompt", len(seen))
         shape = shape.of_source(row.sampling)
-        sampling = shape.sampling()
+        sampling = shape.sampling(task_id)
         if self._agent is not None and self._agent.own and not isinstance(row.prompt, str):
             ids = ids[:1]
             sampling.max_tokens += self._max_tokens - 1

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.tables import EVAL
+from rollmesh.mesh.trajectory.seeds import derived_seed
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, trajectory_pb2
 
@@ -56,6 +57,8 @@ class EvalTable:
             task.CopyFrom(template)
             task.task_id, task.ordinal = f"eval-{policy}-{ordinal}", ordinal
             task.pinned.CopyFrom(pinned)
+            # Whichever learner asks, and whatever was asked before.
+            task.sampling.seed = derived_seed(template.sampling.seed, policy.version)
             tasks.append(task)
         await self._client.seed(
             EVAL, self._incarnation, tasks, end_of_data=end_of_data, withdraw_pending=withdraw_pending

@@ -6,13 +6,11 @@ operations; arrays are made on request.
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from rollmesh.generators.engines.errors import EngineError
@@ -20,7 +18,6 @@ from rollmesh.generators.engines.external.backend import DecodeChunk, DecodeJob
 from rollmesh.generators.engines.external.boundary_stops import BoundaryStopMatcher, boundary_matcher
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.external.version_labels import VersionLabels, first_runs
-from rollmesh.generators.engines.request_validation import SEEDS
 from rollmesh.generators.engines.stop_strings import StopMatcher
 from rollmesh.generators.engines.types import (
     FinishReason,
@@ -31,6 +28,7 @@ from rollmesh.generators.engines.types import (
 )
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.routing import ROUTED_EXPERTS
+from rollmesh.mesh.trajectory.seeds import derived_seed
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 
@@ -134,7 +132,7 @@ class RequestState:
             tokens = [*tokens, *self.ids]
             if sampling.seed:
                 # With the seed of the first job the second would repeat its draws.
-                sampling = replace(sampling, seed=_seed_after(sampling.seed, done))
+                sampling = replace(sampling, seed=derived_seed(sampling.seed, done))
             if sampling.stop and self._model.tokenizer is not None:
                 self._boundary = boundary_matcher(self._model.tokenizer, sampling.stop, self._current_turn())
         # The digest is that of the prompt without earlier turns.
@@ -242,8 +240,3 @@ class RequestState:
         """The tokens in which an end token or stop string counts: those after the last that was not sampled."""
         prefix = self.request.prefix
         return self.ids if prefix is None else self.ids[len(prefix) - len(prefix.last_turn) :]
-
-
-def _seed_after(seed: int, tokens: int) -> int:
-    """Seed of a job after `tokens` tokens; never 0, and below `SEEDS`."""
-    return xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed, tokens)) % SEEDS or 1

@@ -9,6 +9,7 @@ Invariant: a step that raises has changed no sequence. Those that were to start 
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ from rollmesh.generators.engines.hf.waiting_queue import SharedPrompt, WaitingRe
 from rollmesh.generators.engines.stop_strings import StopMatcher
 from rollmesh.generators.engines.token_grammar import GrammarMatcher, TokenGrammars
 from rollmesh.generators.engines.types import FinishReason, GenerationRequest, GenerationResult, TokenEvent
+from rollmesh.mesh.trajectory.seeds import SEEDS
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 _NO_ROOM = Shape(1, 1)
@@ -53,7 +55,6 @@ class Decoder:
     Args:
         loaded: the model.
         slots: sequences that are decoded together.
-        seed: of requests that bring none.
         kv_bytes: that keys and values may take; None: what the device has, see `free_bytes`.
         sharing: processes that share the device's memory.
         recorder: of the model's experts; None: they are not recorded.
@@ -68,7 +69,6 @@ class Decoder:
         self,
         loaded: LoadedModel,
         slots: int,
-        seed: int,
         kv_bytes: int | None = None,
         sharing: int = 1,
         recorder: ExpertRecorder | None = None,
@@ -90,7 +90,6 @@ class Decoder:
         self._is_end = np.zeros(self._vocabulary, np.bool_)
         self._is_end[[token for token in loaded.eos_ids if 0 <= token < self._vocabulary]] = True
         self._grammars: TokenGrammars | None = None
-        self._seeds = np.random.default_rng(seed)
         self.table = SlotTable(slots)
         self.serving: PolicyVersion | None = None
         self.tokens_generated = self.tokens_outside = 0
@@ -293,7 +292,7 @@ class Decoder:
             marks = [*_marks(request.prefix.versions), (drawn, serving)]
             if matcher is not None:
                 matcher.push(request.prefix.last_turn.tolist())
-        seed = request.sampling.seed or int(self._seeds.integers(1, 2**63))
+        seed = request.sampling.seed or secrets.randbelow(SEEDS)
         # Draws depend on the position alone: after a prefix none is used a second time.
         state = state_after(seed, drawn)
         running = RunningSequence(

@@ -34,7 +34,7 @@ class HfEngine(ControlledEngine):
 
     Args:
         loaded: the model; its parameters are replaced by `update_weights`.
-        settings: slots, KV policy and seed; the rest is the model's already.
+        settings: slots and KV policy; the rest is the model's already.
         listener: receives tokens, results and the failure.
     """
 
@@ -49,7 +49,7 @@ class HfEngine(ControlledEngine):
         kv_bytes = None if gib is None else int(gib * 2**30)
         recorded = settings.hf is not None and settings.hf.routed_experts
         recorder = ExpertRecorder(loaded.model) if recorded else None
-        self._decoder = Decoder(loaded, settings.slots, settings.seed, kv_bytes, settings.sharing, recorder)
+        self._decoder = Decoder(loaded, settings.slots, kv_bytes, settings.sharing, recorder)
         self._commands = CommandQueue()
         image_reader = ImageReader(loaded.images, loaded.limits, self._commands)
         self._loop = DecodeLoop(self._decoder, self._weights, image_reader, self._commands, listener, settings.kv)

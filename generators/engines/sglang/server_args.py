@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,7 +76,8 @@ def command(
         "port": port,
         "context-length": context + SPARE_CONTEXT,
         "max-running-requests": settings.slots,
-        "random-seed": settings.seed % 2**31,
+        # Each start has its own: one that began the numbers again would repeat responses.
+        "random-seed": secrets.randbits(31),
         "skip-tokenizer-init": True,
         # Ours take the place of its own, see `grammar_plugin`; it says so when it is asked.
         "grammar-backend": GRAMMARS,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -79,7 +80,8 @@ class VllmBackend(Backend):
         config = await asyncio.to_thread(read_config, self._folder)
         dtype = getattr(torch, self._settings.dtype)
         checkpoint = await asyncio.to_thread(CheckpointLayout, config, dtype)
-        arguments = dict(self._arguments)
+        # Each start has its own: one that began the numbers again would repeat responses. numpy is seeded with it.
+        arguments = {"seed": secrets.randbits(31), **self._arguments}
         if not config.architectures:
             # Without a name vLLM takes the model for one that embeds.
             arguments.setdefault("hf_overrides", {"architectures": [checkpoint.architecture]})

@@ -155,8 +155,6 @@ def engine_arguments(
         "enable_expert_parallel": section.expert_parallel,
         "enable_prefix_caching": section.prefix_caching,
         "enforce_eager": eager(settings),
-        # numpy is seeded with it.
-        "seed": settings.seed % 2**31,
         "logprobs_mode": "processed_logprobs",
         "weight_transfer_config": _BACKENDS[transfer_of(settings)],
         "enable_return_routed_experts": section.routed_experts,

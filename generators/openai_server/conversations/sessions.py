@@ -28,6 +28,7 @@ from rollmesh.generators.openai_server.errors import overloaded, session_ended, 
 from rollmesh.mesh.config.rollout import EndpointSection
 from rollmesh.mesh.trajectory.branches import Cause
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
+from rollmesh.mesh.trajectory.seeds import derived_seed
 
 # Tokens that are held of one session, and of all that are not training's: 12 bytes each at most.
 _SESSION_TOKENS = 4 << 20
@@ -183,8 +184,8 @@ class Session:
         assert self.policy is not None
         policy = self.policy.sampling
         # Different in each call, and alike when the calls are made again.
-        seed = (policy.seed * 0x9E3779B1 + 0x85EBCA77 * call + choice) % (1 << 63) or 1
-        return replace(policy, max_tokens=max_tokens, stop=(*policy.stop, *stops), seed=seed if policy.seed else 0)
+        seed = derived_seed(policy.seed, call, choice) if policy.seed else 0
+        return replace(policy, max_tokens=max_tokens, stop=(*policy.stop, *stops), seed=seed)
 
 
 def _names(tools: Sequence[Any]) -> set[str]:

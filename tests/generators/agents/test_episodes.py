@@ -415,8 +415,7 @@ async def test_turns_draw_differently() -> None:
     stage = Stage(tools=[ADD])
     await stage.play(calling("add", a=1), "2<eot>")
     one, two = (request.sampling.seed for request in stage.engine.requests)
-    assert one != two
-    assert one == 5
+    assert 0 < one != two > 0
 
 
 async def test_greedy_members_stay_greedy() -> None:

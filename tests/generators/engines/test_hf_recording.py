@@ -21,7 +21,7 @@ def forward_pass(folder: Path, name: str) -> ForwardPass:
     model = tiny.build_model(tiny.configs()[name])
     loaded = load_model(tiny.save_folder(folder, model, None), dtype="float32", device="cpu")
     loaded.model.load_state_dict(model.state_dict())
-    decoder = Decoder(loaded, slots=4, seed=0)
+    decoder = Decoder(loaded, slots=4)
     with torch.inference_mode():
         decoder.prepare()
     return decoder._forward_pass

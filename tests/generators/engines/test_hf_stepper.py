@@ -67,7 +67,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     loaded = load_model(tiny.save_folder(tmp_path_factory.mktemp("qwen3"), model, None), dtype="float32", device="cpu")
     loaded.model.load_state_dict(model.state_dict())
     with torch.inference_mode():
-        yield Desk(loaded.model, WaitingQueue(), Decoder(loaded, slots=4, seed=0))
+        yield Desk(loaded.model, WaitingQueue(), Decoder(loaded, slots=4))
 
 
 def has_bad(sequences: list[list[int]]) -> bool:

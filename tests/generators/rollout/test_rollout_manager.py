@@ -524,16 +524,24 @@ async def test_the_last_members_are_greedy_where_the_task_says_so() -> None:
     assert book.rollout.capacity.credits("train") == 2, "groups have five members now"
 
 
-def test_members_of_a_seeded_group_draw_differently() -> None:
-    params = trajectory_pb2.SamplingParams(temperature=1.0, max_tokens=4, seed=7)
-    seeds = [sampling_of(params, member).seed for member in range(8)]
-    assert len(set(seeds)) == 8
-    assert 0 not in seeds
-    assert seeds == [sampling_of(params, member).seed for member in range(8)]
-    params.seed = 0
-    assert sampling_of(params, 3).seed == 0
+def test_each_attempt_at_each_member_draws_anew() -> None:
+    """A group given to another holder, and one that replaces another, repeat no draws."""
+    task = trajectory_pb2.PromptTask(n=4, sampling=trajectory_pb2.SamplingParams(max_tokens=4, seed=7))
+
+    def seeds(**grant: Any) -> list[int]:
+        group = ActiveGroup.from_grant("train", buffer_pb2.GroupGrant(group_id="g", task=task, **grant))
+        return [group.request(member, "r").sampling.seed for member in range(4)]
+
+    grants = ({"attempt": 1}, {"attempt": 2}, {"attempt": 1, "parent_group_id": "train-1"})
+    found = [seed for grant in grants for seed in seeds(**grant)]
+    assert len(set(found)) == 12
+    assert min(found) > 0
+    assert seeds(attempt=1) == found[:4], "whichever generator samples it"
+
+
+def test_a_response_without_room_is_refused() -> None:
     with pytest.raises(PayloadError, match="max_tokens"):
-        sampling_of(trajectory_pb2.SamplingParams())
+        sampling_of(trajectory_pb2.SamplingParams(), seed=1)
 
 
 _commands = st.one_of(

@@ -75,6 +75,7 @@ def test_sources_have_sampling_of_their_own(tmp_path: Path, tokenizer: Any) -> N
         *[(1, 0.0, 1.0)] * 2,
     ]
     assert config.group_sizes == (2, 4)
+    assert len({task.sampling.seed for task in [*trained, *held_out]}) == 8
 
 
 @pytest.mark.parametrize(

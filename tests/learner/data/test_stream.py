@@ -66,6 +66,7 @@ def test_a_stream_goes_on_behind_any_cursor(tmp_path: Path, tokenizer: Any) -> N
     assert [t.ordinal for t in whole] == list(range(1, 21))
     assert [t.SerializeToString() for t in whole[11:]] == [t.SerializeToString() for t in resumed]
     assert len({t.task_id for t in whole}) == 20
+    assert len({t.sampling.seed for t in whole}) == 20
     assert [t.row for t in whole[:7]] != [t.row for t in stream(path, tokenizer, seed=1).after(0, 7).tasks]
 
 
