@@ -43,9 +43,18 @@ local function regrant(pin)
   end
 end
 
+-- Whether an evaluation is under way. With bound 0 training waits for its end: in one decode batch with held-out
+-- prompts its log-probs would depend on the clock, and no run would repeat itself.
+local function evaluating()
+  if counters.max_staleness > 0 then return false end
+  local held_out = unpacked(redis.call('HGET', RUN .. ':eval', 'counters'), COUNTERS)
+  return held_out.pending + held_out.generating + held_out.ready + held_out.leased > 0
+end
+
 -- The reason why nothing more may be admitted, or nil.
 local function closed(reserve)
   if counters.bounded == 0 then return nil end
+  if evaluating() then return 'evaluation' end
   if demand() + counters.samples_per_insert - 1 >= live_limit then return 'gate' end
   if counters.bytes + counters.reserved + reserve > counters.max_bytes then return 'bytes' end
   return nil

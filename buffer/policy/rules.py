@@ -61,6 +61,11 @@ class TableRules:
     max_attempts: int = 4
     failed_kept: int = 1000
 
+    @property
+    def waits_for_evaluation(self) -> bool:
+        """Whether nothing is admitted during an evaluation."""
+        return self.bounded and self.max_staleness == 0
+
     def to_fields(self) -> dict[str, int]:
         """The rules as the scripts read them."""
         return {name: int(getattr(self, name)) for name in self.__slots__}

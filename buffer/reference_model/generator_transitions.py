@@ -19,8 +19,13 @@ MAX_CAUSES = 8
 class GeneratorTransitions(TableState):
     """A table as generators change it."""
 
-    def admit(self, member: str, serving: PolicyVersion, wanted: int, live_limit: int, now: int) -> list[Group]:
-        """Orphans first (they skip the gate, not the bound), then pending tasks while the gate is open."""
+    def admit(
+        self, member: str, serving: PolicyVersion, wanted: int, live_limit: int, now: int, *, evaluating: bool = False
+    ) -> list[Group]:
+        """Orphans first (they skip the gate, not the bound), then pending tasks while the gate is open.
+
+        With bound 0 it is closed during an evaluation.
+        """
         if self.suspect or serving.incarnation != self.lineage.incarnation:
             return []
         granted: list[Group] = []
@@ -39,7 +44,7 @@ class GeneratorTransitions(TableState):
         for pin in (str(serving), ""):
             while len(granted) < wanted:
                 task = min((t for t in self.pending if t.pin == pin), key=_pending_order, default=None)
-                if task is None or not self._is_open(live_limit, task):
+                if task is None or not self._is_open(live_limit, task, evaluating):
                     break
                 self.pending.remove(task)
                 granted.append(self._granted(self._admitted(task, serving), member))
@@ -47,9 +52,11 @@ class GeneratorTransitions(TableState):
             self.holders.setdefault(member, now + self.rules.lease_ms)
         return granted
 
-    def _is_open(self, live_limit: int, task: Task) -> bool:
+    def _is_open(self, live_limit: int, task: Task, evaluating: bool) -> bool:
         if not self.rules.bounded:
             return True
+        if evaluating and not self.rules.max_staleness:
+            return False
         room = self.demand + self.rules.samples_per_insert - 1 < live_limit
         return room and self.bytes + self.reserved + task.reserve <= self.rules.max_bytes
 

@@ -251,6 +251,8 @@ class AdmitSession:
         if answer.why == "bytes":
             kept = f"{snapshot.bytes} stored and {snapshot.reserved} reserved"
             reason = f"byte budget: {kept} of {rules.max_bytes} (buffer.max_bytes)"
+        if answer.why == "evaluation":
+            reason = "an evaluation is under way, which goes first if buffer.max_staleness is 0"
         if len(answer.grants) < wanted:
             # Groups that it does not get may be for others, as tasks pinned to another version are.
             self._dealer.refuse(serving, Refusal(answer.rev, reason))

@@ -20,7 +20,7 @@ from rollmesh.buffer.server.membership import fronts_of, read_members, reading_i
 from rollmesh.buffer.store.statistics import WaitTotal
 from rollmesh.mesh.errors import StoreError, UnreachableError
 from rollmesh.mesh.runtime.task_group import run_together
-from rollmesh.mesh.tables import TABLES
+from rollmesh.mesh.tables import EVAL, TABLES
 
 log = logging.getLogger(__name__)
 # Leases are at least a second; their end is noticed within this time.
@@ -81,11 +81,17 @@ async def _report_waits(front: FrontContext, table: str) -> None:
 async def deal_admissions(front: FrontContext, table: str) -> None:
     """Deals what may be admitted among the streams of a table, and wakes those whose groups were cancelled."""
     dealer, streams, seen = front.dealers[table], front.admit_streams[table], 0
-    with front.changes.subscribe(table) as event:
+    rules, evaluating = front.rules[table], False
+    watched = (table, EVAL) if rules.waits_for_evaluation else (table,)
+    with front.changes.subscribe(*watched) as event:
         dealer.on_offer = event.set
         while True:
             event.clear()
             snapshot = front.store.snapshots[table]
+            if rules.waits_for_evaluation:
+                before, evaluating = evaluating, front.store.snapshots[EVAL].has_unclaimed
+                if before and not evaluating:
+                    dealer.forget_refusals()
             dealer.deal(snapshot)
             try:
                 if snapshot.cancelled < seen:

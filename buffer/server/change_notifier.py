@@ -25,15 +25,16 @@ class ChangeNotifier:
             event.set()
 
     @contextmanager
-    def subscribe(self, table: str) -> Iterator[asyncio.Event]:
-        """An event that every notification sets; the subscriber clears it."""
+    def subscribe(self, *tables: str) -> Iterator[asyncio.Event]:
+        """An event that every notification of these tables sets; the subscriber clears it."""
         event = asyncio.Event()
-        subscribers = self._waiting.setdefault(table, set())
-        subscribers.add(event)
+        for table in tables:
+            self._waiting.setdefault(table, set()).add(event)
         try:
             yield event
         finally:
-            subscribers.discard(event)
+            for table in tables:
+                self._waiting[table].discard(event)
 
 
 class OpenStreams:

@@ -48,6 +48,11 @@ class TableSnapshot:
         return cls(*map(int, values))
 
     @property
+    def has_unclaimed(self) -> bool:
+        """Whether there are tasks or groups that the learner has not claimed."""
+        return self.pending + self.generating + self.ready + self.leased > 0
+
+    @property
     def exhausted(self) -> bool:
         """True if no further group can become ready."""
         return bool(self.end_of_data) and not (self.pending or self.generating or self.ready)

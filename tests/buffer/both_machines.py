@@ -162,13 +162,27 @@ class BothMachines(FencedMachines):
             "",
         )
         drafts = sum(map(len, self.machine.drafts.values()))
-        granted = self.machine.admit(member, serving, wanted, limit, self.now)
+        granted = self.machine.admit(member, serving, wanted, limit, self.now, evaluating=self._is_evaluating())
         self.seen |= {"draft dropped"} if drafts > sum(map(len, self.machine.drafts.values())) else set()
         assert [(g[0].decode(), g[1].decode(), g[2]) for g in answer[2]] == [
             (g.group_id, g.lease, g.attempt) for g in granted
         ]
         self._same_drafts(answer[2], granted)
         self.old += [(g.group_id, g.lease, g.attempt) for g in granted]
+
+    def _is_evaluating(self) -> bool:
+        packed = self.call(self.redis.client.hget(f"{self.keys.run}:eval", "counters"))
+        return bool(packed) and any(
+            msgpack.unpackb(packed)[name] for name in ("pending", "generating", "ready", "leased")
+        )
+
+    @rule(asked=st.booleans())
+    def evaluate(self, asked: bool) -> None:
+        """An evaluation begins, or is over."""
+        if self.rules.bounded:
+            call = self.next_call()
+            task = [call, msgpack.packb([call, 1, "", 100, "held-out", "", 0]), "", f"{call:016x}"] if asked else []
+            self.verb("seed", "eval", self.incarnation, 0, int(not asked), call, *task)
 
     def _same_drafts(self, answer: list[Any], groups: list[Group]) -> None:
         """Those handed out with grants."""

@@ -46,6 +46,7 @@ COMPARED = (
         "if counters.bytes + counters.reserved + reserve > counters.max_bytes then",
         "if false then",
     ),
+    Rule("evaluation goes first at bound 0", "admit", "if evaluating() then return 'evaluation' end"),
     Rule("re-admission obeys the bound", "admit", "if g.deadline >= counters.u then", "if true then", walk=2),
     Rule("a holder that lost a group hears of it", "admit", "if g.attempt > 0 then cancel(gid, g) end", walk=6),
     Rule("writes are fenced by the lease", "write_permission", "(g.state ~= 'generating' or g.lease == lease)", "true"),
