@@ -1,4 +1,4 @@
-"""Publication of versions in the one right order: weights fetchable, evaluation seeded, version in force.
+"""Publication of versions in the one right order: evaluation seeded, weights fetchable, version in force.
 
 Invariants: a version comes into force only when its weights can be fetched. Publications and announcements never
 overtake one another, because each waits for the one before; neither do commits. The training thread copies the weights;
@@ -123,16 +123,23 @@ class VersionAnnouncer:
         """
         self.wait_in_force()
         policy = PolicyVersion(self._rules.incarnation, version)
+        due = self._evaluator is not None and (self._evaluator.retry_due or self._rules.evaluates(version))
+        self._evaluating = policy if due else None
+        seeded = due and self._seed_evaluation(policy)
         publishing = None
         if changed:
             publishing = self._ranks.export(self._publisher, policy)
         else:
             self._publisher.republish(policy)
-        due = self._evaluator is not None and (self._evaluator.retry_due or self._rules.evaluates(version))
-        self._evaluating = policy if due else None
-        running = self._bridge.submit(self._announce(policy, publishing))
+        running = self._bridge.submit(self._announce(policy, publishing, evaluates=seeded))
         self._running = version, running
         running.add_done_callback(self._end_run_on_failure)
+
+    def _seed_evaluation(self, policy: PolicyVersion) -> bool:
+        """Seeds the round of a version before its weights can be fetched: with bound 0 it goes ahead of training."""
+        assert self._evaluator is not None
+        seeding = self._bridge.submit(self._evaluator.seed_round(policy))
+        return self._bridge.result(seeding, self._rules.timeout_s, wait=partial(wait_keeping_alive, self._ranks))
 
     def is_evaluated(self, version: int) -> bool:
         """True where `version`, the last one, is or was evaluated; waits until it is in force if it is due.
@@ -191,7 +198,9 @@ class VersionAnnouncer:
         if running is not None and running[0] <= version:
             wait([running[1]], PUBLICATION_S + self._rules.timeout_s)
 
-    async def _announce(self, policy: PolicyVersion, publishing: Future[weights_pb2.Manifest | None] | None) -> None:
+    async def _announce(
+        self, policy: PolicyVersion, publishing: Future[weights_pb2.Manifest | None] | None, *, evaluates: bool
+    ) -> None:
         began_ns = time.time_ns()
         if publishing is not None:
             try:
@@ -202,8 +211,8 @@ class VersionAnnouncer:
                     hint="is weights.dir slow, or does a rank hang?",
                 ) from None
         self._status.published = policy
-        if self._evaluator is not None and self._evaluating == policy:
-            await self._evaluator.start_round(policy)
+        if self._evaluator is not None and evaluates:
+            self._evaluator.collect_round(policy)
         await self._client.set_policy_version(self._rules.incarnation, policy.version)
         self._callbacks.emit(PublishedVersion(policy.incarnation, policy.version))
         self._traces.published(policy, began_ns)

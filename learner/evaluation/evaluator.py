@@ -152,10 +152,17 @@ class Evaluator:
         return self._round is not None and not self._round.done()
 
     async def start_round(self, policy: PolicyVersion) -> bool:
-        """Seeds a round for a version that is about to come into force, and collects it in the background.
+        """Seeds a round for the version in force, and collects it in the background; see `seed_round`."""
+        seeded = await self.seed_round(policy)
+        if seeded:
+            self.collect_round(policy)
+        return seeded
+
+    async def seed_round(self, policy: PolicyVersion) -> bool:
+        """Seeds a round for a version that is about to be published.
 
         Returns:
-            False where a round still runs; then this version's round is left out.
+            Whether it is seeded. If a round still runs, this version's is left out.
 
         Raises:
             FencedError: another learner has taken over.
@@ -164,12 +171,14 @@ class Evaluator:
             if policy != self.policy:
                 self._skip(policy)
             return False
-        began = time.monotonic()
         await self._table.seed(policy, self._tasks, end_of_data=True, withdraw_pending=True)
         self._retry_due = False
         self.policy = policy
-        self._round = asyncio.create_task(self._run(policy, began), name=f"eval-{policy}")
         return True
+
+    def collect_round(self, policy: PolicyVersion) -> None:
+        """Collects the round that was seeded, in the background, once its version can be served."""
+        self._round = asyncio.create_task(self._run(policy, time.monotonic()), name=f"eval-{policy}")
 
     def _skip(self, policy: PolicyVersion) -> None:
         self.skipped += 1
