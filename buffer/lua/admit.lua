@@ -43,7 +43,7 @@ local function regrant(pin)
   end
 end
 
--- Whether an evaluation is under way. With bound 0 training waits for its end: in one decode batch with held-out
+-- Whether an evaluation is under way. With bound 0 training waits for its end. In one decode batch with held-out
 -- prompts its log-probs would depend on the clock, and no run would repeat itself.
 local function evaluating()
   if counters.max_staleness > 0 then return false end
