@@ -63,7 +63,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def copied(run: Path, folder: Path) -> Path:
-    """A run of another test, to go on with."""
+    """A copy of another test's run, for this one to continue."""
     return Path(shutil.copytree(run, folder / run.name, copy_function=shutil.copy2))
 
 
