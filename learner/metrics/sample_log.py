@@ -110,7 +110,8 @@ def _choose(groups: Sequence[SampledGroup], count: int) -> list[Chosen]:
     if not scored or count == 0:
         return []
     scored.sort(key=lambda item: item[1].meta.reward)
-    return [scored[index] for index in np.unique(np.linspace(0, len(scored) - 1, count).round().astype(int))]
+    # Not by `np.unique`, which imports masked arrays: as long as a small model's first step.
+    return [scored[index] for index in dict.fromkeys(np.linspace(0, len(scored) - 1, count).round().astype(int))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

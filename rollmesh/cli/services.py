@@ -41,7 +41,8 @@ from rollmesh.mesh.runtime.threads import thread_environment
 _LEARNER_MODULES = (
     "rollmesh.learner.service",
     "rollmesh.learner.role_service.service",
-    "rollmesh.learner.engines.fsdp2.engine",
+    "rollmesh.learner.engines.fsdp2.create",
+    "rollmesh.learner.model_files.shared_parts",
 )
 
 

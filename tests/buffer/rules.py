@@ -95,7 +95,7 @@ COMPARED = (
         "claim",
         "elseif g.uses and last_use(g) >= version then",
         "elseif false then",
-        walk=7,
+        walk=20,
     ),
     Rule("one batch per version", "claim", "version < counters.u and 'version_claimed'", "false"),
     Rule("no version is left out", "claim", "version > counters.u and 'version_ahead'", "false", walk=17),
@@ -146,7 +146,7 @@ COMPARED = (
         "what was used is not evicted",
         "transitions",
         "if g.uses and g.state ~= 'consumed' then return retire(gid, g) end",
-        walk=7,
+        walk=20,
     ),
     Rule("a lease is over with its term", "expire", "'-inf', now, 'LIMIT'", "'-inf', now - 1, 'LIMIT'"),
     Rule(

@@ -17,12 +17,19 @@ from typing import Any
 # The base of all kinds of files. It is a plain class, unlike `io.IOBase`, which would ask each object.
 _FILE = io.IOBase.__mro__[1]
 _noted: list[weakref.ref[Any]] = []
+_forked = False
+
+
+def become_forked() -> None:
+    """Begins to note files in this process, which was forked; where it was executed, the interpreter flushes them."""
+    global _forked
+    _forked = True
 
 
 def note_files() -> None:
     """Notes open files, which the collector is about to freeze."""
-    # In a process that was executed the interpreter flushes them.
-    if gc.get_freeze_count():
+    # Not by the number of frozen objects, to count which takes as long as to load a small model.
+    if _forked:
         _noted.extend(map(weakref.ref, _shown()))
 
 

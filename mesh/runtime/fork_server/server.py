@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import setproctitle
 
 from rollmesh.mesh.runtime.die_with_parent import end_with
-from rollmesh.mesh.runtime.fork_server.files import flush_files
+from rollmesh.mesh.runtime.fork_server.files import become_forked, flush_files
 from rollmesh.mesh.runtime.fork_server.forked import ends_within, reseed
 
 READY, GO = b"r", b"g"
@@ -124,6 +124,7 @@ def _become(order: dict[str, Any], files: Sequence[int], connection: socket.sock
     os.environ.update(order["environment"])
     _reset_signals(order["ignored"], order["blocked"])
     reseed()
+    become_forked()
     _run_program(order["command"])
 
 

@@ -16,8 +16,9 @@ from rollmesh.learner.checkpoint.remote_copies import CopyError, RemoteCopies
 from rollmesh.mesh.errors import ConfigError
 from tests.learner.checkpoint.saved_run import SavedRun
 
-# More than s3fs sends as one part.
-_LARGE = 51 << 20
+# The least that S3 takes as a part of several; s3fs sends ten times as much.
+_PART = 5 << 20
+_LARGE = 2 * _PART + 1
 URL = "s3://bucket/runs/demo"
 
 
@@ -36,7 +37,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadedMotoServer]:
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-def test_a_run_is_kept_in_a_bucket_and_comes_back(server: ThreadedMotoServer, tmp_path: Path) -> None:
+def test_a_run_is_kept_in_a_bucket_and_comes_back(
+    server: ThreadedMotoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3fs.S3FileSystem, "default_block_size", _PART)
     with pytest.raises(ConfigError, match=r"there is no bucket bucket \(create it, or change checkpoint\.copy_to\)"):
         RemoteCopies(URL).check(tmp_path / "none")
     boto3.client("s3").create_bucket(Bucket="bucket")

@@ -9,14 +9,10 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_recorded() -> Iterator[None]:
-    """Engines call the model directly: recording its forward pass takes longer than all tokens of a run. Services look
-    for no open files: this process has far more objects than theirs, and flushes its files itself.
-    """
+    """Engines call the model directly: recording its forward pass takes longer than all tokens of a run."""
     from rollmesh.generators.engines.hf import decoder
     from rollmesh.generators.engines.hf.model.traced_forward import DirectForward
-    from rollmesh.mesh.runtime import memory_tuning
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoder, "record", lambda loaded, *_: DirectForward(loaded.model))
-        patch.setattr(memory_tuning, "note_files", lambda: None)
         yield

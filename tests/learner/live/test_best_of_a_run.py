@@ -28,7 +28,7 @@ def test_the_best_version_is_kept_listed_exported_and_gone_on_from(
         "learner.steps": 100_000,
         "checkpoint.keep": 2,
         "checkpoint.every_s": None,
-        "checkpoint.every_steps": 3,
+        "checkpoint.every_steps": 2,
         "eval.every_steps": 1,
         "eval.n": 2,
         "eval.temperature": 1.0,
@@ -43,7 +43,7 @@ def test_the_best_version_is_kept_listed_exported_and_gone_on_from(
     log = run / "consumption.jsonl"
 
     def end_it() -> None:
-        wait_for_line(log, lambda line: line["train_version"] == 7)
+        wait_for_line(log, lambda line: line["train_version"] == 4)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with mesh_of(config) as mesh:

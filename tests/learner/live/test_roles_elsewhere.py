@@ -18,7 +18,7 @@ from tests.learner.live.role_process import RoleProcess, served, write_config
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, wait_for_line
 from tests.learner.live.tiny import make_config, meanwhile, mesh_of, run_learner
 
-STEPS, SAVED = 8, 2
+STEPS, SAVED = 6, 2
 # The last version that is trained before the critic is killed.
 LAST = SAVED + 2
 DEADLINE_S = 240.0

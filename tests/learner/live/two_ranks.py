@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 # Before the ranks are forked: most of their time is that of imports.
-import transformers.models.qwen3.modeling_qwen3  # noqa: F401
-
-import rollmesh.learner.engines.fsdp2.engine  # noqa: F401
+import rollmesh.learner.engines.fsdp2.create
+import rollmesh.learner.model_files.shared_parts  # noqa: F401
 from rollmesh.learner.service import run
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.runtime.ranks import under_torchrun

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ def test_the_reference_is_the_model_without_its_adapter(
         np.testing.assert_allclose(kept(run)[name], plain, rtol=1e-6)
     first = [metrics(run)[0]["rewards/margins"] for run in runs]
     assert first[:2] == pytest.approx([0, 0], abs=1e-6)
+    assert metrics(runs[0])[0]["actor/loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert abs(first[2]) > 1e-3
 
 
