@@ -22,8 +22,8 @@ _TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% if terse %}!{% endif %}{% endif %}"
 )
-# Every fourth response at first is answered by the worst that a function can do, until each act was done twice, or once
-# where it keeps a core busy. Each leaves signs of itself. Some of the others raise, and some are no number.
+# Every fourth response at first is answered by the worst that a function can do, until each act was done twice. An act
+# that keeps a core busy is done once. Each leaves signs of itself. Some of the others raise, and some are no number.
 _SCORER = """
 import os, re, time, zlib
 from pathlib import Path

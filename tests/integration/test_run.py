@@ -136,7 +136,7 @@ def test_a_run_writes_what_it_promises(
     traces, collector_url = collector
     traces.key = planted.texts["telemetry"]
     token, secrets = planted.token_file, planted.texts.values()
-    # Whoever needs one of these reads it then. So the run can be forked.
+    # Libraries read these as late as they need them. So the run can be forked.
     monkeypatch.setattr(decision, "_READ_LATE", decision._READ_LATE | planted.environment.keys())
     run = start_mesh(
         f"--learner.steps={_STEPS}",
