@@ -40,10 +40,14 @@ def environment() -> Mapping[str, str]:
     return for_commands(os.environ)
 
 
-@cache
 def server() -> ForkServer:
-    """The server of this process; it ends with it."""
-    started = _STARTER.submit(ForkServer.spawn, PRELOADED_MODULES, environment()).result()
+    """The server of this process; it ends with it. Threads that ask for it together get the same one."""
+    return _STARTER.submit(_started).result()
+
+
+@cache
+def _started() -> ForkServer:
+    started = ForkServer.spawn(PRELOADED_MODULES, environment())
     assert started is not None
     return started
 

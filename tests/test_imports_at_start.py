@@ -39,7 +39,7 @@ HEAVY = (
 MANY = 30
 # Modules -> the heavy ones that they add.
 STEPS = {
-    ("rollmesh.cli.app", *(name for name in PRELOADED_MODULES if ".launcher." in name)): {
+    ("rollmesh.cli.app", *(name for name in PRELOADED_MODULES if ".launcher." in name or ".cli." in name)): {
         "aiohttp",
         "cryptography",
         "google",

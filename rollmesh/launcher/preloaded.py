@@ -18,4 +18,5 @@ PRELOADED_MODULES = (
     # The launcher itself, where another process forks it.
     "rollmesh.launcher.local",
     "rollmesh.launcher.preflight.checks",
+    "rollmesh.cli.preloaded",
 )

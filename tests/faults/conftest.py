@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.world import prepare_data
+from tests.demo_data import prepared, shared_folder
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """The demonstration's, with a tiny model."""
-    return prepare_data(tmp_path_factory.mktemp("demo") / "data")
+    return prepared(shared_folder(tmp_path_factory, worker_id))

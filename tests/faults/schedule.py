@@ -152,8 +152,8 @@ def short(seed: int, *, lease_s: float) -> Iterator[Round]:
             Fault("away_cut", (dice.choice(GENERATORS), FRONT), lasts_s=away(), moment="partial"),
             Fault("cut", ("*", LEARNER), lasts_s=round(lease_s * dice.uniform(0.3, 1.0), 2)),
             Fault("gil", dice.choice(REWARDS), lasts_s=away()),
+            Fault("away_stop", dice.choice((FRONT, LEARNER, *GENERATORS)), lasts_s=away(), moment="round"),
         ),
-        (Fault("away_stop", dice.choice((FRONT, LEARNER, *GENERATORS)), lasts_s=away(), moment="round"),),
         (Fault("zombie", LEARNER),),
     ]
     dice.shuffle(rounds)

@@ -17,7 +17,7 @@ SEED = 1
 
 @pytest.mark.slow
 def test_nothing_is_lost_or_trained_twice_whatever_is_killed_cut_or_stopped(tmp_path: Path, data: Path) -> None:
-    settings = Settings(lease_s=2.0, staleness=1, evaluation=True)
+    settings = Settings(lease_s=2.0, staleness=1, evaluation=True, groups=4, n=2)
     told: list[str] = []
     chaos = Chaos(tmp_path, data, settings, told.append)
     outcome = chaos.run(short(SEED, lease_s=settings.lease_s), seed=SEED, seconds=float("inf"))

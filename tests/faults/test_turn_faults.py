@@ -20,7 +20,7 @@ SEED = 1
 def test_nothing_is_lost_or_trained_twice_whoever_is_killed_or_stopped_amid_a_swap(
     tmp_path: Path, data: Path, half: int
 ) -> None:
-    settings = Settings(lease_s=3.0, staleness=1, turns=True)
+    settings = Settings(lease_s=3.0, staleness=1, turns=True, groups=4, n=2)
     told: list[str] = []
     chaos = Chaos(tmp_path, data, settings, told.append)
     rounds = short_turns(SEED, lease_s=settings.lease_s, step_s=settings.step_s)[half]

@@ -161,9 +161,9 @@ def check(name: str, answer: Answer) -> None:
     assert answer.code in TYPED, f"{name}: {answer.code} {answer.details}"
 
 
-# More for a longer storm by hand.
+# More in the second tier, and for a longer storm by hand.
 FEW = settings(
-    max_examples=int(os.environ.get("ROLLMESH_FUZZ_EXAMPLES", "25")),
+    max_examples=int(os.environ.get("ROLLMESH_FUZZ_EXAMPLES", settings().max_examples // 4)),
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )

@@ -6,18 +6,14 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from examples.demo.prepare import prepare
+from tests.demo_data import prepared, shared_folder
 from tests.integration import wheel
 from tests.integration.mesh import DEADLINE_S, MeshRun
-
-Prepare = Callable[[int], Path]
 
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A folder of all processes of the suite."""
-    base = tmp_path_factory.getbasetemp()
-    return base if worker_id == "master" else base.parent
+    return shared_folder(tmp_path_factory, worker_id)
 
 
 @pytest.fixture(scope="session")
@@ -29,28 +25,15 @@ def built(shared: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def prepared(shared: Path) -> Prepare:
-    """The demonstration's problems and a model that was supervised for so many steps; all processes share them."""
-
-    def folder_of(warm_steps: int) -> Path:
-        folder = shared / f"demo-{warm_steps}"
-        with FileLock(f"{folder}.lock", timeout=DEADLINE_S):
-            prepare(folder, task="arithmetic", seed=0, largest_digit=4, held_out=32, warm_steps=warm_steps)
-        return folder
-
-    return folder_of
-
-
-@pytest.fixture(scope="session")
-def demo_data(prepared: Prepare) -> Path:
+def demo_data(shared: Path) -> Path:
     """A tiny model without much of a warm start, and its problems."""
-    return prepared(2)
+    return prepared(shared)
 
 
 @pytest.fixture(scope="session")
-def warm_data(prepared: Prepare) -> Path:
+def warm_data(shared: Path) -> Path:
     """A model that gets a fifth of the problems right."""
-    return prepared(120)
+    return prepared(shared, 120)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,24 +11,24 @@ import pyarrow.parquet as pq
 from examples.demo.model import build_tokenizer
 from rollmesh.learner.data.order import DataOrder
 from rollmesh.learner.recovery.consumption_log import read_log
+from tests.integration import poisoned
 from tests.integration.mesh import MeshRun
 
 _FOLDER = Path(__file__).parent / "poison"
+# A run with the engine hf is started with this module in the place of the command.
+MODULE = poisoned.__name__
 # Whose prompt it is: early, so that its turn comes in a short run.
-_ORDINAL = 50
+_ORDINAL = 30
 
 
 def environment(data: Path) -> Mapping[str, str]:
-    """Variables of a run on this data: its engine raises at one prompt, wherever these reach it."""
+    """Variables of a run on this data: its engine raises at one prompt, where it has `interpreter` or MODULE."""
     prompt = pq.read_table(data / "train.parquet")["prompt"][_order(data).locate(_ORDINAL)[1]].as_py()
-    return {
-        "ROLLMESH_TEST_POISON": json.dumps(build_tokenizer().encode(prompt)),
-        "PYTHONPATH": os.pathsep.join([str(_FOLDER), os.environ.get("PYTHONPATH", "")]),
-    }
+    return {"ROLLMESH_TEST_POISON": json.dumps(build_tokenizer().encode(prompt))}
 
 
 def interpreter(python: Path, folder: Path) -> Path:
-    """A command, written to `folder`, in the place of `python` where PYTHONPATH does not reach."""
+    """A command, written to `folder`, in the place of `python`: that of the generator, or of its engine's server."""
     command = folder / "python"
     command.write_text(f'#!/bin/sh\nPYTHONPATH="{_FOLDER}:$PYTHONPATH" exec "{python}" "$@"\n')
     command.chmod(0o755)

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from examples import chats
 from examples.calculator import prepare as calculator
 from examples.guessing import prepare as guessing
 from examples.openai_agent import prepare as openai_agent
 from tests.integration.training import train
 
 pytestmark = pytest.mark.slow
-_STEPS = 3
 _SHORT: dict[str, Any] = {
-    "learner__steps": _STEPS,
+    "learner__steps": 2,
     "learner__batch__groups": 6,
     "learner__optimizer__warmup_steps": 1,
     "logging__record": True,
@@ -29,7 +29,8 @@ def test_calls_of_a_calculator_are_trained(tmp_path: Path, monkeypatch: pytest.M
     # A short warm start, of calls alone.
     monkeypatch.setattr(calculator, "_GIVEN_UP", 0.0)
     monkeypatch.setattr(calculator, "_ROWS", 60)
-    calculator.main(["--out", str(data), "--warm-steps", "50"])
+    monkeypatch.setattr(chats, "_WARM_BATCH", 16)
+    calculator.main(["--out", str(data), "--warm-steps", "40"])
     run = train("examples/calculator/calculator.yaml", data, tmp_path, **_SHORT)
     calls = [found for found in map(run.texts, run.trajectories()) if len(found) > 1]
     assert calls
@@ -50,7 +51,7 @@ def test_calls_of_a_calculator_are_trained(tmp_path: Path, monkeypatch: pytest.M
 def test_games_are_trained(tmp_path: Path) -> None:
     data = tmp_path / "data"
     guessing.main(["--out", str(data), "--warm-steps", "30"])
-    run = train("examples/guessing/guessing.yaml", data, tmp_path, **_SHORT)
+    run = train("examples/guessing/guessing.yaml", data, tmp_path, **_SHORT | {"learner__steps": 3})
     found = [run.texts(trajectory) for trajectory in run.trajectories()]
     assert max(len(game) for game in found) == 6, "three guesses, each behind something that was said"
     for (opened, opening), (guessed, _), *rest in found:
@@ -69,7 +70,7 @@ def test_an_agent_of_the_openai_package_is_trained(tmp_path: Path, caplog: pytes
     openai_agent.main(["--out", str(data), "--warm-steps", "5"])
     run = train(
         *("examples/openai_agent/openai_agent.yaml", data, tmp_path),
-        **_SHORT | {"learner__steps": 2, "algorithm__filter__zero_variance": False},
+        **_SHORT | {"algorithm__filter__zero_variance": False},
     )
     assert "episode failed" not in caplog.text
     assert len(run.metric("critic/score/mean")) == 2

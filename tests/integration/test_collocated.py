@@ -21,15 +21,16 @@ _STEPS, _GROUPS, _STALENESS = 4, 4, 1
 _LOOKS = 3
 
 
+# One that continues with other ranks and generators: test_run.py. One whose turns end amid it: test_auto_placement.py.
 @pytest.mark.slow
+@pytest.mark.parametrize("continues", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_a_run_takes_turns_yields_when_asked_and_continues_split(
-    start_mesh: Callable[..., MeshRun], rollmesh: Command, tmp_path: Path
+    start_mesh: Callable[..., MeshRun], rollmesh: Command, tmp_path: Path, continues: bool
 ) -> None:
     """Two ranks with a critic and a reference model, an evaluation amid the run and one at its end."""
     same = (
         f"--eval.every_steps={_STEPS // 2}",
-        "--rollout.replicas=1",
-        f"--learner.batch.groups={_GROUPS}",
+        *("--rollout.replicas=1", "--rollout.n=4", f"--learner.batch.groups={_GROUPS}"),
         "--algorithm={name: ppo, kl: {where: loss}}",
         f"--buffer.max_staleness={_STALENESS}",
     )
@@ -67,6 +68,8 @@ def test_a_run_takes_turns_yields_when_asked_and_continues_split(
     assert max(int(age) for age in summary["staleness"]) <= _STALENESS
     assert not (run.folder / REST_NAME).exists()
 
+    if not continues:
+        return
     continued = start_mesh(f"--learner.steps={_STEPS + 1}", *same)
     assert continued.finish() == 0, continued.tail()
     audit(continued)

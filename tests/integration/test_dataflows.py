@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration import sevens
 from tests.integration.training import train
 
 pytestmark = pytest.mark.slow
@@ -33,20 +34,23 @@ def test_a_student_comes_closer_to_its_teacher(warm_data: Path, demo_data: Path,
     assert last < 0.9 * first, (first, last)
 
 
-def test_the_best_of_n_becomes_more_likely(warm_data: Path, tmp_path: Path) -> None:
+def test_the_best_of_n_becomes_more_likely(demo_data: Path, tmp_path: Path) -> None:
+    groups = 8
     run = train(
-        *(_DEMO, warm_data, tmp_path),
+        *(_DEMO, demo_data, tmp_path),
         rollout__n=4,
-        learner__optimizer__lr=1e-3,
-        learner__optimizer__warmup_steps=2,
-        learner__steps=30,
-        algorithm=f"{_HERE}/rejection_sampling.py:RejectionSampling",
+        learner__optimizer__lr=2e-3,
+        learner__optimizer__warmup_steps=1,
+        learner__batch__groups=groups,
+        learner__steps=10,
+        algorithm={"name": f"{_HERE}/rejection_sampling.py:RejectionSampling", "threshold": 0.2},
+        reward__functions=[f"{sevens.__file__}:score"],
     )
     first, last = run.trend("rejection_sampling/log_likelihood")
     assert last > first, (first, last)
     first, last = run.trend("critic/score/mean")
     assert last > first, (first, last)
-    assert set(run.metric("rejection_sampling/chosen")) == {32.0}
+    assert set(run.metric("rejection_sampling/chosen")) == {float(groups)}
     counters = run.ledger.counters
     assert counters.filtered > 0
     assert any("no_right_response" in reason for reason in counters.reasons), counters.reasons

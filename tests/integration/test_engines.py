@@ -21,9 +21,9 @@ from tests.sockets import assert_on_loopback, listeners, ports
 from tests.strangers import audit_privacy
 
 # With the engine hf and three seeds the share of sevens went from 0.02 .. 0.10 to 0.70 .. 0.74.
-_STEPS, _GROUPS = 13, 16
+_STEPS, _GROUPS = 8, 16
 OPTIONS = {
-    "vllm": lambda _: (f"--rollout.python={engines_here.python('vllm')}",),
+    "vllm": lambda folder: (f"--rollout.python={interpreter(engines_here.python('vllm'), folder)}",),
     "sglang": lambda folder: (f"--rollout.sglang.python={interpreter(engines_here.python('sglang'), folder)}",),
 }
 
@@ -37,13 +37,10 @@ _TIERS = {"vllm": (), "sglang": (pytest.mark.exhaustive,)}
     "engine", [pytest.param(name, marks=(pytest.mark.engine(name), *tier)) for name, tier in _TIERS.items()]
 )
 def test_an_engine_samples_what_is_rewarded(
-    start_mesh: Callable[..., MeshRun], warm_data: Path, tmp_path: Path, engine: str
+    start_mesh: Callable[..., MeshRun], demo_data: Path, tmp_path: Path, engine: str
 ) -> None:
     """Though a process of the engine raises at one of the prompts."""
     run = start_mesh(
-        f"--model.path={warm_data / 'model'}",
-        f"--data.train={warm_data / 'train.parquet'}",
-        f"--data.eval={warm_data / 'eval.parquet'}",
         f"--rollout.engine={engine}",
         *OPTIONS[engine](tmp_path),
         f"--reward.functions=['{sevens.__file__}:score']",
@@ -53,10 +50,12 @@ def test_an_engine_samples_what_is_rewarded(
         "--learner.optimizer.schedule=constant",
         "--learner.optimizer.warmup_steps=0",
         f"--learner.batch.groups={_GROUPS}",
+        # Each token is a step of the engine.
+        "--rollout.max_response_tokens=3",
         f"--learner.steps={_STEPS}",
         f"--eval.every_steps={_STEPS}",
         "--eval.stop_at=null",
-        env=environment(warm_data),
+        env=environment(demo_data),
     )
     run.wait_step(1)
     family = [process.pid for process in psutil.Process(run.pid("generator-0")).children(recursive=True)]
@@ -67,7 +66,7 @@ def test_an_engine_samples_what_is_rewarded(
     # A process that only watches over shared memory ends by itself once the others have.
     assert survivors(family, 30.0) == set(), "a process of the engine outlived its generator"
     audit(run)
-    audit_poisoned(run, warm_data)
+    audit_poisoned(run, demo_data)
     assert run.summary()["steps"] == _STEPS
     first, last = run.trend("critic/score/mean")
     assert last > 0.35 > first, (first, last)

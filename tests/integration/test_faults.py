@@ -21,7 +21,12 @@ SERVICES = ("buffer", "reward", "generator-0", "learner", CRITIC)
 SETTINGS = (
     *("--rollout.replicas=1", "--buffer.lease_s=4", "--buffer.reconnect_grace_s=0.5", "--checkpoint.every_s=2"),
     *("--eval.every_steps=100000", "--learner.steps=100000", "--resources.frozen_after_s=4"),
-    *("--network.retry_s=90", "--learner.batch.groups=8", f"--reward.functions=['{paced.__file__}:score']"),
+    *(
+        "--network.retry_s=90",
+        "--learner.batch.groups=4",
+        "--rollout.n=4",
+        f"--reward.functions=['{paced.__file__}:score']",
+    ),
     *("--algorithm=ppo", "--learner.roles={critic: {at: own}}"),
 )
 

@@ -22,8 +22,8 @@ _TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% if terse %}!{% endif %}{% endif %}"
 )
-# Every fourth response at first is answered by the worst that a function can do, until each act was done twice. Each
-# leaves signs of itself. Some of the others raise, and some are no number.
+# Every fourth response at first is answered by the worst that a function can do, until each act was done twice. An act
+# that keeps a core busy is done once. Each leaves signs of itself. Some of the others raise, and some are no number.
 _SCORER = """
 import os, re, time, zlib
 from pathlib import Path
@@ -42,7 +42,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
         signs = Path(__file__).with_name(f"{name}.done")
         with signs.open("a") as file:
             file.write("!")
-        if signs.stat().st_size <= 2:
+        if signs.stat().st_size <= (1 if name in ("spin", "regex") else 2):
             ACTS[name]()
     case = len(solution_str) % 4
     if case == 0:
@@ -95,7 +95,7 @@ def test_a_run_on_another_architecture_whatever_a_reward_function_does(
         f"--reward.functions=['{scorer}:compute_score']",
         # The place nearer to the service that must not be harmed: the generator.
         "--reward.in_process=true",
-        "--reward.scorer_timeout_s=1.5",
+        "--reward.scorer_timeout_s=1",
         "--rollout.replicas=1",
         "--rollout.max_prompt_tokens=64",
         "--rollout.max_response_tokens=12",
@@ -112,7 +112,7 @@ def test_a_run_on_another_architecture_whatever_a_reward_function_does(
     acts = {path.stem for path in tmp_path.glob("*.done")}
     assert acts == {"spin", "regex", "exit", "sleep"}, "the run was long enough to meet all of them"
     log = (run.folder / "logs" / "generator-0.log").read_text()
-    assert "no answer within 1.5 s; its worker was ended" in log
+    assert "no answer within 1 s; its worker was ended" in log
     assert "its worker died: exit code 3" in log
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     rewards = [row for row in steps if "critic/score/mean" in row]

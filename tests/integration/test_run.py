@@ -20,14 +20,14 @@ from rollmesh.launcher.page.live_runs import RemoteRun
 from rollmesh.learner.callbacks import StepEnd
 from rollmesh.learner.recovery.consumption_log import read_log, surviving_uses
 from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.runtime.fork_server import decision
 from rollmesh.run_files import config_path
 from tests import fork_server
 from tests.collector import Collector, collecting
 from tests.command import Command, briefly
-from tests.integration import holding
+from tests.integration import holding, poisoning
 from tests.integration.intruders import answer_to_a_member, audit_intruders
 from tests.integration.mesh import MeshRun, audit
-from tests.integration.poisoning import audit_poisoned, environment
 from tests.integration.traces import audit_metrics, audit_traces
 from tests.report_page import read_charts
 from tests.secrets_here import files_with, plant, told
@@ -41,7 +41,7 @@ _DOORS = {
 }
 
 # The run is looked at after some of its steps.
-_STEPS, _HELD = 8, 3
+_STEPS, _HELD, _MORE = 6, 2, 2
 
 
 class HeardHere(product.Callback):
@@ -136,6 +136,8 @@ def test_a_run_writes_what_it_promises(
     traces, collector_url = collector
     traces.key = planted.texts["telemetry"]
     token, secrets = planted.token_file, planted.texts.values()
+    # Libraries read these as late as they need them. So the run can be forked.
+    monkeypatch.setattr(decision, "_READ_LATE", decision._READ_LATE | planted.environment.keys())
     run = start_mesh(
         f"--learner.steps={_STEPS}",
         "--learner.batch.groups=8",
@@ -149,7 +151,8 @@ def test_a_run_writes_what_it_promises(
         "--reward.by_data_source={elsewhere: ['grpc://127.0.0.1:9'], judged: [judge]}",
         *holding.ARGUMENTS,
         *planted.arguments,
-        env={**environment(demo_data), **planted.environment, **holding.environment(tmp_path, _HELD)},
+        module=poisoning.MODULE,
+        env={**poisoning.environment(demo_data), **planted.environment, **holding.environment(tmp_path, _HELD)},
     )
     run.wait_step(_HELD)
     audit_privacy(run.folder, run.process.pid)
@@ -196,7 +199,7 @@ def test_a_run_writes_what_it_promises(
         assert summary[key] is not None, key
     assert set(summary["peak_memory_mb"]) >= {"buffer", "learner", "generator-0", "reward"}
     assert max(int(age) for age in summary["staleness"]) <= 2
-    audit_poisoned(run, demo_data)
+    poisoning.audit_poisoned(run, demo_data)
     evaluated = [row["step"] for row in summary["held_out"]]
     assert (evaluated[0], evaluated[-1]) == (0, _STEPS)
     # On a busy machine the generator may pass over the version that was due: a later one is evaluated instead.
@@ -234,7 +237,7 @@ def test_a_run_writes_what_it_promises(
 
     heard = HeardHere()
     changes = [
-        *(f"learner.steps={_STEPS + 3}", "learner.ranks=2", "buffer.fronts=2", "buffer.max_staleness=0"),
+        *(f"learner.steps={_STEPS + _MORE}", "learner.ranks=2", "buffer.fronts=2", "buffer.max_staleness=0"),
         *("rollout.replicas=2", "eval.stop_at=null", "logging.wandb=false"),
         *(f"security.{name}=null" for name in ("token_file", "endpoint_key_file", "metrics_key_file")),
         *("security.telemetry_key_file=null", "telemetry.otlp=null"),
@@ -243,7 +246,7 @@ def test_a_run_writes_what_it_promises(
     longer = product.train(config_path(run.folder), reward, callbacks=[heard], overrides=changes, quiet=True)
     audit(run)
     assert threads
-    assert [event.step for event in heard.steps] == list(range(_STEPS + 1, _STEPS + 4))
+    assert [event.step for event in heard.steps] == list(range(_STEPS + 1, _STEPS + _MORE + 1))
     assert heard.kinds[0] == "RunStart"
     assert heard.kinds[-1] == "RunEnd"
     assert heard.ids == {handle.run_id}
@@ -255,11 +258,11 @@ def test_a_run_writes_what_it_promises(
     assert exposed == []
     own = {(run.folder / name).read_text().strip(): name for name in ("token", "endpoint.key", "metrics.key")}
     assert sorted(files_with(own, run.folder)) == sorted(own.values())
-    assert (longer.steps, longer.ended, longer.restarts) == (_STEPS + 3, "finished", {})
+    assert (longer.steps, longer.ended, longer.restarts) == (_STEPS + _MORE, "finished", {})
     # No reward service was started: the function was called here.
     assert longer.peak_memory_mb.keys() == {"buffer", "buffer-1", "generator-0", "generator-1", "learner"}
     assert longer.held_out_last is not None
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     later = [row for row in steps if row["step"] > _STEPS and "critic/score/mean" in row]
-    assert [row["step"] for row in later] == list(range(_STEPS + 1, _STEPS + 4))
+    assert [row["step"] for row in later] == list(range(_STEPS + 1, _STEPS + _MORE + 1))
     assert all(row["staleness/max"] == 0 for row in later)

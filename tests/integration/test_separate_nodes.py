@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
+from rollmesh.mesh.runtime.fork_server import client
 from tests import fork_server
 from tests.command import Command
 from tests.report_page import read_charts
@@ -63,17 +64,27 @@ def own_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[s
     asyncio.run(server.stop())
 
 
+# A forked process is as an executed one (tests/mesh/runtime); test_engines.py executes a generator, too.
 @pytest.mark.slow
+@pytest.mark.parametrize("executed", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_services_started_by_hand_train_to_the_end(
-    demo_data: Path, tmp_path: Path, rollmesh: Command, own_redis: tuple[dict[str, str], str]
+    demo_data: Path,
+    tmp_path: Path,
+    rollmesh: Command,
+    own_redis: tuple[dict[str, str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    executed: bool,
 ) -> None:
     """The generator has nothing but the address, neither files nor environment; it leaves when all is done. Redis is
     the user's own, and its password stays where it is."""
+    if not executed:
+        # Though the generator's environment is another one.
+        monkeypatch.setattr(client, "can_fork", lambda *_: True)
     config = yaml.safe_load((REPOSITORY / "examples" / "demo" / "demo.yaml").read_text())
     config["run"] = {"name": "run", "dir": str(tmp_path)}
     config["model"]["path"] = str(demo_data / "model")
     config["data"] = {"train": str(demo_data / "train.parquet")}
-    config["learner"]["steps"] = 4
+    config["learner"] |= {"steps": 3, "batch": {"groups": 8}}
     config["buffer"], password = {**config.get("buffer", {}), **own_redis[0]}, own_redis[1]
     # A file of a user's, which only the learner has.
     algorithm = REPOSITORY / "examples" / "dataflows" / "rejection_sampling.py"
@@ -94,6 +105,7 @@ def test_services_started_by_hand_train_to_the_end(
             service(tmp_path, "learner", "learner", str(cfg), "--mesh", mesh) as learner,
         ):
             started = [process.pid for process in (buffer, reward, generator, learner)]
+            assert generator.forked != executed
             assert told([password], tmp_path, started) == []
             assert learner.wait() == 0, (tmp_path / "learner.log").read_text()
             assert generator.wait() == 0, (tmp_path / "generator.log").read_text()

@@ -1,4 +1,4 @@
-"""Rewards of a mesh that is to train slowly: half a second for each response, or a whole one."""
+"""Rewards of a mesh that is to train slowly: half a second for each response, or two whole ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 _PAUSE_S = 0.5
-_LONG_PAUSE_S = 1.0
+_LONG_PAUSE_S = 2.0
 
 
 async def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:

@@ -13,7 +13,7 @@ import pytest
 
 from rollmesh.learner.recovery.consumption_log import LOG_NAME, read_log, surviving_uses
 from rollmesh.protos import membership_pb2
-from tests.faults.world import prepare_data
+from tests.demo_data import prepared, shared_folder
 from tests.nodes import reward
 from tests.nodes.world import (
     FRONTS,
@@ -36,8 +36,8 @@ SKEWED, REACHED_BY_IPV6, LATE = GENERATORS
 
 
 @pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[NodeMesh]:
-    data = prepare_data(tmp_path / "data")
+def mesh(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[NodeMesh]:
+    data = prepared(shared_folder(tmp_path_factory, worker_id))
     clocks = faketime_library() is not None
     settings = {
         # By its TLS too it is another time, at which the certificates are not yet made. It is the cheapest to execute.
@@ -48,7 +48,7 @@ def mesh(tmp_path: Path) -> Iterator[NodeMesh]:
     # No faster than the test looks at it: steps would be most of its time.
     slowly = {
         "reward": {"functions": [f"{reward.__file__}:{reward.score_at_leisure.__name__}"]},
-        "learner": {"device": "cpu", "steps": 1_000_000, "batch": {"groups": 8}},
+        "learner": {"device": "cpu", "steps": 1_000_000, "batch": {"groups": 4}},
     }
     with closing(NodeMesh(tmp_path, data, settings, slowly)) as mesh:
         yield mesh
@@ -81,9 +81,9 @@ def test_a_mesh_of_nodes_trains_through_all_that_happens_to_nodes(mesh: NodeMesh
     mesh.start(LATE)
     mesh.wait_until(lambda: mesh.stored_tokens(LATE) > 0, "first responses of the late node")
 
-    for name in (REACHED_BY_IPV6, REWARD):
-        mesh.kill(name)
-        mesh.wait_for_steps(1)
+    # That a killed reward service is followed by another: tests/faults/test_chaos.py.
+    mesh.kill(REACHED_BY_IPV6)
+    mesh.wait_for_steps(1)
 
     # The learner returns at another address, and so does the front with its Redis.
     mesh.hosts[LEARNER].move(NEW_NUMBER[LEARNER])

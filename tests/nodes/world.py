@@ -79,7 +79,7 @@ class NodeMesh:
 
     Args:
         folder: for configuration, secrets, logs, Redis and the run.
-        data: as `tests.faults.world.prepare_data` makes it.
+        data: as `tests.demo_data.prepared` makes it.
         settings: of services that are not the default.
         changes: of the configuration.
 

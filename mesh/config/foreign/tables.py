@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
+from rollmesh.mesh.config import yaml_text
 
 Kind = Literal["run", "trainer"]
 """A run, or a training on data."""
@@ -96,7 +96,7 @@ def tables(kind: Kind) -> tuple[Table, ...]:
     """The tables for configurations of a kind, in the order of the page."""
     found = []
     for project, name in _FILES[kind].items():
-        for entry in yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8")):
+        for entry in yaml_text.parse(Path(__file__).with_name(name).read_text(encoding="utf-8")):
             rows = tuple(_row(project, values) for values in entry["rows"])
             found.append(Table(entry["title"], entry["head"], entry.get("prefix", ""), rows))
     return tuple(found)

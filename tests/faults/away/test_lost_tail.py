@@ -24,7 +24,7 @@ from tests.faults.proxy import Conditions
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow]
 RULES = thirds_of_cover()[0][:3]
 # Batches after a loss: what was lost comes up again in the first ones.
-BATCHES = 3
+BATCHES = 2
 
 
 class Tail:
@@ -139,7 +139,7 @@ async def test_claims_and_seeds(world: World) -> None:
 async def test_any_bytes_again_and_again(world: World) -> None:
     """While every process works, from the middle of whatever is written."""
     rng = random.Random(1)
-    for _ in range(3):
+    for _ in range(2):
         for run in runs(world):
             run.allow(MANY)
         tail = Tail(world)

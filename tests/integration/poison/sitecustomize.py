@@ -1,6 +1,6 @@
-"""On the path of one run's processes: each engine raises, in the process that answers, at one prompt of the data.
+"""On the path of an engine's processes: it raises, in the process that answers, at one prompt of the data.
 
-hf raises in the forward pass, vLLM in its engine core where that takes a request up, SGLang in its server's front.
+vLLM raises in its engine core where that takes a request up, SGLang in its server's front. The engine hf: poisoned.py.
 ROLLMESH_TEST_POISON holds the prompt's tokens, as JSON.
 """
 
@@ -25,17 +25,6 @@ def _taste(ids: Sequence[int]) -> None:
         raise RuntimeError("illegal instruction")
 
 
-def _poison_hf(module: ModuleType) -> None:
-    forward = module.Prefiller._forward
-
-    def failing(self: Any, sequences: Any, images: Any) -> Any:
-        for ids in sequences:
-            _taste(ids)
-        return forward(self, sequences, images)
-
-    module.Prefiller._forward = failing  # type: ignore[attr-defined]
-
-
 def _poison_vllm(module: ModuleType) -> None:
     take_up = module.EngineCore.preprocess_add_request
 
@@ -57,7 +46,6 @@ def _poison_sglang(module: ModuleType) -> None:
 
 
 _POISONED: dict[str, Callable[[ModuleType], None]] = {
-    "rollmesh.generators.engines.hf.model.prefill": _poison_hf,
     "vllm.v1.engine.core": _poison_vllm,
     "sglang.srt.managers.tokenizer_manager": _poison_sglang,
 }
