@@ -90,7 +90,6 @@ class TestCopies(TrainingContract, StateContract):
     also_continued_in = (ONE, TWO_RANKS, FOUR_RANKS)
     FIRST_TIER = (
         "test_a_gradient_is_that_of_plain_forward_passes tied-ranks with different",
-        "test_every_process_may_hold_a_part tied",
         "test_copies_stay_the_same_and_are_saved_once 8bit",
     )
 
@@ -107,7 +106,7 @@ class TestCopies(TrainingContract, StateContract):
         named = FileSystemReader(tmp_path).read_metadata().storage_data.values()
         assert sum(part.length for part in named) == sum(path.stat().st_size for path in tmp_path.glob("*.distcp"))
         assert KEPT[kind] in {(name.split()[1], moment.dtype) for name, moment in moments.items()}
-        for layout in (ONE, TWO_RANKS, FOUR_RANKS):
+        for layout in (ONE, FOUR_RANKS):
             read, found = engine_worlds(layout).run(continue_state, models, kind, tmp_path)[0]
             assert_same(read, moments, 0.0)
             # Muon multiplies in bfloat16.
