@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from tests.learner.engines.four_ranks import (
     steps_of_muon,
     train,
 )
-from tests.learner.engines.models import make_model
+from tests.learner.engines.models import make_model, one_layer_models
 from tests.learner.engines.test_gradients import assert_same
 
 torch.set_num_threads(1)
@@ -43,12 +44,19 @@ KEPT = {
 
 
 @pytest.fixture(scope="module")
+def engine_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Models of one layer: each is divided alike."""
+    return one_layer_models(tmp_path_factory.mktemp("one-layer"))
+
+
+@pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("divided")
     make_model(folder / "grouped_queries", "qwen3")
     make_model(folder / "one_layer", "qwen3", num_hidden_layers=1)
     make_model(folder / "experts", "qwen3_moe")
-    make_model(folder / "windows", "gemma2")
+    # Its layer has a window; `TestCopies` has full attention.
+    make_model(folder / "windows", "gemma2", num_hidden_layers=1, layer_types=["sliding_attention"])
     make_model(folder / "state", "lfm2")
     uneven = {
         "hidden_size": 36,
