@@ -35,13 +35,13 @@ def engine_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path
 class TestFsdp2(EngineContract):
     """On two ranks what ranks can change, in one process the rest; each rule once.
 
-    Memory is given back in `experts/test_division`, which divides dense layers as this does.
+    `test_equivalence` has the gradient of experts on two ranks. Memory is given back in `experts/test_division`, which
+    divides dense layers as this does.
     """
 
     layouts = (ONE, TWO)
     FIRST_TIER = (
         "test_a_gradient_is_that_of_plain_forward_passes one_process-dense",
-        "test_a_gradient_is_that_of_plain_forward_passes two_ranks-experts",
         "test_ways_to_compute_a_gradient_do_not_change_it one_process-logits",
         "test_a_gradient_is_that_of_plain_forward_passes two_ranks-tied-ranks without",
         "test_ways_to_compute_a_gradient_do_not_change_it two_ranks-both",
