@@ -1,6 +1,6 @@
 """A training step and a swap as they would run on CUDA: devices, dtypes, and how often the host waits for the device.
 
-In a process of its own, for rank 0 of 8 or 64, on tensors without values. It needs no GPU, and says nothing of kernels,
+In a process of its own, for rank 0 of 4 to 64, on tensors without values. It needs no GPU, and says nothing of kernels,
 streams and NCCL.
 """
 
