@@ -70,7 +70,7 @@ def test_tensors_are_the_stored_ones(tmp_path, monkeypatch, kind, sizes):
     check(save_random(make_config(kind, tied=kind == "qwen2"), tmp_path), sizes)
 
 
-# Of the two one has experts too.
+# Only the second one has experts.
 @pytest.mark.parametrize("kind", [pytest.param("qwen3", marks=pytest.mark.exhaustive), "mixtral"])
 def test_any_dtype_is_read(tmp_path, kind):
     save_random(make_config(kind), tmp_path / "wide")
