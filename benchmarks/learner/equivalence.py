@@ -265,7 +265,9 @@ class Case:
     moved: float
 
 
-def make_case(folder: Path, architecture: str, setting: Setting, groups: Sequence[int] = _GROUPS) -> Case:
+def make_case(
+    folder: Path, architecture: str, setting: Setting, groups: Sequence[int] = _GROUPS, **changes: object
+) -> Case:
     """Writes a model, and trains it with transformers and torch alone.
 
     Args:
@@ -273,8 +275,9 @@ def make_case(folder: Path, architecture: str, setting: Setting, groups: Sequenc
         architecture: of `tiny_models`.
         setting: what is trained, and how.
         groups: of each step's batch; as many as the first has are not trained.
+        changes: of the model's settings.
     """
-    save_model(folder, architecture)
+    save_model(folder, architecture, **changes)
     factory = AutoModelForImageTextToText if architecture in WITH_IMAGES else AutoModelForCausalLM
     model = factory.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

@@ -81,7 +81,7 @@ def _engines(harness: Harness, model: Path, algorithm: Algorithm, folder: Path |
 
 
 def _plan(worker: Worker) -> Any:
-    return make_plan(make_groups(), token_budget=40, minibatches=2, dp_sizes=worker.dp_sizes)
+    return make_plan(make_groups(), token_budget=40, dp_sizes=worker.dp_sizes)
 
 
 def _led(worker: Worker, channel: RankChannel, lead: Callable[[RankGroup], None]) -> None:

@@ -12,7 +12,7 @@ from tests.learner.algorithms.samples import EVERY_LOSS, gradient, label, sample
 
 
 @pytest.mark.parametrize("component", EVERY_LOSS, ids=label)
-@settings(max_examples=12)
+@settings(max_examples=7)
 @given(
     sequences=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2)), min_size=1, max_size=7),
     seed=st.integers(0, 1000),

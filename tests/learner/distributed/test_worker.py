@@ -282,7 +282,7 @@ def sequences_of(groups: Any) -> list[TrainSequence]:
     ]
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 16), budget=st.sampled_from([16, 40, 1 << 20]), silent=st.booleans())
 def test_rejected_repeated_and_silent_sequences_are_exactly_that(
     trainer: Trainer, seed: int, budget: int, silent: bool

@@ -14,16 +14,26 @@ from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection
-from rollmesh.testing.engine_cases import save_random
+from rollmesh.testing.engine_cases import ARCHITECTURES as CONTRACT
+from rollmesh.testing.engine_cases import SMALL, save_random
 
 # One of every kind of attention that takes packed rows; the probe's tests look at all others.
 ARCHITECTURES = ("qwen3", "llama", "gemma3_text", "gemma2", "gpt2", "qwen3_moe")
 
 
-def make_model(folder: Path, architecture: str, seed: int = 0, **changes: int) -> Path:
+def make_model(folder: Path, architecture: str, seed: int = 0, **changes: object) -> Path:
     """Writes a random model of an architecture; `changes` of its settings."""
     settings = tiny_models.ARCHITECTURES[architecture].settings
     return save_random(AutoConfig.for_model(architecture, **settings | changes), folder, seed)
+
+
+def one_layer_models(folder: Path, *names: str) -> dict[str, Path]:
+    """Models of the contract's architectures, or of some of them; each of one layer."""
+    return {
+        name: save_random(AutoConfig.for_model(kind, **SMALL | {"num_hidden_layers": 1}, **settings), folder / name)
+        for name, (kind, settings) in CONTRACT.items()
+        if not names or name in names
+    }
 
 
 def make_spec(folder: Path, **changes: object) -> EngineSpec:

@@ -207,11 +207,11 @@ def test_moments_in_fewer_bits_follow_those_in_float32(form, distance, share):
         build_optimizer(section, model, model.layers) for section, model in zip(sections, models, strict=True)
     )
     begin = named(models[0])
-    for step in range(120):
+    for step in range(60):
         for model, optimizer in zip(models, (exact, rounded), strict=True):
             model.set_gradients(step)
             for parameter in model.parameters():
-                parameter.grad.mul_(1.0 if step < 40 else 0.1).add_(0.05)
+                parameter.grad.mul_(1.0 if step < 20 else 0.1).add_(0.05)
             optimizer.step()
     moved = torch.cat([(p - begin[n]).flatten() for n, p in named(models[0]).items()])
     apart = torch.cat([(p - q).flatten() for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True)])

@@ -40,7 +40,7 @@ def tiny(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("architecture", ["qwen3_5_text", "lfm2", "rwkv"])
+@pytest.mark.parametrize("architecture", [pytest.param("qwen3_5_text", marks=IN_ALL), "lfm2", "rwkv"])
 def test_sequences_that_would_leak_into_one_another_get_rows_of_their_own(tiny, architecture, caplog):
     engine = make_engine(tiny(architecture))
     assert engine.packing is (Packing.ROWS if architecture == "rwkv" else Packing.REPEATED)
@@ -164,7 +164,7 @@ def test_what_is_right_passes_in_every_role_and_dtype(tiny, make, param_dtype):
     engine.close()
 
 
-@pytest.mark.parametrize("architecture", ["jamba", "recurrent_gemma"])
+@pytest.mark.parametrize("architecture", [pytest.param("jamba", marks=IN_ALL), "recurrent_gemma"])
 def test_recurrent_layers_that_cannot_be_told_of_sequences_get_rows(tiny, architecture):
     """Their models keep the layout from them."""
     engine = make_engine(tiny(architecture))
@@ -227,7 +227,7 @@ def test_a_model_that_does_not_run_is_refused(tiny):
     engine.close()
 
 
-@pytest.mark.parametrize("architecture", ["qwen3_5_text", "lfm2", "bloom"])
+@pytest.mark.parametrize("architecture", [pytest.param("qwen3_5_text", marks=IN_ALL), "lfm2", "bloom"])
 def test_micro_batches_do_not_change_the_gradient_of_rows_and_recurrent_layers(tiny, architecture):
     found = []
     for budget in (1 << 20, 1):

@@ -10,6 +10,8 @@ import torch
 from benchmarks.engines.router_replay import measure
 
 
+# In `make test`, `test_routers` compares log-probs of the experts that a generator has chosen.
+@pytest.mark.exhaustive
 def test_log_probs_are_nearer_to_those_of_a_generator_in_half_precision(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     settings = {"num_hidden_layers": 4, "num_experts": 32, "num_experts_per_tok": 4}

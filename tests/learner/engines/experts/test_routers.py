@@ -24,7 +24,14 @@ torch.set_num_threads(1)
 ONE = EngineLayout("one_process")
 EP = EngineLayout("experts_apart", processes=2, changes={"parallel": ParallelSection(ep=2)})
 DIVIDED = EngineLayout("divided_sequences", processes=2, changes={"parallel": ParallelSection(sp=2)})
-LAYOUTS = pytest.mark.parametrize("layout", [ONE, EP, DIVIDED], ids=lambda layout: layout.name)
+# The same row has these two.
+LAYOUTS = pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(layout, id=layout.name, marks=[pytest.mark.exhaustive] * (layout is not ONE))
+        for layout in (ONE, EP, DIVIDED)
+    ],
+)
 
 
 def test_the_loss_of_balance_is_that_of_transformers_per_chosen_expert() -> None:
@@ -77,7 +84,8 @@ def test_losses_of_routers_are_those_of_plain_torch(
     assert_same(found, gradient)
 
 
-# That of one process is above.
+# That of one process is above. In `make test` a row of `test_equivalence` has both divisions at once.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", [EP, DIVIDED], ids=lambda layout: layout.name)
 def test_a_loss_over_tokens_is_the_same_however_they_are_divided(
     engine_worlds: GetWorld, engine_models: Mapping[str, Path], layout: EngineLayout

@@ -12,7 +12,7 @@ from tests.learner.engines.training import log_probs
 torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("architecture", [pytest.param("qwen3", marks=pytest.mark.exhaustive), "gemma2"])
 def test_log_probs_are_those_of_the_exact_calls(tmp_path, architecture):
     engine = make_engine(make_model(tmp_path / "model", architecture))
     batch = pack(make_sequences(1))

@@ -14,6 +14,7 @@ from rollmesh.testing.fixtures import GetWorld
 from rollmesh.testing.worlds import EngineLayout
 from tests.learner.engines.megatron import checkpoint_case
 from tests.learner.engines.megatron.checkpoint_case import FRESH, Numbers
+from tests.learner.engines.models import one_layer_models
 
 torch.set_num_threads(1)
 
@@ -30,14 +31,20 @@ Matrix = tuple[dict[str, Numbers], dict[tuple[str, str], Numbers]]
 
 
 @pytest.fixture(scope="module")
+def models(engine_models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """A mixture of one layer: none of its layouts has stages."""
+    return {**engine_models} | one_layer_models(tmp_path_factory.mktemp("one-layer"), "experts")
+
+
+@pytest.fixture(scope="module")
 def matrix(
-    engine_worlds: GetWorld, engine_models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
+    engine_worlds: GetWorld, models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str, str], Matrix]:
     """The numbers of all continuations of a model: see `checkpoint_case.write`."""
 
     @cache
     def of(architecture: str, kind: str) -> Matrix:
-        model, folder = engine_models[architecture], tmp_path_factory.mktemp("checkpoints")
+        model, folder = models[architecture], tmp_path_factory.mktemp("checkpoints")
         alone, layouts = {ONE.name: ParallelSection()}, MATRICES[architecture, kind]
         one, two = engine_worlds(ONE), engine_worlds(TWO)
         ((written, _),) = one.run(checkpoint_case.write, model, alone, folder)

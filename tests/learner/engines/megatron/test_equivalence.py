@@ -72,11 +72,11 @@ def reference(model_of: Callable[[str, int], Path], engine_worlds: GetWorld) -> 
 
 
 def short(row: Row) -> Case:
-    """Fewer tokens than on the page: two micro-batches, of which the last step has none for the second rank. Two layers
-    where that is enough for all stages.
+    """Fewer tokens than on the page: two micro-batches, of which the last step has none for the second rank. As many
+    layers as stages have parts, where the row names none.
     """
-    of_several = row.parallel.layers is not None or row.parallel.pp * row.parallel.vpp > 2
-    return replace(row.case, groups=(2, 1), layers=4 if of_several else 2)
+    parts = row.parallel.pp * row.parallel.vpp
+    return replace(row.case, groups=(2, 1), layers=4 if row.parallel.layers is not None or parts > 2 else parts)
 
 
 def _cells() -> Iterator[Any]:

@@ -50,7 +50,10 @@ def test_parts_of_all_ranges_fill_the_pieces_once(data: st.DataObject, rule: Rul
     assert numbers == sum(math.prod(piece.shape) for piece in pieces.pieces)
 
 
-@pytest.mark.parametrize(("processes", "parallel"), [(1, {}), (2, {"tp": 2})], ids=str)
+# `test_checkpoint_matrix` divides matrices.
+@pytest.mark.parametrize(
+    ("processes", "parallel"), [(1, {}), pytest.param(2, {"tp": 2}, marks=pytest.mark.exhaustive)], ids=str
+)
 def test_a_critic_in_half_precision_is_resumed(
     engine_worlds: GetWorld,
     engine_models: Mapping[str, Path],

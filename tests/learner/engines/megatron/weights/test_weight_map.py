@@ -80,7 +80,7 @@ def check(config, sizes, padded=48, *, engine=False, value_model=False) -> None:
         assert all(torch.equal(copy, full[name]) for copy in copies), name
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(st.sampled_from(list(KINDS)), divisions(), st.booleans(), st.booleans(), st.booleans(), st.integers(0, 2))
 def test_any_division_of_any_family(kind, sizes, tied, engine, value_model, padding):
     padded = (-(-45 // sizes.tp) + padding * 20) * sizes.tp
