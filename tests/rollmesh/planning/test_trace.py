@@ -25,7 +25,7 @@ from tests.repository import REPOSITORY
 SIZES = {
     "hidden_size": 512,
     "intermediate_size": 1536,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 64,
