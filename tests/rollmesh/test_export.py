@@ -77,7 +77,7 @@ def train_and_save(harness: Harness, folder: Path, out: Path) -> dict[str, torch
         ("qwen3", {"tp": 2}),
         ("llama", {"tp": 2}),
         ("qwen3_moe", {"tp": 2}),
-        # Tied weights, which two stages have; experts come in the same way without them.
+        # Two stages have the tied weight. Experts are seen above.
         ("qwen3", {"pp": 2}),
         *(pytest.param(name, {"pp": 2}, marks=pytest.mark.exhaustive) for name in ("llama", "qwen3_moe")),
     ],
