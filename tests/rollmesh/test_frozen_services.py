@@ -133,7 +133,7 @@ async def test_a_busy_service_on_a_busy_machine_is_never_killed(
 
     monkeypatch.setattr("rollmesh.launcher.service_process.read_child_process", read)
     supervisor = make_supervisor(frozen_after_s=0.5)
-    running = await started(supervisor, recorder, fake_spec(tmp_path, NAME, "--spin", "4"))
+    running = await started(supervisor, recorder, fake_spec(tmp_path, NAME, "--spin", "2"))
     pid = supervisor.pids()[NAME]
     with busy_machine():
         # That of a process group is the one of main threads alone.

@@ -66,7 +66,7 @@ LOGITS = LogitRoom(kept=1 << 30, tile=1 << 21, rows=1024)
         ),
         pytest.param(
             "llama",
-            {"tie_word_embeddings": False, "vocab_size": 16384},
+            {"tie_word_embeddings": False, "vocab_size": 16384, "num_hidden_layers": 3},
             {"shards": 1, "recompute": False, "tokens": 4096, "lora": LORA},
             marks=pytest.mark.exhaustive,
         ),
