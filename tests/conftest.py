@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 # Files to run in one worker, because they share an engine, ranks or a cached result: parts of their names.
 _SHARED = (
     ("/engines/vllm/",),
-    ("tests/test_layers", "tests/test_supply", "docs/test_docstrings"),
+    ("tests/test_layers", "tests/test_supply", "docs/test_docstrings", "docs/test_prose"),
     ("/test_sglang_",),
     ("tests/faults/",),
     ("generators/placement/test_sleeping", "generators/test_", "generators/weights/"),

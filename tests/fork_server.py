@@ -28,6 +28,15 @@ from tests.repository import REPOSITORY
 
 PYTHON = (sys.executable, "-P", "-m")
 CLI = (*PYTHON, "rollmesh.cli")
+# All that a server loads, step by step: tests/test_imports_at_start.py asks what each step adds.
+STEPS = (
+    ("rollmesh.cli.app", *(name for name in PRELOADED_MODULES if ".launcher." in name or ".cli." in name)),
+    ("rollmesh.reward_service.server.service",),
+    ("rollmesh.buffer.server.process",),
+    ("torch", "tests.devices_watched"),
+    tuple(name for name in PRELOADED_MODULES if ".generators." in name),
+    (*(name for name in PRELOADED_MODULES if ".learner." in name), "tests.devices_unwatched"),
+)
 # The server ends with the thread that has started it: this one stays.
 _STARTER = ThreadPoolExecutor(1, thread_name_prefix="starts the fork server")
 # The threads of computing are each command's own.
@@ -47,7 +56,7 @@ def server() -> ForkServer:
 
 @cache
 def _started() -> ForkServer:
-    started = ForkServer.spawn(PRELOADED_MODULES, environment())
+    started = ForkServer.spawn([name for step in STEPS for name in step], environment())
     assert started is not None
     return started
 

@@ -64,8 +64,9 @@ def number_of(truth: Any) -> Fraction:
 @compares_with(number_of)
 def score(item: RewardItem, truth: Fraction) -> Outcome:
     """1.0 or 0.0; unscorable where the ground truth holds no number. Full solutions are accepted as ground truth."""
-    answer = _answer(after_thoughts(item.response))
-    if answer is None:
+    said = after_thoughts(item.response)
+    answer = _answer(said)
+    if answer is None and said != item.response:
         answer = _answer(item.response)
     correct = float(answer == truth)
     components = {"correct": correct, "format": float(_MARK in item.response)}
@@ -91,7 +92,10 @@ def _places(text: str) -> Iterator[str]:
 
 def _number(text: str) -> Fraction | None:
     """The number with which a text that is an answer begins: the result of a calculation, else its first number."""
-    line = _plain_numbers(next(filter(_DIGIT.search, text.split("\n", 20)), "")[:LONGEST])
+    line = next(filter(_DIGIT.search, text.split("\n", 20)), None)
+    if line is None:
+        return None
+    line = _plain_numbers(line[:LONGEST])
     number = NUMBER.search(line)
     if number is not None and _CALCULATION.match(line, number.start()):
         results = [side for side in line.split("=")[1:] if not _OPERATOR.search(side) and NUMBER.search(side)]

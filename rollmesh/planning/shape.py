@@ -1,9 +1,13 @@
-"""The sizes of a model that its memory follows from; plain numbers, without torch."""
+"""The sizes of a model that its memory follows from; plain numbers, without torch.
+
+Sums are kept: a search makes hundreds of plans of the same model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 
@@ -28,7 +32,7 @@ class Rows(NamedTuple):
         return self.number * self.width
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ParameterGroup:
     """Parameters that are gathered, and whose gradients are reduced, together.
 
@@ -40,22 +44,22 @@ class ParameterGroup:
     tensors: tuple[Rows, ...]
     frozen: tuple[Rows, ...] = ()
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Elements of all tensors."""
         return sum(rows.elements for rows in self._all)
 
-    @property
+    @cached_property
     def trained(self) -> ParameterGroup:
         """Without what is frozen."""
         return ParameterGroup(self.tensors)
 
-    @property
+    @cached_property
     def matrices(self) -> ParameterGroup:
         """The tensors that training changes, without vectors."""
         return ParameterGroup(tuple(rows for rows in self.tensors if rows.width > 1))
 
-    @property
+    @cached_property
     def largest(self) -> int:
         """Elements of the largest tensor."""
         return max((rows.elements for rows in self._all), default=0)
@@ -68,7 +72,7 @@ class ParameterGroup:
         """Tensors of this size."""
         return sum(rows.elements == elements for rows in self._all)
 
-    @property
+    @cached_property
     def _all(self) -> tuple[Rows, ...]:
         return self.tensors + self.frozen
 
@@ -117,7 +121,7 @@ class BlockCosts:
     inference: TokenCost
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelShape:
     """A model.
 
@@ -148,17 +152,17 @@ class ModelShape:
     kv_elements: int
     compressed_kv_elements: int
 
-    @property
+    @cached_property
     def blocks(self) -> list[ParameterGroup]:
         """The group of every block, in order."""
         return [self.kinds[kind] for kind in self.layers]
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Parameters in all."""
         return self._sum(lambda group: group.elements)
 
-    @property
+    @cached_property
     def trained(self) -> int:
         """Parameters that training changes, if the model is trained."""
         return self._sum(lambda group: group.trained.elements)
@@ -177,7 +181,7 @@ class ModelShape:
         """The parameters that a rank gathers where so many ranks have the experts together."""
         return replace(self, kinds=tuple(kind.with_experts_divided(parts) for kind in self.kinds))
 
-    @property
+    @cached_property
     def tied(self) -> bool:
         """True where the output layer is the embedding."""
         return self.output > 0 and self.root.count(self.output) < 2
@@ -192,7 +196,7 @@ class ModelShape:
         """Elements of the gradient of the output layer's weight."""
         return 0 if self.adapted else self.output
 
-    @property
+    @cached_property
     def embedding(self) -> int:
         """Elements of an embedding that FSDP2 gathers by itself: of one that is not tied."""
         return 0 if self.tied else self.root.largest
@@ -202,12 +206,12 @@ class ModelShape:
         """Elements of an output layer that FSDP2 gathers by itself."""
         return 0 if self.tied else self.output
 
-    @property
+    @cached_property
     def rest(self) -> int:
         """Elements that stay gathered through a pass: norms, and tied embeddings."""
         return self.root.elements - self.embedding - self.output_layer
 
-    @property
+    @cached_property
     def largest_block(self) -> int:
         """Elements of the largest block."""
         return max((kind.elements for kind in self.kinds), default=0)

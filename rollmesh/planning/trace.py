@@ -36,7 +36,7 @@ from rollmesh.learner.engines.output.softmax_pieces import Targets
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.architecture import build_on_meta
-from rollmesh.planning.block_costs import TotalsOfModel, grouped_products_by_shape, model_inputs
+from rollmesh.planning.block_costs import grouped_products_by_shape, model_inputs
 from rollmesh.planning.fsdp_memory import FsdpSetup
 from rollmesh.planning.role_memory import INFERENCE, UPDATE, LogitRoom, Phase
 
@@ -136,14 +136,22 @@ def _follow(model: nn.Module, setup: FsdpSetup, inputs: dict[str, Any]) -> Trace
     return TracedStep(inference, _total(tracker, "peak"), left)
 
 
-class _TotalsOfShards(TotalsOfModel, FSDPMemTracker):
+class _TotalsOfModel(MemTracker):
+    """Counts what exists, and does not tell gradients from other tensors: torch's hooks refuse frozen parameters."""
+
+    def _track_module_params_and_buffers(self, module: nn.Module, install_grad_hooks: bool = False) -> tuple[int, int]:
+        del install_grad_hooks
+        return super()._track_module_params_and_buffers(module, install_grad_hooks=False)
+
+
+class _TotalsOfShards(_TotalsOfModel, FSDPMemTracker):
     """The same for a sharded model."""
 
 
 def _tracking(model: nn.Module, optimizer: Optimizer, setup: FsdpSetup) -> MemTracker:
     if setup.sharded:
         return _TotalsOfShards(model, optimizer)
-    tracker = TotalsOfModel()
+    tracker = _TotalsOfModel()
     tracker.track_external(model, optimizer)
     return tracker
 

@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.repository import REPOSITORY
+from tests.sources import parsed
+
 LONGEST_SENTENCE = 25
 # Idioms of another language, word for word.
 TRANSLATED = re.compile(
@@ -19,6 +22,8 @@ TRANSLATED = re.compile(
     r"|said again|for want of|as good as (once|none))\b",
     re.IGNORECASE,
 )
+# The trees of these packages are kept for other tests.
+_PARSED = ("buffer", "generators", "learner", "mesh", "reward_service", "rollmesh")
 MARKERS = {".lua": "--", ".proto": "//"}
 _DIRECTIVE = re.compile(r"(!|noqa|type: ignore|pragma|fmt:)")
 _SECTION = re.compile(r"(Args|Attributes|Invariants|Raises|Returns|Yields|Keys|Example):$")
@@ -46,14 +51,16 @@ class Block(NamedTuple):
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
     """A module, or a statement, and all that stand in it; most nodes of a tree are expressions, and none of these."""
-    yield node
-    for part in ("body", "handlers", "orelse", "finalbody", "cases"):
-        for each in getattr(node, part, ()):
-            yield from statements(each)
+    left = [node]
+    while left:
+        each = left.pop()
+        yield each
+        for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+            left.extend(getattr(each, part, ()))
 
 
-def _docstrings(source: str) -> Iterator[Block]:
-    for node in statements(ast.parse(source)):
+def _docstrings(tree: ast.Module) -> Iterator[Block]:
+    for node in statements(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield Block(node.lineno, node.value.value, True)
 
@@ -93,7 +100,8 @@ def blocks(path: Path) -> list[Block]:
     """All docstrings and comments of a file."""
     source = path.read_text()
     if path.suffix == ".py":
-        return [*_docstrings(source), *_joined(_python_comments(source))]
+        tree = parsed(path) if path.relative_to(REPOSITORY).parts[0] in _PARSED else ast.parse(source)
+        return [*_docstrings(tree), *_joined(_python_comments(source))]
     return list(_joined(_marked_comments(source, MARKERS[path.suffix])))
 
 

@@ -132,8 +132,8 @@ async def test_a_busy_service_on_a_busy_machine_is_never_killed(
         return read_child_process(pid)
 
     monkeypatch.setattr("rollmesh.launcher.service_process.read_child_process", read)
-    supervisor = make_supervisor(frozen_after_s=1.0)
-    running = await started(supervisor, recorder, fake_spec(tmp_path, NAME, "--spin", "4"))
+    supervisor = make_supervisor(frozen_after_s=0.5)
+    running = await started(supervisor, recorder, fake_spec(tmp_path, NAME, "--spin", "2"))
     pid = supervisor.pids()[NAME]
     with busy_machine():
         # That of a process group is the one of main threads alone.
@@ -144,7 +144,7 @@ async def test_a_busy_service_on_a_busy_machine_is_never_killed(
         looks.clear()
         # Twice the bound, where it is silent all the time; a watcher that gets no processor looks less often.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(4.0):
+            async with asyncio.timeout(2.0):
                 while len(looks) < 8 and supervisor.pids() == {NAME: pid}:
                     await asyncio.sleep(0.02)
         assert supervisor.pids() == {NAME: pid}, recorder.events

@@ -23,7 +23,7 @@ def _held() -> tuple[int, set[int]]:
     return len(os.listdir("/proc/self/fd")), {each.pid for each in psutil.Process().children(recursive=True)}
 
 
-@pytest.mark.parametrize("rung", [2, 3])
+@pytest.mark.parametrize("rung", [pytest.param(2, marks=pytest.mark.exhaustive), 3])
 async def test_many_runs_leave_nothing(rung: int, monkeypatch: pytest.MonkeyPatch) -> None:
     files, processes = _held()
     monkeypatch.setattr(executor, "_SHARE", 30)

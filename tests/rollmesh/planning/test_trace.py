@@ -25,7 +25,7 @@ from tests.repository import REPOSITORY
 SIZES = {
     "hidden_size": 512,
     "intermediate_size": 1536,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 64,
@@ -66,7 +66,7 @@ LOGITS = LogitRoom(kept=1 << 30, tile=1 << 21, rows=1024)
         ),
         pytest.param(
             "llama",
-            {"tie_word_embeddings": False, "vocab_size": 16384},
+            {"tie_word_embeddings": False, "vocab_size": 16384, "num_hidden_layers": 3},
             {"shards": 1, "recompute": False, "tokens": 4096, "lora": LORA},
             marks=pytest.mark.exhaustive,
         ),
