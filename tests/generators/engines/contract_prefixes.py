@@ -29,7 +29,7 @@ class PrefixContract:
         requests = []
         for index in range(2 * harness.slots):
             prompt = draws.integers(3, harness.vocabulary, size=draws.integers(1, 20)).tolist()
-            requests.append(request(str(index), prompt, max_tokens=int(draws.integers(8, 40)), seed=index + 1))
+            requests.append(request(str(index), prompt, max_tokens=int(draws.integers(8, 24)), seed=index + 1))
         again = []
         for asked, result in zip(requests, harness.run(requests), strict=True):
             count = (

@@ -9,7 +9,7 @@ import pytest
 from rollmesh.generators.engines.hf import decoder
 from rollmesh.generators.engines.hf.model.traced_forward import DirectForward
 from tests.generators.engines.contract import EngineContract
-from tests.generators.engines.contract_grammars import GrammarContract
+from tests.generators.engines.contract_grammars import GrammarContract, GrammarSwapContract
 from tests.generators.engines.contract_life import LifeContract
 from tests.generators.engines.contract_pauses import PauseContract
 from tests.generators.engines.contract_prefixes import PrefixContract
@@ -56,13 +56,13 @@ class TestHfEngineThatRecordsNothingInFull(ResultContract, SwapContract, PrefixC
 
 
 @pytest.mark.parametrize("harness", [("recompute", "cpu"), ("interrupt", "cpu")], indirect=True)
-class TestHfEngineWithNewKeys(NewKeysContract, GrammarContract):
+class TestHfEngineWithNewKeys(NewKeysContract, GrammarSwapContract):
     pass
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("harness", [("recompute", "cpu"), ("interrupt", "cpu")], indirect=True)
-class TestHfEngineWithNewKeysInFull(SwapContract, PrefixContract, StreamContract, PauseContract):
+class TestHfEngineWithNewKeysInFull(SwapContract, PrefixContract, StreamContract, GrammarContract, PauseContract):
     pass
 
 
