@@ -12,18 +12,8 @@ from rollmesh.mesh.errors import WeightsError
 from tests.generators.engines.harness import PROMPT, V1, V2, EngineHarness, request
 
 
-class ResultContract:
-    """Part of `EngineContract`."""
-
-    def test_result_form(self, harness: EngineHarness) -> None:
-        harness.update(V1, harness.random_weights(0))
-        [result] = harness.run([request("a", max_tokens=5)])
-        assert result.sampled.response_ids.dtype == np.int32
-        assert result.sampled.log_probs.dtype == np.float32
-        assert result.sampled.response_ids.shape == result.sampled.log_probs.shape == (len(result.sampled.versions),)
-        assert (result.sampled.log_probs <= 0).all()
-        assert result.sampled.versions.versions == (V1,)
-        assert result.sampled.response_mask.all()
+class RefillContract:
+    """Part of `ResultContract`: steps of all sizes."""
 
     def test_many_lengths_through_few_slots(self, harness: EngineHarness) -> None:
         """Slots are refilled; every response has its own length and the log-probs of an independent forward pass."""
@@ -55,6 +45,20 @@ class ResultContract:
         assert status.tokens_generated == sum(
             len(result.sampled.response_ids) for result in harness.collector.results.values()
         )
+
+
+class ResultContract(RefillContract):
+    """Part of `EngineContract`."""
+
+    def test_result_form(self, harness: EngineHarness) -> None:
+        harness.update(V1, harness.random_weights(0))
+        [result] = harness.run([request("a", max_tokens=5)])
+        assert result.sampled.response_ids.dtype == np.int32
+        assert result.sampled.log_probs.dtype == np.float32
+        assert result.sampled.response_ids.shape == result.sampled.log_probs.shape == (len(result.sampled.versions),)
+        assert (result.sampled.log_probs <= 0).all()
+        assert result.sampled.versions.versions == (V1,)
+        assert result.sampled.response_mask.all()
 
     def test_tokens_for_groups_are_counted_apart(self, harness: EngineHarness) -> None:
         harness.update(V1, harness.random_weights(1))
