@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 
 from rollmesh.generators.engines.checkpoint_names import CheckpointLayout
 from rollmesh.generators.engines.sglang import backend
-from rollmesh.generators.engines.sglang.http_client import HttpClient
+from rollmesh.generators.engines.sglang.http_client import CALL_S, HttpClient
 from tests.generators.engines.contract_adapters import RANK
 from tests.generators.engines.sglang.server import SharedServer
 from tests.generators.engines.tiny import ContractModel
@@ -32,9 +32,9 @@ def _describing_once(server: SharedServer) -> Callable[..., Awaitable[Any]]:
     """`HttpClient.get`, by which each new engine on the server would have it write out its whole interface."""
     get, described = HttpClient.get, []
 
-    async def get_once(client: HttpClient, path: str, **limits: float) -> Any:
+    async def get_once(client: HttpClient, path: str, timeout_s: float = CALL_S) -> Any:
         if path != "/openapi.json" or not server.is_at(client.address):
-            return await get(client, path, **limits)
+            return await get(client, path, timeout_s)
         if not described:
             described.append(await get(client, path))
         return described[0]
