@@ -12,6 +12,8 @@ import sys
 import tempfile
 
 from rollmesh.cli.app import main
+from rollmesh.generators.engines.hf import decoder
+from rollmesh.generators.engines.hf.model.traced_forward import DirectForward
 from tests.generators.pacing import PaceOfFile
 
 if __name__ == "__main__":
@@ -21,5 +23,7 @@ if __name__ == "__main__":
     os.environ["TMPDIR"], tempfile.tempdir = preparation["temporary"], None
     if preparation["pace"]:
         PaceOfFile(preparation["pace"]).install()
+        # To record the forward pass takes longer than the few tokens do.
+        decoder.record = lambda loaded, *_: DirectForward(loaded.model)
     exec(preparation["first"])
     main()

@@ -185,9 +185,9 @@ async def test_the_greedy_member_is_the_most_likely_response(tmp_path: Path) -> 
 async def test_version_stamps_are_those_of_the_weights_that_drew_the_token(tmp_path: Path, pace: Pace, kv: str) -> None:
     """Weights change three times while sequences run; each token's log-prob is that of the version it names."""
     async with mesh(
-        tmp_path, endless=True, weights__kv=kv, rollout__max_response_tokens=150, rollout__slots=8
+        tmp_path, endless=True, weights__kv=kv, rollout__max_response_tokens=100, rollout__slots=8
     ) as world:
-        pace.tokens = 30
+        pace.tokens = 22
         learner = await world.learner()
         await learner.publish(0)
         world.generator("gen-1")
@@ -197,7 +197,7 @@ async def test_version_stamps_are_those_of_the_weights_that_drew_the_token(tmp_p
         for version in (1, 2, 3):
             await learner.publish(version)
             await learner.swapped(version + 1)
-            pace.tokens += 30
+            pace.tokens += 22
         pace.tokens = None
         batch = await learner.sample(4, 3)
         models = [world.model(version) for version in range(4)]
@@ -208,10 +208,10 @@ async def test_version_stamps_are_those_of_the_weights_that_drew_the_token(tmp_p
                 found = decode(payload)
                 response = found.response_ids.tolist()
                 assert meta.oldest.version == found.versions.oldest.version
-                start = 0
+                start, every = 0, [log_probs(model, prompt, response) for model in models]
                 for length, version in found.versions.runs:
                     part = slice(start, start + length)
-                    scores = [log_probs(model, prompt, response)[part] for model in models]
+                    scores = [of_model[part] for of_model in every]
                     np.testing.assert_allclose(found.log_probs[part], scores[version.version], atol=1e-4)
                     if length > 20:
                         others = [s for v, s in enumerate(scores) if v != version.version]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import functools
 import json
 import string
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 import redis.asyncio
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -32,6 +35,7 @@ from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.retries import call_with_retry
 from rollmesh.mesh.rpc.server import bind, new_server
+from rollmesh.mesh.runtime import memory_tuning
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode
@@ -73,8 +77,9 @@ TOKENIZER = build_tokenizer()
 _NEVER = 10_000
 
 
-def write_model(folder: Path, *, endless: bool, head_dim: int = 16) -> None:
-    """A tiny random Qwen3 model as an ordinary folder; an `endless` one never ends a response by itself."""
+@functools.cache
+def _model(*, endless: bool, head_dim: int) -> tuple[Mapping[str, bytes], PreTrainedModel]:
+    """A tiny random Qwen3 model and its files; an `endless` one never ends a response by itself."""
     config = Qwen3Config(
         vocab_size=len(TOKENIZER),
         hidden_size=32,
@@ -91,8 +96,12 @@ def write_model(folder: Path, *, endless: bool, head_dim: int = 16) -> None:
         bos_token_id=None,
     )
     torch.manual_seed(1)
-    AutoModelForCausalLM.from_config(config).to(torch.float32).save_pretrained(folder)
-    TOKENIZER.save_pretrained(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        AutoModelForCausalLM.from_config(config).to(torch.float32).save_pretrained(folder)
+        TOKENIZER.save_pretrained(folder)
+        # Read before generators load theirs in this process: transformers ties no weights anywhere meanwhile.
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        return {file.name: file.read_bytes() for file in Path(folder).iterdir()}, model
 
 
 def settings(folder: Path, **overrides: Any) -> Config:
@@ -283,9 +292,10 @@ class World:
         self.folder = folder
         self.config = config
         self.model_folder = folder / "model"
-        write_model(self.model_folder, endless=endless, head_dim=head_dim)
-        # Read once, before generators load theirs in this process: transformers ties no weights anywhere meanwhile.
-        self._model = AutoModelForCausalLM.from_pretrained(self.model_folder)
+        self.model_folder.mkdir()
+        files, self._model = _model(endless=endless, head_dim=head_dim)
+        for name, content in files.items():
+            (self.model_folder / name).write_bytes(content)
         self.buffer: BufferFront
         self.address = ""
         self.stack = AsyncExitStack()
@@ -305,6 +315,8 @@ class World:
         self, member_id: str | None = None, *, code: CodeRule = ANY_CODE, shares_devices: bool | None = None
     ) -> tuple[asyncio.Task[int], Shutdown]:
         """A generator inside this process."""
+        if self.config.rollout.engine == "hf":
+            self._ease_generators()
         shutdown = Shutdown()
         task = asyncio.create_task(
             serve(
@@ -326,6 +338,17 @@ class World:
 
         self.stack.push_async_callback(end)
         return task, shutdown
+
+    def _ease_generators(self) -> None:
+        """Engines call the model directly: to record its forward pass takes longer than all tokens of a test.
+        Generators look for no open files: this process has far more objects than theirs, and flushes its files itself.
+        """
+        from rollmesh.generators.engines.hf import decoder
+        from rollmesh.generators.engines.hf.model.traced_forward import DirectForward
+
+        patch = self.stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(decoder, "record", lambda loaded, *_: DirectForward(loaded.model))
+        patch.setattr(memory_tuning, "note_files", lambda: None)
 
     async def process(
         self, member_id: str, first: str = "", *, bound: int | None = None, options: Sequence[str] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, get_args
 
 import pytest
@@ -77,7 +78,7 @@ KEYWORDS = {"and", "as", "in", "is", "if", "or", "not", "for", "def", "del", "tr
 
 
 @pytest.mark.parametrize("form", WRITERS)
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(calls=CALLS)
 def test_what_is_written_is_read(form: str, calls: Calls) -> None:
     if form == "pythonic" and any({n, *a} & KEYWORDS for n, a in calls):
@@ -88,7 +89,7 @@ def test_what_is_written_is_read(form: str, calls: Calls) -> None:
     assert parsed.content == ""
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(NAMES, st.dictionaries(NAMES, st.text("ab {}1\n.", max_size=8), max_size=3)), min_size=1))
 def test_values_of_the_xml_form_are_text(calls: list[tuple[str, dict[str, str]]]) -> None:
     text = "Let me see." + "".join(
@@ -170,12 +171,9 @@ def test_the_configuration_knows_every_parser() -> None:
     assert set(get_args(ParserName)) == {"auto", *PARSERS}
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", get_args(ParserName)[1:])
-def test_what_a_model_repeats_without_end_is_read_in_no_time(name: ParserName) -> None:
-    """Each text takes minutes or hours where the time grows with the square of its length, or worse."""
-    parse, count = choose_parser(name, ""), 50_000
-    for text in (
+def _repeated(count: int) -> list[str]:
+    """Texts as a model writes them that repeats itself."""
+    return [
         "<tool_call><function=f>" + "<parameter=x>" * count + "</function></tool_call>",
         "<tool_call><function=f>" + "<parameter=" * count + "</function></tool_call>",
         "<tool_call><function=f>" + "</function>" * count + " " * count,
@@ -200,8 +198,20 @@ def test_what_a_model_repeats_without_end_is_read_in_no_time(name: ParserName) -
             )
         ),
         "<tool_call><function=f><parameter=x>" * count + "</parameter></function>",
-    ):
-        parse(text)
+    ]
+
+
+@pytest.mark.parametrize("name", get_args(ParserName)[1:])
+def test_what_a_model_repeats_without_end_is_read_in_no_time(name: ParserName) -> None:
+    """Four times the text takes four times the processor time: sixteen times, if that grew with the square."""
+    parse, count = choose_parser(name, ""), 4_000
+    for less, more in zip(_repeated(count), _repeated(4 * count), strict=True):
+        begin = time.process_time()
+        parse(less)
+        middle = time.process_time()
+        parse(more)
+        # Where both are read in no time, their ratio means nothing.
+        assert time.process_time() - middle < 10 * (middle - begin) + 0.5, less[:80]
 
 
 @pytest.mark.parametrize("repeated", ["a.", "-", "(", "[", "not ", "1+", "f(x="])

@@ -39,6 +39,26 @@ def tokenizers_are_read_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_recorded() -> Iterator[None]:
+    """Engines of the `hf` kind call the model directly: to record its forward pass takes longer than most tests."""
+    from rollmesh.generators.engines.hf import decoder
+    from rollmesh.generators.engines.hf.model.traced_forward import DirectForward
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder, "record", lambda loaded, *_: DirectForward(loaded.model))
+        yield
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of the `hf` kind record the forward pass, as they do for users."""
+    from rollmesh.generators.engines.hf import decoder
+    from rollmesh.generators.engines.hf.model.traced_forward import record
+
+    monkeypatch.setattr(decoder, "record", record)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips, or fails, what needs vLLM in this very environment."""

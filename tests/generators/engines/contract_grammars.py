@@ -24,7 +24,26 @@ ADD: dict[str, Any] = {
 GRAMMAR = "start: " + " | ".join(f'"{text}"' for text in CHOICES)
 
 
-class GrammarContract:
+class GrammarSwapContract:
+    """Part of `GrammarContract`: what depends on the keys of a response that outlives a swap."""
+
+    def test_a_response_under_a_grammar_outlives_a_swap(self, harness: EngineHarness) -> None:
+        if not harness.engine.takes_grammars:
+            return
+        harness.update(V1, harness.random_weights(7))
+        under = request("a", grammar="start: /[a-z]{40,60}/", max_tokens=harness.long)
+        harness.freeze([request("first", max_tokens=harness.long), under])
+        harness.update(V2, harness.random_weights(8))
+        harness.resume()
+        [result] = harness.collector.wait(["a"])
+        ids = result.sampled.response_ids.tolist()
+        text = harness.text(ids[:-1] if ids[-1] == harness.eos else ids)
+        assert text.isalpha()
+        assert text.islower()
+        assert result.sampled.versions.newest == V2
+
+
+class GrammarContract(GrammarSwapContract):
     """Part of `EngineContract`."""
 
     def test_a_response_is_of_its_grammar(self, harness: EngineHarness) -> None:
@@ -106,21 +125,6 @@ class GrammarContract:
             assert first in either if result is drawn else first == likelier
             expected = (logits / scale).log_softmax(-1)[either.index(first)] if scale else 0.0
             np.testing.assert_allclose(result.sampled.log_probs, [expected, 0, 0], atol=harness.tolerance)
-
-    def test_a_response_under_a_grammar_outlives_a_swap(self, harness: EngineHarness) -> None:
-        if not harness.engine.takes_grammars:
-            return
-        harness.update(V1, harness.random_weights(7))
-        under = request("a", grammar="start: /[a-z]{40,60}/", max_tokens=harness.long)
-        harness.freeze([request("first", max_tokens=harness.long), under])
-        harness.update(V2, harness.random_weights(8))
-        harness.resume()
-        [result] = harness.collector.wait(["a"])
-        ids = result.sampled.response_ids.tolist()
-        text = harness.text(ids[:-1] if ids[-1] == harness.eos else ids)
-        assert text.isalpha()
-        assert text.islower()
-        assert result.sampled.versions.newest == V2
 
     def test_only_engines_that_can_take_tokens_before_a_grammars_rest(self, harness: EngineHarness) -> None:
         if harness.engine.takes_grammars and not harness.engine.resumes_grammars:

@@ -41,7 +41,7 @@ class LifeContract:
         harness.engine.submit([request("a", max_tokens=5)])
         assert harness.engine.drain(harness.deadline_s)
         assert "a" in harness.collector.results
-        waiting = [request(f"b{index}", max_tokens=harness.long) for index in range(4 * harness.slots)]
+        waiting = [request(f"b{index}", max_tokens=harness.long) for index in range(3 * harness.slots)]
         harness.freeze(waiting)
         assert not harness.engine.drain(0)
         harness.engine.stop()

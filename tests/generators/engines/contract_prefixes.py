@@ -27,9 +27,9 @@ class PrefixContract:
         harness.update(V1, weights)
         draws = np.random.default_rng(1)
         requests = []
-        for index in range(2 * harness.slots):
+        for index in range(harness.slots):
             prompt = draws.integers(3, harness.vocabulary, size=draws.integers(1, 20)).tolist()
-            requests.append(request(str(index), prompt, max_tokens=int(draws.integers(8, 40)), seed=index + 1))
+            requests.append(request(str(index), prompt, max_tokens=int(draws.integers(8, 24)), seed=index + 1))
         again = []
         for asked, result in zip(requests, harness.run(requests), strict=True):
             count = (

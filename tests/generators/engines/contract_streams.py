@@ -32,8 +32,8 @@ class StreamContract:
         """Those of streamed requests; others have none."""
         harness.update(V1, harness.random_weights(5))
         requests = [
-            request(str(index), [3 + index], stream=index % 3 != 0, max_tokens=1 + 5 * index, seed=index + 1)
-            for index in range(3 * harness.slots)
+            request(str(index), [3 + index], stream=index % 3 != 0, max_tokens=1 + 2 * index, seed=index + 1)
+            for index in range(2 * harness.slots)
         ]
         for asked, result in zip(requests, harness.run(requests), strict=True):
             if asked.stream:

@@ -23,12 +23,58 @@ from tests.generators.engines.harness import (
 )
 
 
-class RunningSwapContract:
-    """Part of `SwapContract`: what becomes of running sequences, whatever the engine does with their keys."""
+class PartsContract:
+    """Part of `SwapContract`: the versions of a response's parts, whatever the engine does with their keys."""
+
+    def test_each_part_of_a_response_keeps_its_versions(self, harness: EngineHarness) -> None:
+        """A prefix of versions that this engine never had, and a swap while the rest is sampled."""
+        emitted = {V1: 10, V2: 11, V3: 12}
+        harness.update(V2, harness.constant_weights(11))
+        before = harness.freeze(
+            [
+                behind("same", constant_prefix(11, 5, V2), max_tokens=harness.long),
+                behind("older", constant_prefix(10, 9, V1), max_tokens=harness.long),
+            ],
+            known=2,
+        )
+        assert before["older"].sampled.versions.runs[0] == (9, V1)
+        assert harness.update(V3, harness.constant_weights(12)).in_flight == 2
+        harness.resume()
+        same, older = harness.collector.wait(["same", "older"])
+        drawn = {"same": harness.drawn(before["same"], same), "older": harness.drawn(before["older"], older)}
+        assert same.sampled.versions.runs == ((drawn["same"], V2), (harness.long - drawn["same"], V3))
+        assert older.sampled.versions.runs == ((9, V1), (drawn["older"] - 9, V2), (harness.long - drawn["older"], V3))
+        for result in (same, older):
+            assert result.sampled.response_ids.tolist() == [emitted[version] for version in result.sampled.versions]
+            assert result.finish_reason == "length"
+        assert set(older.sampled.log_probs[:9].tolist()) == {-7.25}
+        assert (older.sampled.log_probs[9:] > -0.1).all()
+
+
+class NewKeysContract(PartsContract):
+    """For an engine with another policy than `keep`."""
+
+    def test_tokens_behind_a_swap_are_of_the_new_weights_alone(self, harness: EngineHarness) -> None:
+        """Their log-probs are those of one pass of the new weights over the whole, the first tokens included."""
+        harness.update(V1, harness.random_weights(4))
+        names = [str(index) for index in range(2)]
+        before = harness.freeze([request(name, max_tokens=harness.long) for name in names], tokens=10, known=2)
+        weights = harness.random_weights(5)
+        harness.update(V2, weights)
+        harness.resume()
+        for result in harness.collector.wait(names):
+            drawn, ids = harness.drawn(before[result.request_id], result), result.sampled.response_ids.tolist()
+            expected = harness.log_probs(weights, [*PROMPT, *ids])[-len(ids) :]
+            assert 0 < drawn < harness.long == len(ids)
+            np.testing.assert_allclose(result.sampled.log_probs[drawn:], expected[drawn:], atol=harness.tolerance)
+
+
+class SwapContract(PartsContract):
+    """Part of `EngineContract`."""
 
     def test_every_token_carries_the_version_that_produced_it(self, harness: EngineHarness) -> None:
         """Each version emits a constant token of its own, and is swapped in while sequences run: nothing is lost."""
-        emitted = {PolicyVersion(1, number): 10 + number for number in range(1, 7)}
+        emitted = {PolicyVersion(1, number): 10 + number for number in range(1, 5)}
         first, *later = emitted
         harness.update(first, harness.constant_weights(emitted[first]))
         flow = _Flow(harness)
@@ -72,52 +118,6 @@ class RunningSwapContract:
             drawn = harness.drawn(part, result)
             assert result.sampled.versions.runs == ((drawn, V1), (harness.long - drawn, V2))
             assert result.sampled.response_ids.tolist() == [10] * drawn + [11] * (harness.long - drawn)
-
-    def test_each_part_of_a_response_keeps_its_versions(self, harness: EngineHarness) -> None:
-        """A prefix of versions that this engine never had, and a swap while the rest is sampled."""
-        emitted = {V1: 10, V2: 11, V3: 12}
-        harness.update(V2, harness.constant_weights(11))
-        before = harness.freeze(
-            [
-                behind("same", constant_prefix(11, 5, V2), max_tokens=harness.long),
-                behind("older", constant_prefix(10, 9, V1), max_tokens=harness.long),
-            ],
-            known=2,
-        )
-        assert before["older"].sampled.versions.runs[0] == (9, V1)
-        assert harness.update(V3, harness.constant_weights(12)).in_flight == 2
-        harness.resume()
-        same, older = harness.collector.wait(["same", "older"])
-        drawn = {"same": harness.drawn(before["same"], same), "older": harness.drawn(before["older"], older)}
-        assert same.sampled.versions.runs == ((drawn["same"], V2), (harness.long - drawn["same"], V3))
-        assert older.sampled.versions.runs == ((9, V1), (drawn["older"] - 9, V2), (harness.long - drawn["older"], V3))
-        for result in (same, older):
-            assert result.sampled.response_ids.tolist() == [emitted[version] for version in result.sampled.versions]
-            assert result.finish_reason == "length"
-        assert set(older.sampled.log_probs[:9].tolist()) == {-7.25}
-        assert (older.sampled.log_probs[9:] > -0.1).all()
-
-
-class NewKeysContract(RunningSwapContract):
-    """For an engine with another policy than `keep`."""
-
-    def test_tokens_behind_a_swap_are_of_the_new_weights_alone(self, harness: EngineHarness) -> None:
-        """Their log-probs are those of one pass of the new weights over the whole, the first tokens included."""
-        harness.update(V1, harness.random_weights(4))
-        names = [str(index) for index in range(2)]
-        before = harness.freeze([request(name, max_tokens=harness.long) for name in names], tokens=10, known=2)
-        weights = harness.random_weights(5)
-        harness.update(V2, weights)
-        harness.resume()
-        for result in harness.collector.wait(names):
-            drawn, ids = harness.drawn(before[result.request_id], result), result.sampled.response_ids.tolist()
-            expected = harness.log_probs(weights, [*PROMPT, *ids])[-len(ids) :]
-            assert 0 < drawn < harness.long == len(ids)
-            np.testing.assert_allclose(result.sampled.log_probs[drawn:], expected[drawn:], atol=harness.tolerance)
-
-
-class SwapContract(RunningSwapContract):
-    """Part of `EngineContract`."""
 
     def test_requests_wait_for_the_first_weights(self, harness: EngineHarness) -> None:
         harness.engine.submit([request("early", max_tokens=3)])
@@ -191,9 +191,9 @@ class SwapContract(RunningSwapContract):
     def test_pinned_requests_finish_before_a_swap(self, harness: EngineHarness) -> None:
         """Running ones, and such as come while it waits; free ones do not start meanwhile."""
         harness.update(V1, harness.constant_weights(10))
-        lengths = [harness.long] + [30] * (2 * harness.slots - 1)
+        lengths = [harness.long] + [15] * (2 * harness.slots - 1)
         pinned = [request(f"pinned{i}", max_tokens=length, pinned=True) for i, length in enumerate(lengths)]
-        free = [request(f"free{index}", max_tokens=40) for index in range(harness.slots)]
+        free = [request(f"free{index}", max_tokens=20) for index in range(harness.slots)]
         mixed = [item for pair in zip(pinned, free, strict=False) for item in pair] + pinned[len(free) :]
         harness.freeze(mixed)
         swap = harness.engine.update_weights(V2, harness.constant_weights(11).items(), "")
@@ -251,7 +251,7 @@ class _Flow:
 
     def _top_up(self) -> None:
         missing = 2 * self._harness.slots - (len(self.lengths) - len(self._harness.collector.results))
-        lengths = self._draws.integers(20, 60, size=max(0, missing)).tolist()
+        lengths = self._draws.integers(15, 45, size=max(0, missing)).tolist()
         begin = len(self.lengths)
         self.lengths += lengths
         self._harness.engine.submit(

@@ -69,7 +69,7 @@ class EngineHarness(ABC):
     tells_late: ClassVar[int] = 0
     reveals: ClassVar[int] = 0
     joint_filters: ClassVar[bool] = False
-    long: ClassVar[int] = 80
+    long: ClassVar[int] = 40
     deadline_s: ClassVar[float] = DEADLINE_S
 
     def __init__(self) -> None:

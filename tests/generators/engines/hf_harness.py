@@ -16,8 +16,6 @@ class HfHarness(ModelHarness):
     """A new engine, model and all, per test."""
 
     tolerance = 1e-4
-    # It stands still within a step of what asks for it.
-    long = 40
 
     def __init__(
         self, model: ContractModel, kv: KvPolicy, device: str = "cpu", kv_gib: float | None = None, sharing: int = 1

@@ -26,7 +26,7 @@ from rollmesh.generators.engines.hf.model.loading import load_model
 from rollmesh.generators.engines.hf.model.prefill import Prefiller
 from rollmesh.generators.engines.types import GenerationRequest
 from tests.generators.engines import tiny
-from tests.generators.engines.harness import PROMPT, V1, V2, request
+from tests.generators.engines.harness import V1, V2, request
 from tests.generators.engines.hf_harness import HfHarness
 from tests.generators.engines.tiny import ContractModel
 
@@ -77,13 +77,13 @@ def test_storage_has_room_and_keeps_to_its_budget(slots: int, sixty_fours: int, 
 def test_with_little_room_fewer_are_decoded_and_none_is_lost(contract_model: ContractModel) -> None:
     """The last to start make room, with their tokens; seeded draws and log-probs are those of an engine with room."""
     asked = [
-        request(f"{index}", PROMPT[: 1 + index % 4], max_tokens=110 + 9 * (index % 5), seed=index + 1)
+        request(f"{index}", [3 + index] * (50 + index % 4), max_tokens=24 + 3 * (index % 5), seed=index + 1)
         for index in range(HfHarness.slots + 2)
     ]
     with serving(contract_model) as harness:
         expected = harness.run(asked)
         assert harness.engine.status().preemptions == 0
-    with serving(contract_model, 2 * rounded(harness.context)) as harness:
+    with serving(contract_model, rounded(harness.context)) as harness:
         found = harness.run(asked)
         status = harness.engine.status()
         assert status.preemptions > 0
@@ -91,7 +91,7 @@ def test_with_little_room_fewer_are_decoded_and_none_is_lost(contract_model: Con
         harness.freeze([request("one", max_tokens=harness.long)])
         assert 0 < (harness.engine.status().kv_usage or 0) <= 0.5
         decoder: Decoder = harness.engine._decoder  # type: ignore[attr-defined]  # a look inside
-        assert decoder.release() <= 2 * rounded(harness.context) * TOKEN_BYTES
+        assert decoder.release() <= rounded(harness.context) * TOKEN_BYTES
     for one, other in zip(expected, found, strict=True):
         assert other.sampled.response_ids.tolist() == one.sampled.response_ids.tolist()
         np.testing.assert_allclose(other.sampled.log_probs, one.sampled.log_probs, atol=1e-4)
@@ -175,7 +175,9 @@ def test_what_finds_no_memory_together_is_decoded_apart(
     where: str, contract_model: ContractModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every response is the one of an engine with memory enough."""
-    asked = [request(f"{index}", [3 + index], max_tokens=70 + index, seed=index + 1) for index in range(7)]
+    # All grow into the second sixty-four columns of the storage, where that is what is short.
+    prompt = 56 if where == "storage" else 1
+    asked = [request(f"{index}", [3 + index] * prompt, max_tokens=12 + index, seed=index + 1) for index in range(7)]
     with serving(contract_model) as harness:
         expected = harness.run(asked)
         if where == "prefill":
@@ -216,7 +218,15 @@ def _limit_storage(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "culprits", [{"3": 0}, {"0": 0}, {"0": 9}, {"4": 4}, {"0": 4, "1": 0, "2": 17, "7": 9, "8": 2}], ids=str
+    "culprits",
+    [
+        {"3": 0},
+        pytest.param({"0": 0}, marks=pytest.mark.exhaustive),
+        pytest.param({"0": 9}, marks=pytest.mark.exhaustive),
+        pytest.param({"4": 4}, marks=pytest.mark.exhaustive),
+        {"0": 4, "1": 0, "2": 17, "7": 9, "8": 2},
+    ],
+    ids=str,
 )
 def test_a_sequence_at_which_steps_fail_is_found_among_others(
     culprits: dict[str, int], contract_model: ContractModel, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,8 @@ from rollmesh.generators.engines.hf.model.loading import load_model
 from rollmesh.generators.engines.hf.model.traced_forward import DirectForward, ForwardPass, TracedForward
 from tests.generators.engines import tiny
 
+pytestmark = [pytest.mark.usefixtures("recorded")]
+
 
 def forward_pass(folder: Path, name: str) -> ForwardPass:
     """A decoder's choice for an architecture once it has weights."""

@@ -235,7 +235,8 @@ def test_an_engine_takes_mapped_memory_of_a_version_that_is_gone(tmp_path: Path)
 def test_former_weights_are_let_go_of_beside_decoding(harness: HfHarness) -> None:
     """Giving a large set back takes long: not the thread that decodes does it."""
     engine_threads, freed = set(), threading.Event()
-    first = harness.random_weights(0)
+    # No one else has it.
+    first = {name: tensor.clone() for name, tensor in harness.random_weights(0).items()}
     watched = first["lm_head.weight"]
 
     def note() -> None:

@@ -112,11 +112,14 @@ class ContractModel:
         size = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "max_position_embeddings": context}
         blocks = {**BLOCKS, **size, "eos_token_id": EOS, "tie_word_embeddings": False}
         self._reference = build_model(Qwen3Config(**blocks))
+        self._random: dict[int, dict[str, torch.Tensor]] = {}
         self.tokenizer = train_tokenizer()
         self.folder = save_folder(folder, self._reference, self.tokenizer)
 
     def random_weights(self, seed: int) -> dict[str, torch.Tensor]:
-        """Under which sequences vary and do not end, at any temperature that is used."""
+        """Under which sequences vary and do not end, at any temperature that is used; not to be changed in place."""
+        if seed in self._random:
+            return dict(self._random[seed])
         weights = dict(build_model(self._reference.config, seed).state_dict())
         # The first number of every hidden state is one; the logit of the end token alone reads it.
         for name, tensor in weights.items():
@@ -128,7 +131,8 @@ class ContractModel:
                 tensor[:, 0] = 0
                 tensor[EOS] = 0
                 tensor[EOS, 0] = -1000
-        return weights
+        self._random[seed] = weights
+        return dict(weights)
 
     def constant_weights(self, token: int) -> dict[str, torch.Tensor]:
         """Under which every token drawn is `token`."""

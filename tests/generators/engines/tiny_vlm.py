@@ -125,6 +125,7 @@ class TinyVlm:
         self.tokenizer.add_special_tokens({"additional_special_tokens": ["<image>", *_AROUND]})
         self.config, self.processor, self.wide = _KINDS[kind](self.tokenizer)
         self._reference = self.build(self.config, 0)
+        self._random: dict[int, dict[str, torch.Tensor]] = {}
         self.folder = tiny.save_folder(folder, self._reference, None)
         self.processor.save_pretrained(folder)
 
@@ -139,8 +140,10 @@ class TinyVlm:
         return model
 
     def random_weights(self, seed: int) -> dict[str, torch.Tensor]:
-        """Under which sequences vary and seldom end."""
-        return dict(self.build(self.config, seed).state_dict())
+        """Under which sequences vary and seldom end; not to be changed in place."""
+        if seed not in self._random:
+            self._random[seed] = dict(self.build(self.config, seed).state_dict())
+        return dict(self._random[seed])
 
     def log_probs(
         self, weights: dict[str, torch.Tensor], prompt: Sequence[int], images: Sequence[bytes], response: Sequence[int]

@@ -17,11 +17,10 @@ import pytest
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.adapters import AdapterShape
 from rollmesh.generators.engines.interface import EngineListener, InferenceEngine
-from rollmesh.generators.engines.sglang import server_args
+from rollmesh.generators.engines.sglang import server_args, streamed_job
 from rollmesh.generators.engines.sglang.engine import SglangEngine
 from rollmesh.generators.engines.sglang.server_args import KEY_FILE, STREAM_INTERVAL
 from rollmesh.generators.engines.sglang.server_process import ServerProcess
-from rollmesh.generators.engines.sglang.streamed_job import REVEAL_TOKENS
 from rollmesh.generators.engines.types import EngineSettings, KvPolicy
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.private_files import read_secret
@@ -36,6 +35,8 @@ START_S = 300.0
 # One for the prompt, and those whose tokens are told of together with the ones that are waited for.
 _MORE_STEPS = 1 + STREAM_INTERVAL
 _CALL_S = 60.0
+# More than come together, as the product's number is; responses need not be longer than those of other engines.
+_REVEAL_TOKENS = 12
 _SHARED = "/dev/shm/"  # where the kernel has it
 
 
@@ -89,6 +90,8 @@ class SharedServer:
     def __init__(self, folder: Path, device: str = "cpu", rank: int = 0, **section: Any) -> None:
         self._folder, self._settings = folder, settings(device, rank, **section)
         self._owner: SglangEngine | None = None
+        # Each makes a TLS context of its own, which takes longer than all calls of a test.
+        self._http = httpx.Client(timeout=_CALL_S)
         self.key_file = Path()
 
     @property
@@ -105,11 +108,18 @@ class SharedServer:
         address: str = self._backend._client.address
         return address
 
+    def is_at(self, address: str) -> bool:
+        """Whether it has started, at this URL."""
+        return self.key_file.name != "" and address == self.address
+
     def adapters(self) -> set[str]:
         """Names of the adapters that it has."""
-        headers = {"Authorization": f"Bearer {read_secret(self.key_file, 'key')}"}
-        answer = httpx.get(f"{self.address}/v1/models", headers=headers, timeout=_CALL_S).raise_for_status()
+        answer = self._call("GET", "/v1/models")
         return {model["id"] for model in answer.json()["data"] if model["parent"]}
+
+    def take_steps(self, number: int) -> None:
+        """Lets it take so many steps, and one for each further request; 0: all of them (see `step_gate`)."""
+        self._call("POST", "/slow_down", json={"forward_sleep_time": number})
 
     def traces(self) -> Traces:
         """Its resources."""
@@ -135,8 +145,13 @@ class SharedServer:
 
     def close(self) -> None:
         """Ends it."""
+        self._http.close()
         if self._owner is not None:
             self._owner.stop()
+
+    def _call(self, method: str, path: str, **content: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {read_secret(self.key_file, 'key')}"}
+        return self._http.request(method, f"{self.address}{path}", headers=headers, **content).raise_for_status()
 
     @property
     def _backend(self) -> Any:
@@ -169,7 +184,7 @@ class SglangHarness(ModelHarness):
     seeded = False
     # Tokens that it has not sent at a pause, and those sampled before it hears of the pause.
     tells_late = 24
-    reveals = REVEAL_TOKENS
+    reveals = _REVEAL_TOKENS
     joint_filters = True
     sleep_frees = False
     deadline_s = 120.0
@@ -189,26 +204,22 @@ class SglangHarness(ModelHarness):
             transfer=transfer,  # type: ignore[arg-type] # a literal
         )
         self._settings = EngineSettings(slots=self.slots, kv=kv, device=device, adapters=_shape(rank), sglang=section)
+        self._server, self._patch = server, pytest.MonkeyPatch()
+        self._patch.setattr(streamed_job, "REVEAL_TOKENS", _REVEAL_TOKENS)
         super().__init__(model)
 
     @contextmanager
     def slowly(self, tokens: int) -> Iterator[None]:
         """See `EngineHarness.slowly`."""
-        self._take_steps(tokens + _MORE_STEPS)
+        self._server.take_steps(tokens + _MORE_STEPS)
         try:
             yield
         finally:
-            self._take_steps(0)
+            self._server.take_steps(0)
 
-    def _take_steps(self, number: int) -> None:
-        """The server takes so many steps after each request; 0: all of them (see `step_gate`)."""
-        section = self._settings.sglang
-        assert section.key_file is not None
-        headers = {"Authorization": f"Bearer {read_secret(section.key_file, 'key')}"}
-        answer = httpx.post(
-            f"{section.address}/slow_down", json={"forward_sleep_time": number}, headers=headers, timeout=_CALL_S
-        )
-        answer.raise_for_status()
+    def close(self) -> None:
+        super().close()
+        self._patch.undo()
 
     def fail_at(self, token: int) -> None:
         streams: Any = self.engine._backend._requests  # type: ignore[attr-defined] # of a driven engine

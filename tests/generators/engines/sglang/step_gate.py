@@ -1,8 +1,8 @@
 """A gate before the steps of SGLang's schedulers, which run ahead of the process that drives them.
 
 Without it a response may be over before this process receives its first tokens. It is a plugin of SGLang, and what
-`/slow_down` tells is no time but a number: of steps that a scheduler takes. Then it answers calls alone, until it is
-told of another request or abort. All ranks see all calls in the same order, hence stop at the same step.
+`/slow_down` tells is no time but a number: of steps that a scheduler takes. Each request or abort that it is told of
+gives it one more. Then it answers calls alone. All ranks see all calls in the same order, hence stop at the same step.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class _Gate:
     """The gate of one scheduler.
 
     Attributes:
-        steps: that it takes after the last news; None: as many as it has work for.
-        taken: since then.
+        steps: that it may take; None: as many as it has work for.
+        taken: of these.
     """
 
     steps: int | None = None
@@ -61,8 +61,7 @@ class _Gate:
         return calls
 
     def _hear(self, calls: list[Any]) -> None:
-        if any(type(call).__name__ in _NEWS for call in calls):
-            self.taken = 0
+        self.taken -= sum(type(call).__name__ in _NEWS for call in calls)
 
 
 def install() -> None:

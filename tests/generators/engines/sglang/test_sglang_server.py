@@ -69,13 +69,14 @@ def test_every_transfer_brings_the_weights_and_no_cache_outlives_them(
 
 def test_a_server_answers_those_alone_who_have_its_key(sglang_server: SharedServer) -> None:
     """Else every user of its host could call it, and a call of weights runs code."""
-    found = {
-        (path, key): httpx.post(f"{sglang_server.address}{path}", json={}, headers=headers, timeout=240).status_code
-        for path in ("/generate", "/update_weights_from_tensor", "/update_weights_from_disk", "/pause_generation")
-        for key, headers in (("none", {}), ("wrong", {"Authorization": "Bearer wrong"}))
-    }
-    assert set(found.values()) == {401}, found
-    assert httpx.get(f"{sglang_server.address}/server_info", timeout=240).status_code == 401
+    with httpx.Client(base_url=sglang_server.address, timeout=240) as client:
+        found = {
+            (path, key): client.post(path, json={}, headers=headers).status_code
+            for path in ("/generate", "/update_weights_from_tensor", "/update_weights_from_disk", "/pause_generation")
+            for key, headers in (("none", {}), ("wrong", {"Authorization": "Bearer wrong"}))
+        }
+        assert set(found.values()) == {401}, found
+        assert client.get("/server_info").status_code == 401
     key = sglang_server.key_file.read_text().strip()
     assert not [process for process in sglang_server.traces().processes if key in " ".join(process.cmdline())]
 

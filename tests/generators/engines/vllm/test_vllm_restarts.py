@@ -20,7 +20,7 @@ from tests.generators.world import mesh
 
 log = logging.getLogger(__name__)
 # A response has 16 tokens on average: all slots are amid one when the engine stands still.
-_GROUPS, _TOKENS = 12, 20
+_GROUPS, _TOKENS = 6, 20
 _START_S = 300.0
 _LOGGER = "rollmesh.generators.engines.vllm.weight_loading"
 

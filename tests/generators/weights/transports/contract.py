@@ -91,7 +91,7 @@ class TransportContract:
             # Files opened once and kept are not counted.
             first = BucketSet.full(learner.publish(0))
             await asyncio.wait_for(receiver.receive(learner.fetch(first), Arrivals(first)), DEADLINE_S)
-            bucket_set = BucketSet.full(learner.publish(1, rows=20_000))
+            bucket_set = BucketSet.full(learner.publish(1, rows=5_000))
             before = _belongings(shared)
             arrivals = Arrivals(bucket_set)
             transfer = asyncio.create_task(receiver.receive(learner.fetch(bucket_set, member_id="one"), arrivals))

@@ -109,7 +109,7 @@ async def test_a_stopped_receiver_holds_up_no_one(tmp_path: Path) -> None:
         # All three are expected, so that nothing depends on how soon they come.
         gloo._expected, gloo._window_s = {"here-0", "here-1", "stops"}, DEADLINE_S
         gloo._timeout_s = STALL_S
-        bucket_set = BucketSet.full(learner.publish(0, rows=30_000))
+        bucket_set = BucketSet.full(learner.publish(0, rows=12_000))
         await start(learner)
         first = [asyncio.create_task(member.get(learner, bucket_set)) for member in members]
         await asyncio.wait_for(_stopped(process.pid), DEADLINE_S)
@@ -133,7 +133,7 @@ async def test_a_stopped_receiver_holds_up_no_one(tmp_path: Path) -> None:
 
 async def test_who_comes_late_takes_another_way_and_part_in_the_next(tmp_path: Path) -> None:
     async with local_learner(CASE, tmp_path) as learner, receivers(2) as (first, late):
-        bucket_set = BucketSet.full(learner.publish(0, rows=20_000))
+        bucket_set = BucketSet.full(learner.publish(0, rows=2_000))
         gloo = offered(learner)
         gloo._expected, gloo._window_s = {"here-0", "dead"}, DEADLINE_S
         gloo._timeout_s = STALL_S

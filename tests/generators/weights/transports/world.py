@@ -213,7 +213,7 @@ async def _serve(case: Case, folder: Path) -> None:
     port = bind(server, "127.0.0.1", 0, SECURITY)
     await server.start()
     policy = PolicyVersion(1, 0)
-    manifest = publisher.publish(policy, {f"{i}": torch.full((1 << 19,), i) for i in range(16)}.items(), "float32")
+    manifest = publisher.publish(policy, {f"{i}": torch.full((1 << 19,), i) for i in range(8)}.items(), "float32")
     print(json.dumps({"port": port, "manifest": manifest.SerializeToString().hex()}), flush=True)
     await server.wait_for_termination()
 

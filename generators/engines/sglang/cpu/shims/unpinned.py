@@ -1,6 +1,7 @@
 """Lets SGLang compute with adapters where memory cannot be pinned: it asks for pinned memory without looking.
 
-torch refuses that without an accelerator. Only the modules of adapters see these substitutes.
+torch refuses that without an accelerator. Only the modules of adapters see these substitutes. Steps without an adapter
+compute with the base alone, as those of some of SGLang's other backends do.
 """
 
 from __future__ import annotations
@@ -43,3 +44,4 @@ def install() -> None:
 
     torch.Tensor.pin_memory = _as_it_is  # type: ignore[method-assign, assignment]
     layers.torch = torch_backend.torch = _UnpinnedTorch()
+    torch_backend.TorchNativeLoRABackend.skip_inactive_lora_batches = True
