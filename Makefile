@@ -107,7 +107,7 @@ demo: $(READY) ## Train the demonstration: real services, held-out reward goes u
 	$(BIN)/python -m examples.demo
 
 # An engine that cannot be installed here is skipped by its tests, with the reason; `.ci/run` lets that fail.
-# Two calls of pytest, for vLLM's tests run in its environment: one that follows mypy, and one at the same time whose three
+# Two calls of pytest, for vLLM's tests run in its environment: one that follows mypy, and one at the same time whose four
 # workers keep two cores busy, as each waits for other processes two fifths of its time.
 # Byte code is kept, also if the environment says otherwise: the suite starts many processes of the same code. Each
 # computes with one thread: threads that spin for each other slow all of them down.
@@ -150,7 +150,7 @@ types-and-engines:
 
 test-mesh: $(READY)
 	@files=$$($(if $(ONLY),grep -v $(OF_VLLM) $(SELECTED),echo tests)) || exit 0; \
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(TIER) --results $(RESULTS)/mesh.json \
+	$(BIN)/python -m pytest -n 4 --dist loadfile $(TIER) --results $(RESULTS)/mesh.json \
 		$(addprefix --ignore=,$(VLLM_TESTS)) $$files
 
 # Shown as a whole at its end, for the other call shows its progress meanwhile.

@@ -98,7 +98,6 @@ def _model(*, endless: bool, head_dim: int) -> tuple[Mapping[str, bytes], PreTra
     torch.manual_seed(1)
     with tempfile.TemporaryDirectory() as folder:
         AutoModelForCausalLM.from_config(config).to(torch.float32).save_pretrained(folder)
-        TOKENIZER.save_pretrained(folder)
         # Read before generators load theirs in this process: transformers ties no weights anywhere meanwhile.
         model = AutoModelForCausalLM.from_pretrained(folder)
         return {file.name: file.read_bytes() for file in Path(folder).iterdir()}, model
@@ -296,6 +295,8 @@ class World:
         files, self._model = _model(endless=endless, head_dim=head_dim)
         for name, content in files.items():
             (self.model_folder / name).write_bytes(content)
+        # A test may have given it a template of its own.
+        TOKENIZER.save_pretrained(self.model_folder)
         self.buffer: BufferFront
         self.address = ""
         self.stack = AsyncExitStack()

@@ -141,6 +141,8 @@ class Server:
             port=port,
             context=self._model.limits.context,
             vocabulary=self._model.limits.vocabulary,
+            # Each start has its own: one that began the numbers again would repeat responses.
+            seed=secrets.randbits(31),
             adapters=self._adapters,
         )
         command += server_args.with_key(key, self.process.scratch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,6 +44,7 @@ def command(
     port: int,
     context: int,
     vocabulary: int,
+    seed: int = 0,
     adapters: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """The server's command line.
@@ -55,6 +55,7 @@ def command(
         port: to listen at, on the loopback interface.
         context: tokens of the longest sequence.
         vocabulary: of the model.
+        seed: of all draws, below 2**31.
         adapters: arguments for adapters; None: the server gets whole weights.
     """
     arguments: dict[str, Any] = {}
@@ -76,8 +77,7 @@ def command(
         "port": port,
         "context-length": context + SPARE_CONTEXT,
         "max-running-requests": settings.slots,
-        # Each start has its own: one that began the numbers again would repeat responses.
-        "random-seed": secrets.randbits(31),
+        "random-seed": seed,
         "skip-tokenizer-init": True,
         # Ours take the place of its own, see `grammar_plugin`; it says so when it is asked.
         "grammar-backend": GRAMMARS,

@@ -161,7 +161,9 @@ def test_text_that_an_agent_adds_after_a_stop_string_is_masked(serving: Serving)
     text = first.message.content.strip()
     session = trained(serving)
     client = client_of(serving, session)
-    stop = text[len(text) // 2 :][:2]
+    # Text that ends with a token: the sampled tokens hold nothing behind it.
+    pieces = [serving.tokenizer.decode(token).strip() for token in first.token_ids[1:]]
+    stop = next(piece for piece in pieces if len(piece) > 1 and text.count(piece) == 1)
     cut = ask(client, [ASK], stop=[stop])
     assert cut.message.content == text[: text.index(stop)]
     rewritten = {"role": "assistant", "content": cut.message.content + stop + " and"}
@@ -247,11 +249,13 @@ def test_a_session_of_training_has_a_key_a_budget_and_an_end(serving: Serving) -
 
 
 def test_a_recorded_beginning_is_repeated_while_the_client_asks_the_same(serving: Serving) -> None:
-    first = trained(serving)
-    client = client_of(serving, first)
-    one = ask(client, [ASK])
     again = {"role": "user", "content": "again"}
-    ask(client, [ASK, one.message, again])
+    for seed in itertools.count(1):
+        first = trained(serving, seed=seed)
+        client = client_of(serving, first)
+        one = ask(client, [ASK])
+        if len(ask(client, [ASK, one.message, again]).token_ids) > 4:
+            break
     assert first.policy is not None
     found = transcript(first.record.chain(), first.policy.prompt_ids)
     assert found is not None
@@ -270,7 +274,6 @@ def test_a_recorded_beginning_is_repeated_while_the_client_asks_the_same(serving
     )
     ids = [token for part in streamed for token in getattr(part.choices[0], "token_ids", None) or []]
     last = first.record.chain()[-1].sampled.response_ids.tolist()
-    assert len(last) > 4
     assert ids[: len(last) - 4] == last[:-4]
     continued = transcript(later.record.chain(), policy.prompt_ids)
     assert continued is not None
