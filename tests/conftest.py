@@ -9,13 +9,15 @@ ROLLMESH_REQUIRE_ENGINES=1.
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import shutil
 import subprocess
 import sys
+import time
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     collect_garbage_seldom()
     config.pluginmanager.register(tiers)
     config.pluginmanager.register(Recorder(config))
+    config.pluginmanager.register(HeapKeeper())
     if hasattr(config, "workerinput"):
         # Last of all exit handlers, as the first that was registered. To take apart a heap of all tests takes seconds.
         atexit.register(os._exit, 0)
@@ -125,6 +128,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Collected objects stay: searches for cycles, as each engine makes one at its end, leave it out."""
     freeze_heap()
+
+
+class HeapKeeper:
+    """Exempts what earlier files have left for good (modules, caches) from collections, once these take long.
+
+    Each engine searches for cycles at its end: in a worker that has imported everything, that costs more than its test.
+    """
+
+    _LONG_S = 0.05
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._is_due = False
+        gc.callbacks.append(self._time)
+
+    def _time(self, phase: str, info: Mapping[str, int]) -> None:
+        if phase == "start":
+            self._began = time.thread_time()
+        elif info["generation"] == 2 and time.thread_time() - self._began > self._LONG_S:
+            self._is_due = True
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """Looks between two files, when no test's engine is there."""
+        if self._is_due and nextitem is not None and nextitem.path != item.path:
+            gc.collect()
+            gc.freeze()
+            self._is_due = False
 
 
 def _turn(item: pytest.Item) -> int:
