@@ -54,9 +54,9 @@ def settings(folder: Path, engine: str, groups: int, generators: int) -> dict[st
     }
 
 
-def length(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float]:
+def length(items: Sequence[Any]) -> list[float]:
     """A reward that differs between responses."""
-    return [float(len(completion)) for completion in completions]
+    return [float(len(item.response)) for item in items]
 
 
 def train(folder: Path, config: dict[str, Any], kills: int) -> int:
@@ -112,6 +112,9 @@ def count(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     found = sum(math.comb(times, 2) for times in responses.values())
     chances = [math.exp(sum(values(sample["tokens"]["log_probs"]))) for sample in samples]
     expected = math.comb(len(samples), 2) * sum(chances) / len(chances)
+    # Counts of a response are Poisson with the mean N p: what one adds to the difference has the variance below.
+    means = [len(samples) * chance for chance in chances]
+    deviation = math.sqrt(sum(mean**2 / 4 + mean / 2 for mean in means))
     groups: dict[tuple[int, str], list[str]] = {}
     for sample in sorted(samples, key=lambda sample: int(sample["member"])):
         groups.setdefault((sample["step"], sample["group"]), []).append(sample["response"])
@@ -122,6 +125,7 @@ def count(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "generators": len({sample["generator"] for sample in samples}),
         "equal_pairs": found,
         "by_chance": expected,
+        "standard_deviation": deviation,
         "equal_groups": twins,
     }
 
@@ -154,7 +158,8 @@ def main() -> None:
     print(
         f"{result['engine']}: {result['responses']} responses of {result['groups']} groups, {result['generators']} "
         f"generators, {killed} killed, one stop; equal pairs {result['equal_pairs']}, by chance "
-        f"{result['by_chance']:.1f}; groups that are equal in all members {result['equal_groups']}"
+        f"{result['by_chance']:.1f} (+- {result['standard_deviation']:.1f}); groups that are equal in all members "
+        f"{result['equal_groups']}"
     )
     if chosen.json is not None:
         chosen.json.write_text(json.dumps({"machine": machine(), **result}, indent=1), encoding="utf-8")
