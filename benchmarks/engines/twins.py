@@ -35,7 +35,11 @@ _TOKENS = 4
 
 def settings(folder: Path, engine: str, groups: int, generators: int) -> dict[str, Any]:
     """The configuration of the run."""
-    rollout = {"engine": engine, "replicas": generators, "n": _N, "max_prompt_tokens": 16, "slots": 8}
+    rollout: dict[str, Any] = {"engine": engine, "replicas": generators, "n": _N, "max_prompt_tokens": 16, "slots": 8}
+    if engine != "hf":
+        # Their environments, as `make vllm sglang` makes them.
+        python = {"python": str(REPOSITORY / f".venv-{engine}" / "bin" / "python")}
+        rollout |= python if engine == "vllm" else {"sglang": python}
     return {
         "run": {"dir": str(folder), "name": "twins"},
         "model": {"path": str(folder / "model")},
