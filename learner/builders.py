@@ -208,12 +208,11 @@ def _engine(
     frozen: tuple[str, ...] = (),
     offload: bool = False,
 ) -> Engine:
-    batch = config.learner.batch
     spec = engine_spec(
         config.learner,
         model,
         optimizer,
-        total_steps=config.learner.steps * batch.minibatches * batch.epochs,
+        total_steps=config.learner.steps,
         seed=config.run.seed,
         longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
         parallel=config.learner.parallel_of(role),

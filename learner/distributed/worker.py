@@ -224,6 +224,7 @@ class Worker:
                 seed=self._rules.seed,
                 base_roles=self._rules.base_roles,
                 elsewhere=self._elsewhere,
+                begins_at=self._algorithm.begins_at,
             )
             self._algorithm.batch_stage(batch)
             if (state := agree_on_state(self._actor, self._algorithm.state())) is not None:
