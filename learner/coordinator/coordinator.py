@@ -309,7 +309,7 @@ class Coordinator:
             announcer.wait_in_force()
             # Before the last evaluation, which may take long; a second time, so that it may become the best one.
             checkpoints.write(loop.version)
-            if evaluation.evaluator is not None:
+            if evaluation.evaluator is not None and loop.version != announcement.evaluated:
                 if reason in NATURAL_ENDS and self._controls.stop_reason is None:
                     turns.give()
                 self._evaluate_last(evaluation.evaluator, PolicyVersion(progress.incarnation, loop.version), reason)
