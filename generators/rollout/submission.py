@@ -44,7 +44,7 @@ from rollmesh.reward_service.client.client import RewardScorer, is_pending
 from rollmesh.reward_service.client.token_rewards import token_rewards
 
 log = logging.getLogger(__name__)
-# Of a response without a score, whoever looks for the cause reads so much: with the rest it is small metadata.
+# Tokens of a response without a score that are kept, for the search of the cause: its metadata stay small.
 _UNSCORED_IDS = 1500
 # Seconds before a server that promises a reward is asked again, at least.
 _LEAST_PAUSE_S = 0.05
