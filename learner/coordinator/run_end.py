@@ -10,8 +10,8 @@ from rollmesh.mesh.config import Config
 def planned_end(config: Config, prompts: int | None, *, version: int = 0, used: int = 0) -> int:
     """The version with which a run ends at the latest: `learner.steps`, or the last batch of the data.
 
-    It depends on what is trained so far only where the batches had another size then. A run whose groups are filtered or
-    fail ends sooner.
+    It depends on what is trained so far only where the batches had another size then. A run whose groups are filtered
+    or fail ends sooner.
 
     Args:
         config: of the run.

@@ -53,14 +53,14 @@ def former_groups(
     """The groups that a change leaves as they were; None where it leaves none.
 
     Args:
-        before: configuration of the last launch, as JSON with every default.
+        before: configuration of the last launch, as JSON; keys that it lacks are taken to be as they are now.
         now: configuration of this one.
         changed: keys that differ.
         edited: files by which responses come about and are scored differ too.
         step: from which the run continues.
         trained: the last step that was trained.
     """
-    buffer = before["buffer"]
+    buffer = {**now.buffer.model_dump(mode="json"), **before["buffer"]}
     if buffer["durability"] == "none" and buffer["redis"] is None:
         # The queue has ended with the run's own Redis.
         return None
@@ -73,7 +73,8 @@ def former_groups(
     if queued:
         # Tasks: a window and a batch more, what is in progress, and what was trained since and may be queued again.
         batches = buffer["seed_ahead"] + 1 + buffer["max_staleness"] + 1 + max(0, trained - step)
-        groups = batches * before["learner"]["batch"]["groups"] * buffer["max_reuse"]
+        batch = before.get("learner", {}).get("batch", {}).get("groups", now.learner.batch.groups)
+        groups = batches * batch * buffer["max_reuse"]
         steps = max(steps, math.ceil(groups / now.learner.batch.groups))
     return FormerGroups((*queued, *sampled, *(["files"] if edited else [])), steps, step)
 

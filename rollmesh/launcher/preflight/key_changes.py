@@ -17,11 +17,12 @@ from rollmesh.launcher.preflight.continuing import Continuation
 from rollmesh.launcher.preflight.former_groups import former_groups
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.builders import build_algorithm
-from rollmesh.learner.checkpoint.compatibility import check_form, check_newest, trained_form
+from rollmesh.learner.checkpoint.compatibility import algorithm_name, check_newest, trained_form
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.engines.interface import STATE_NAME
 from rollmesh.learner.recovery.run_identity import RunRecord
-from rollmesh.learner.trainers.identity import check_identity, identity_of
+from rollmesh.learner.trainers.beginning import Beginning
+from rollmesh.learner.trainers.identity import KEY, identity_of
 from rollmesh.mesh.config import load_as, load_config
 from rollmesh.mesh.config.docs_reference import keys_of
 from rollmesh.mesh.config.models import Config
@@ -48,7 +49,6 @@ _CONTEXTS: Mapping[str, Sequence[str]] = {
     "data.curriculum": ["data.train=[train.jsonl, other.jsonl]", "learner.steps=3"],
     "checkpoint.hf": ["data.eval=train.jsonl"],
 }
-_FIRST: Mapping[str, Sequence[Any]] = {"true / false": (True, False)}
 _FILES = ("train.jsonl", "other.jsonl", "curriculum.py")
 _TEXTS = ("other", "other.py:f", "https://other", "5m", "<a>{}</a>")
 
@@ -132,6 +132,8 @@ class TriedRun:
             yield str(self._folder / "other")
         if key == "algorithm.name":
             yield "ppo"
+        if key.endswith(".optimizer"):
+            yield {"name": "muon"}
         if key == "data.curriculum":
             yield "curriculum.py:weights"
         if key in ("data.train", "data.train.0.path"):
@@ -140,7 +142,8 @@ class TriedRun:
             yield from (option.strip(" `") for option in kind.split("\\|"))
         numbers = (2, 3, 1, 7, 64, 4096, 0.5, 0.25, 0.05, 2.5)
         lists = ([1], [0.5], [0.5, 0.25], [0, 1], *([text] for text in _TEXTS), [{"path": "train.jsonl"}])
-        yield from _FIRST.get(kind.split(",")[0], ())
+        if kind.startswith("true"):
+            yield from (True, False)
         if kind.startswith(("integer", "number")):
             yield from numbers
         if kind.startswith(("text", "path")):
@@ -168,18 +171,15 @@ class TriedRun:
             ConfigError, DataError: it is refused.
         """
         if isinstance(before, TrainerConfig):
-            check_identity(before.run.folder, identity_of(self._command, before), identity_of(self._command, now))
-            self._checkpoint(before, trained_form(before.learner))
-            check_form(before.run.folder / CHECKPOINTS_NAME / _CHECKPOINT, trained_form(now.learner))
+            self._checkpoint(before, {KEY: identity_of(self._command, before), **trained_form(before.learner)})
+            Beginning.find(self._command, now)
             return False
         if before != self._recorded_as:
             RunRecord(before, Path(before.model.path)).write()
             self._recorded_as = before
         algorithm = self._algorithm(before)
-        stored = {
-            "algorithm": {"name": type(algorithm).__qualname__, "state": {}},
-            **trained_form(before.learner, algorithm),
-        }
+        named = {"name": algorithm_name(algorithm), "state": {}}
+        stored = {"algorithm": named, **trained_form(before.learner, algorithm)}
         self._checkpoint(before, stored, *(role.name for role in algorithm.needs.roles if role.trained))
         RunRecord(now, Path(now.model.path)).check(allow_changes=False)
         found = Continuation.of(now)
