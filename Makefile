@@ -185,6 +185,7 @@ docs: $(READY) ## Generate the references of the configuration and of the algori
 	$(BIN)/python -m rollmesh.mesh.config.foreign.docs_reference docs/coming-from.md
 	$(BIN)/python -m rollmesh.mesh.access.docs_reference docs/security.md
 	$(BIN)/python -m rollmesh.learner.docs_reference docs/algorithms.md --exceptions tests/golden/exceptions.json
+	$(BIN)/python -m rollmesh.launcher.preflight.key_changes docs/continuing.md
 	$(BIN)/python -m rollmesh.planning.docs_reference docs/megatron.md --architectures tests/rollmesh/planning/architectures
 	$(BIN)/python -m rollmesh.planning.topologies.docs_reference docs/placement.md --architectures tests/rollmesh/planning/architectures
 

@@ -16,7 +16,7 @@ from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.load import load_algorithm
 from rollmesh.learner.algorithms.settings import SettingsError
 from rollmesh.learner.algorithms.types import ModelRole, UpdatePlan
-from rollmesh.learner.checkpoint.compatibility import optimizer_forms
+from rollmesh.learner.checkpoint.compatibility import trained_form
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.distributed.prompt_images import PromptImageSource
 from rollmesh.learner.distributed.role_batch import RoleElsewhere
@@ -39,7 +39,7 @@ from rollmesh.learner.roles.remote_role import RemoteRole
 from rollmesh.mesh.config.derived.memory_release import REST_KEY, rest_folder
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
-from rollmesh.mesh.config.lora import LoraSection, adapter_form
+from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.parallel import RouterSection
 from rollmesh.mesh.errors import ConfigError
@@ -208,12 +208,11 @@ def _engine(
     frozen: tuple[str, ...] = (),
     offload: bool = False,
 ) -> Engine:
-    batch = config.learner.batch
     spec = engine_spec(
         config.learner,
         model,
         optimizer,
-        total_steps=config.learner.steps * batch.minibatches * batch.epochs,
+        total_steps=config.learner.steps,
         seed=config.run.seed,
         longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
         parallel=config.learner.parallel_of(role),
@@ -314,8 +313,7 @@ def build_worker(
             seed=config.run.seed,
             profiler=StepProfiler(profile, engines[ACTOR].device, profile.dir or config.run.folder / PROFILE_FOLDER),
             base_roles=base_roles(config, algorithm.needs.roles),
-            optimizers=optimizer_forms(config.learner, algorithm),
-            adapter=adapter_form(config.learner.lora),
+            form=trained_form(config.learner, algorithm),
         ),
         experts=experts,
         elsewhere=elsewhere,

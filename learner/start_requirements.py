@@ -10,7 +10,7 @@ from rollmesh.learner.checkpoint.remote_copies import check_file_system
 from rollmesh.learner.distributed.step_profiler import check_snapshots
 from rollmesh.learner.engines.registry import check_backend
 from rollmesh.learner.layout_requirements import check_layout
-from rollmesh.mesh.config.learner import OptimizerSection
+from rollmesh.mesh.config.learner import LearnerSection, OptimizerSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.devices import DeviceType
@@ -43,11 +43,7 @@ def check_start(config: Config, *, elsewhere: bool = False) -> None:
             f"learner.distributed.rendezvous is {learner.distributed.rendezvous}, which is no address",
             hint=f"put the address of node 0 in place of {_PLACEHOLDER}",
         )
-    steps = learner.steps * learner.batch.minibatches * learner.batch.epochs
-    check_schedule("learner.optimizer", learner.optimizer, steps)
-    for name, role in learner.roles.items():
-        if role.optimizer is not None:
-            check_schedule(f"learner.roles.{name}.optimizer", role.optimizer, steps)
+    check_schedules(learner, learner.steps)
     if config.checkpoint.copy_to is not None:
         check_file_system(config.checkpoint.copy_to)
 
@@ -71,6 +67,14 @@ def check_device(config: Config, device: DeviceType) -> None:
         choose_kernel(learner.attention, torch.device(device), getattr(torch, dtype))
 
 
+def check_schedules(learner: LearnerSection, steps: int) -> None:
+    """Refuses schedules of a run's roles that it has no room for; see `check_schedule`."""
+    check_schedule("learner.optimizer", learner.optimizer, steps)
+    for name, role in learner.roles.items():
+        if role.optimizer is not None:
+            check_schedule(f"learner.roles.{name}.optimizer", role.optimizer, steps)
+
+
 def check_schedule(key: str, section: OptimizerSection, steps: int) -> None:
     """Refuses a warm-up and a decay that a run has no room for.
 
@@ -83,6 +87,6 @@ def check_schedule(key: str, section: OptimizerSection, steps: int) -> None:
     decay = math.ceil(section.decay_ratio * steps)
     if warmup + decay > max(steps, 1):
         raise ConfigError(
-            f"{key}: a warm-up of {warmup} and a decay of {decay} optimizer steps, and the run has {steps}",
+            f"{key}: a warm-up of {warmup} and a decay of {decay} steps, and the run has {steps}",
             hint=f"lower {key}.decay_ratio or the warm-up",
         )

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from rollmesh.protos import buffer_pb2 as rollmesh_dot_protos_dot_buffer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frollmesh/protos/recording.proto\x12\x0brollmesh.v1\x1a\x1crollmesh/protos/buffer.proto\"\x85\x02\n\rRecordedBatch\x12\x13\n\x0bincarnation\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12(\n\x06groups\x18\x03 \x03(\x0b\x32\x18.rollmesh.v1.LeasedGroup\x12\x38\n\x07\x64ropped\x18\x04 \x03(\x0b\x32\'.rollmesh.v1.RecordedBatch.DroppedEntry\x12(\n\ttakeovers\x18\x05 \x03(\x0b\x32\x15.rollmesh.v1.Takeover\x12\x10\n\x08payloads\x18\x06 \x03(\x0c\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frollmesh/protos/recording.proto\x12\x0brollmesh.v1\x1a\x1crollmesh/protos/buffer.proto\"\x9a\x02\n\rRecordedBatch\x12\x13\n\x0bincarnation\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12(\n\x06groups\x18\x03 \x03(\x0b\x32\x18.rollmesh.v1.LeasedGroup\x12\x38\n\x07\x64ropped\x18\x04 \x03(\x0b\x32\'.rollmesh.v1.RecordedBatch.DroppedEntry\x12(\n\ttakeovers\x18\x05 \x03(\x0b\x32\x15.rollmesh.v1.Takeover\x12\x10\n\x08payloads\x18\x06 \x03(\x0c\x12\x13\n\x0bplanned_end\x18\x07 \x01(\x04\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,7 +35,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RECORDEDBATCH_DROPPEDENTRY']._loaded_options = None
   _globals['_RECORDEDBATCH_DROPPEDENTRY']._serialized_options = b'8\001'
   _globals['_RECORDEDBATCH']._serialized_start=79
-  _globals['_RECORDEDBATCH']._serialized_end=340
-  _globals['_RECORDEDBATCH_DROPPEDENTRY']._serialized_start=294
-  _globals['_RECORDEDBATCH_DROPPEDENTRY']._serialized_end=340
+  _globals['_RECORDEDBATCH']._serialized_end=361
+  _globals['_RECORDEDBATCH_DROPPEDENTRY']._serialized_start=315
+  _globals['_RECORDEDBATCH_DROPPEDENTRY']._serialized_end=361
 # @@protoc_insertion_point(module_scope)

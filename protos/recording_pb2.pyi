@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RecordedBatch(_message.Message):
-    __slots__ = ("incarnation", "version", "groups", "dropped", "takeovers", "payloads")
+    __slots__ = ("incarnation", "version", "groups", "dropped", "takeovers", "payloads", "planned_end")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -22,10 +22,12 @@ class RecordedBatch(_message.Message):
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     TAKEOVERS_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_END_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     version: int
     groups: _containers.RepeatedCompositeFieldContainer[_buffer_pb2.LeasedGroup]
     dropped: _containers.ScalarMap[str, int]
     takeovers: _containers.RepeatedCompositeFieldContainer[_buffer_pb2.Takeover]
     payloads: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[_buffer_pb2.LeasedGroup, _Mapping]]] = ..., dropped: _Optional[_Mapping[str, int]] = ..., takeovers: _Optional[_Iterable[_Union[_buffer_pb2.Takeover, _Mapping]]] = ..., payloads: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    planned_end: int
+    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[_buffer_pb2.LeasedGroup, _Mapping]]] = ..., dropped: _Optional[_Mapping[str, int]] = ..., takeovers: _Optional[_Iterable[_Union[_buffer_pb2.Takeover, _Mapping]]] = ..., payloads: _Optional[_Iterable[bytes]] = ..., planned_end: _Optional[int] = ...) -> None: ...

@@ -112,10 +112,14 @@ class AccumulateRoleRequest(_message.Message):
     def __init__(self, call: _Optional[_Union[RoleCall, _Mapping]] = ..., loss: _Optional[str] = ..., minibatch: _Optional[int] = ..., skip_zero_advantage: _Optional[bool] = ..., algorithm_state: _Optional[str] = ...) -> None: ...
 
 class ApplyRoleRequest(_message.Message):
-    __slots__ = ("call",)
+    __slots__ = ("call", "step", "steps")
     CALL_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     call: RoleCall
-    def __init__(self, call: _Optional[_Union[RoleCall, _Mapping]] = ...) -> None: ...
+    step: int
+    steps: int
+    def __init__(self, call: _Optional[_Union[RoleCall, _Mapping]] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class DiscardRoleRequest(_message.Message):
     __slots__ = ("call",)

@@ -98,7 +98,7 @@ class SeenPrompt(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class MemberMeta(_message.Message):
-    __slots__ = ("member", "outcome", "reward", "components", "reason", "finish_reason", "prompt_tokens", "response_tokens", "oldest", "newest", "generator", "finished_unix_ns", "side", "metrics", "answer")
+    __slots__ = ("member", "outcome", "reward", "components", "reason", "finish_reason", "prompt_tokens", "response_tokens", "oldest", "newest", "generator", "finished_unix_ns", "side", "metrics", "answer", "unscored_ids")
     class ComponentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class MemberMeta(_message.Message):
     SIDE_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
+    UNSCORED_IDS_FIELD_NUMBER: _ClassVar[int]
     member: int
     outcome: Outcome
     reward: float
@@ -143,7 +144,8 @@ class MemberMeta(_message.Message):
     side: _containers.RepeatedCompositeFieldContainer[SideData]
     metrics: _containers.ScalarMap[str, float]
     answer: str
-    def __init__(self, member: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., response_tokens: _Optional[int] = ..., oldest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., newest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., generator: _Optional[str] = ..., finished_unix_ns: _Optional[int] = ..., side: _Optional[_Iterable[_Union[SideData, _Mapping]]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., answer: _Optional[str] = ...) -> None: ...
+    unscored_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, member: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., response_tokens: _Optional[int] = ..., oldest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., newest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., generator: _Optional[str] = ..., finished_unix_ns: _Optional[int] = ..., side: _Optional[_Iterable[_Union[SideData, _Mapping]]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., answer: _Optional[str] = ..., unscored_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SideData(_message.Message):
     __slots__ = ("name", "bytes", "digest", "dtype", "shape")

@@ -25,10 +25,11 @@ from rollmesh.launcher.folder import locked, set_aside
 from rollmesh.launcher.interpreters import command_of
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.recovery.run_identity import CONFIG
+from rollmesh.learner.trainers.record import edited_held_out
 from rollmesh.mesh.config import load_as, save_config
 from rollmesh.mesh.config.trainers.configs import CONFIGS, TrainerConfig
 from rollmesh.mesh.config.variables import without_settings
-from rollmesh.mesh.errors import ConfigError, RollmeshError
+from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.log_format import LogSettings, setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
@@ -137,7 +138,7 @@ def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int
     from rollmesh.learner.stop_signals import StopSignals
     from rollmesh.learner.trainers.process import train_rank
 
-    controls, complete = ControlRequests(), False
+    controls, complete, end = ControlRequests(), False, _End()
 
     def work() -> None:
         nonlocal complete
@@ -148,8 +149,8 @@ def run_here(command: str, config: TrainerConfig, *, fresh: bool = False) -> int
                 check_command(config.run.folder, command)
                 closers.enter_context(locked(config.run.folder))
                 _report_changes(command, config)
-                end = closers.enter_context(_summarized(command, config.run.folder))
-            complete = train_rank(command, config, controls)
+                closers.enter_context(_summarized(command, config.run.folder, end))
+            complete = train_rank(command, config, controls, end.begins)
             if rank == 0 and complete:
                 end.text = "finished"
 
@@ -164,25 +165,33 @@ def _report_changes(command: str, config: TrainerConfig) -> None:
     if trained_by(folder) != command:
         return
     before = read_any_config(folder).model_dump(mode="json")
-    if changes := describe_changes(before, config.model_dump(mode="json")):
+    edited = [f"{path} (edited)" for path in edited_held_out(folder, config)]
+    if changes := [*describe_changes(before, config.model_dump(mode="json")), *edited]:
         log.warning("changed since the last launch: %s", "; ".join(changes))
 
 
 @dataclass(slots=True)
 class _End:
-    """The end of a training, in words; None where it was refused, so that an earlier end still holds."""
+    """The end of a training, in words; None where it was refused, so that an earlier end still holds.
+
+    `begins` is called once nothing of it can be refused any more.
+    """
 
     text: str | None = "interrupted"
+    begun: bool = False
+
+    def begins(self) -> None:
+        self.begun = True
 
 
 @contextmanager
-def _summarized(command: str, folder: Path) -> Iterator[_End]:
+def _summarized(command: str, folder: Path, end: _End) -> Iterator[None]:
     """Writes the summary of a training that ends within the block, whatever way it ends."""
-    began_s, end = time.monotonic(), _End()
+    began_s = time.monotonic()
     try:
-        yield end
+        yield
     except RollmeshError as error:
-        end.text = None if isinstance(error, ConfigError) else str(error)
+        end.text = str(error) if end.begun else None
         raise
     finally:
         if end.text is not None and trained_by(folder) is not None:

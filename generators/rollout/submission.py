@@ -32,6 +32,7 @@ from rollmesh.generators.rollout.score_items import ResponseText, ScoredMember, 
 from rollmesh.mesh.errors import RollmeshError, UnreachableError
 from rollmesh.mesh.runtime.background_tasks import BackgroundTasks
 from rollmesh.mesh.runtime.task_group import run_together
+from rollmesh.mesh.tables import EVAL
 from rollmesh.mesh.telemetry.tracing import no_traces
 from rollmesh.mesh.text import EVIDENCE_CHARACTERS, REASON_CHARACTERS, bounded
 from rollmesh.mesh.trajectory import reward_record
@@ -43,6 +44,8 @@ from rollmesh.reward_service.client.client import RewardScorer, is_pending
 from rollmesh.reward_service.client.token_rewards import token_rewards
 
 log = logging.getLogger(__name__)
+# Tokens of a response without a score that are kept, for the search of the cause: its metadata stay small.
+_UNSCORED_IDS = 1500
 # Seconds before a server that promises a reward is asked again, at least.
 _LEAST_PAUSE_S = 0.05
 # Pieces of side data on their way at once.
@@ -308,6 +311,8 @@ class TrajectorySubmitter:
             meta.outcome = trajectory_pb2.OUTCOME_ERROR
             why = f"reward {result.error.code or 'missing'}: {result.error.message}"
             meta.reason = bounded(why, REASON_CHARACTERS)
+        if kind != "scored" and group.table == EVAL:
+            meta.unscored_ids.extend(finished.result.sampled.response_ids[-_UNSCORED_IDS:].tolist())
         return member_write(group, meta, payload)
 
     def _meta(self, group: ActiveGroup, finished: FinishedMember) -> trajectory_pb2.MemberMeta:

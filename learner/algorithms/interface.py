@@ -149,6 +149,10 @@ class Algorithm(ABC):
         """
         return {"actor": self.loss}
 
+    def begins_at(self, role: str) -> int:  # noqa: ARG002 - only warm-ups look at it
+        """The first version that trains a role: its warm-up and its schedule begin there."""
+        return 0
+
     @abstractmethod
     def loss(self, output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
         """The actor's loss: a micro-batch's share.

@@ -4,7 +4,7 @@ It names the best checkpoint with its measurement, the candidates and the incarn
 Candidates are checkpoints of versions under evaluation. Invariants: checkpoints that it names are never
 pruned. A better value takes the place of the best one, an equal one does not: the earliest of ties stays. Every change
 is made under a lock, and only the newest incarnation that has claimed the file may make one: a superseded learner
-changes nothing. A checkpoint becomes the best only while it exists.
+changes nothing. A checkpoint becomes the best only while it exists, and only with a value that is a finite number.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,15 +52,17 @@ class Best:
     value: float
     measured_by: str
 
-    def yields_to(self, other: Best) -> bool:
-        """True where another one is better; values of another metric, or measured otherwise, give way."""
-        mine, others = (
-            (self.metric, self.direction, self.measured_by),
-            (other.metric, other.direction, other.measured_by),
-        )
-        if mine != others:
+    def beats(self, other: Best | None) -> bool:
+        """True where it is better than the best so far; values of another metric, or measured otherwise, give way."""
+        if not math.isfinite(self.value):
+            return False
+        if other is None or not math.isfinite(other.value) or self._measure != other._measure:
             return True
-        return other.value > self.value if self.direction == "max" else other.value < self.value
+        return self.value > other.value if self.direction == "max" else self.value < other.value
+
+    @property
+    def _measure(self) -> tuple[str, str, str]:
+        return self.metric, self.direction, self.measured_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +122,8 @@ class BestCheckpoint:
 
         def decide(record: _Record) -> _Record:
             record = _without(record, found.checkpoint)
-            better = record.best is None or record.best.yields_to(found)
             there = (self._root / found.checkpoint).is_dir()
-            return dataclasses.replace(record, best=found) if better and there else record
+            return dataclasses.replace(record, best=found) if there and found.beats(record.best) else record
 
         return self._change(decide).best == found
 

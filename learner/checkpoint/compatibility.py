@@ -1,4 +1,7 @@
-"""Compatibility of checkpoints with algorithm and optimizers: checked before a start, on the files, and at a load."""
+"""Compatibility of checkpoints with algorithm, optimizers, adapter and frozen parts.
+
+It is checked before a start, on the files, and at a load.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 from rollmesh.learner.checkpoint.names import checkpoint_name, newest_version
 from rollmesh.learner.engines.interface import STATE_NAME
+from rollmesh.mesh.config.learner import EngineSection, LearnerSection
 from rollmesh.mesh.config.lora import adapter_form
-from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from rollmesh.learner.algorithms.interface import Algorithm
-    from rollmesh.mesh.config.learner import LearnerSection
 
 OPTIMIZERS = "optimizers"
 """Key of the data stored with a checkpoint: the settings of each role's optimizer that its state depends on."""
 ADAPTER = "adapter"
 """Key of the same about the adapter that is trained in place of the weights (`adapter_form`)."""
+FROZEN = "frozen"
+"""Key of the same about the parts of the model that are not trained."""
 _ACTOR = "actor"
 _FORM = ("name", "state_dtype")
+_ANOTHER = "start a run under another name, whose model.path may be the folder that `rollmesh export` writes"
 _HINT = "resume with the algorithm that wrote it, or start a run under another name"
 
 
 def check_newest(root: Path, algorithm: Algorithm, learner: LearnerSection) -> None:
-    """Refuses an algorithm, optimizers or an adapter that cannot continue from the newest checkpoint of a run.
+    """Refuses an algorithm, optimizers, an adapter or frozen parts that cannot continue from a run's newest checkpoint.
 
     Args:
         root: folder of the checkpoints; may be absent.
@@ -34,6 +40,7 @@ def check_newest(root: Path, algorithm: Algorithm, learner: LearnerSection) -> N
         learner: as configured.
 
     Raises:
+        ConfigError: see `check_form`.
         DataError: naming the difference. A damaged checkpoint is named where it is loaded.
     """
     if (version := newest_version(root)) is None:
@@ -42,58 +49,71 @@ def check_newest(root: Path, algorithm: Algorithm, learner: LearnerSection) -> N
     check_roles(folder, (role.name for role in algorithm.needs.roles if role.trained))
     if (extra := _extra(folder)) is not None:
         algorithm_state(folder, extra, algorithm)
-    check_optimizers(folder, optimizer_forms(learner, algorithm))
-    check_adapter_form(folder, adapter_form(learner.lora))
+    check_form(folder, trained_form(learner, algorithm))
 
 
-def optimizer_forms(learner: LearnerSection, algorithm: Algorithm) -> dict[str, dict[str, str]]:
-    """The settings that the form of an optimizer's state depends on, of each role that is trained."""
+def trained_form(learner: EngineSection, algorithm: Algorithm | None = None) -> dict[str, Any]:
+    """The settings that the form of a checkpoint depends on, as they are stored with it.
+
+    Args:
+        learner: of a run, or of a trainer.
+        algorithm: of the run; a trainer has none, and trains the actor alone.
+    """
     sections = {_ACTOR: learner.optimizer}
-    for role in algorithm.needs.roles:
-        if role.trained:
-            own = learner.roles.get(role.name)
-            sections[role.name] = (own and own.optimizer) or learner.optimizer
-    return {role: {key: getattr(section, key) for key in _FORM} for role, section in sections.items()}
+    if algorithm is not None and isinstance(learner, LearnerSection):
+        for role in algorithm.needs.roles:
+            if role.trained:
+                own = learner.roles.get(role.name)
+                sections[role.name] = (own and own.optimizer) or learner.optimizer
+    return {
+        OPTIMIZERS: {role: {key: getattr(section, key) for key in _FORM} for role, section in sections.items()},
+        ADAPTER: adapter_form(learner.lora),
+        FROZEN: sorted(set(learner.frozen)),
+    }
 
 
-def check_optimizers(folder: Path, forms: Mapping[str, Mapping[str, str]]) -> None:
-    """Refuses optimizers that cannot take over the state of a checkpoint's. A damaged one is named at its load.
+def check_form(folder: Path, form: Mapping[str, Any]) -> None:
+    """Refuses settings that cannot take over the state of a checkpoint. A damaged one is named at its load.
 
     Args:
         folder: of the checkpoint.
-        forms: see `optimizer_forms`.
+        form: see `trained_form`.
 
     Raises:
-        DataError: names the setting and both values.
+        ConfigError: names the setting and both values.
     """
-    stored = (_extra(folder) or {}).get(OPTIMIZERS)
+    stored = _extra(folder) or {}
+    _check_optimizers(folder, stored.get(OPTIMIZERS), form[OPTIMIZERS])
+    _check_adapter(folder, stored.get(ADAPTER), form[ADAPTER])
+    before = stored.get(FROZEN, form[FROZEN])
+    if before != form[FROZEN]:
+        # The moments of a part that was not trained are not there, nor would those of another one ever be used.
+        was, now = (", ".join(map(str, parts)) or "nothing" for parts in (before, form[FROZEN]))
+        raise ConfigError(
+            f"learner.frozen is {now}, and checkpoint {folder} was written with {was}",
+            hint=f"set learner.frozen=[{','.join(map(str, before))}], or {_ANOTHER}",
+        )
+
+
+def _check_optimizers(folder: Path, stored: object, forms: Mapping[str, Mapping[str, str]]) -> None:
     for role, form in forms.items():
-        written = stored.get(role) if isinstance(stored, dict) else None
+        written = stored.get(role) if isinstance(stored, Mapping) else None
         for key, value in form.items():
-            before = written.get(key, value) if isinstance(written, dict) else value
+            before = written.get(key, value) if isinstance(written, Mapping) else value
             if before != value:
-                raise DataError(
+                of = "learner.optimizer" if role == _ACTOR else f"learner.roles.{role}.optimizer"
+                raise ConfigError(
                     f"the optimizer of {role} has {key}: {value}, and checkpoint {folder} was written with {before}",
-                    hint=f"set learner.optimizer.{key}={before} (or that of learner.roles.{role}), or start a run "
-                    "under another name",
+                    hint=f"set {of}.{key}={before}, or {_ANOTHER}",
                 )
 
 
-def check_adapter_form(folder: Path, form: Mapping[str, str]) -> None:
-    """Refuses an adapter of another shape or scale than a checkpoint's, whose weights would mean something else.
-
-    Args:
-        folder: of the checkpoint.
-        form: see `adapter_form`.
-
-    Raises:
-        DataError: names the key and both values.
-    """
-    stored = (_extra(folder) or {}).get(ADAPTER)
+def _check_adapter(folder: Path, stored: object, form: Mapping[str, str]) -> None:
+    """Refuses an adapter of another shape or scale, whose weights would mean something else."""
     for key, value in form.items():
-        before = stored.get(key, value) if isinstance(stored, dict) else value
+        before = stored.get(key, value) if isinstance(stored, Mapping) else value
         if before != value:
-            raise DataError(
+            raise ConfigError(
                 f"{key} is {value}, and checkpoint {folder} was written with {before}",
                 hint="set it as it was, or start a run under another name, whose learner.lora.start_from may be the "
                 "adapter that `rollmesh export --adapter` writes",

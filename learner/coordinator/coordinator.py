@@ -39,6 +39,7 @@ from rollmesh.learner.coordinator.evaluation_setup import build_evaluation
 from rollmesh.learner.coordinator.mesh_session import MeshSession
 from rollmesh.learner.coordinator.priorities import PrioritySetter, priority_function
 from rollmesh.learner.coordinator.prompt_sources import check_training_prompts, open_prompts
+from rollmesh.learner.coordinator.run_end import planned_end
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.step_recorder import StepRecorder
 from rollmesh.learner.coordinator.takeover import RunTakeover, TakeoverResult
@@ -58,6 +59,7 @@ from rollmesh.learner.recovery.consumption_log import LOG_NAME, ConsumptionLog
 from rollmesh.learner.recovery.run_identity import LEARNER_JSON
 from rollmesh.learner.roles.attachment import connect_roles
 from rollmesh.learner.runtime import LearnerRuntime
+from rollmesh.learner.start_requirements import check_schedules
 from rollmesh.learner.weights import PublishRules, WeightPublisher, read_model_bundle
 from rollmesh.learner.weights.transports import configured_transports
 from rollmesh.mesh.config import Config
@@ -98,6 +100,7 @@ class Coordinator:
         self._priority = priority_function(config)
         greedy = int(algorithm.needs.greedy_baseline)
         self._prompts, self._eval_tasks = open_prompts(config, self._tokenizer, greedy=greedy)
+        check_schedules(config.learner, planned_end(config, self._prompts.last_ordinal))
         self._checked = check_training_prompts(config)
         # Small data are refused before the mesh is joined.
         self._checked.within(_AT_ONCE_S)
@@ -247,6 +250,9 @@ class Coordinator:
         """Builds the parts of the training and runs them; gives the loop, and why it ended."""
         config, session, runtime, progress = self._config, self._session, self._runtime, run.progress
         traces = BatchTraces(session.tracer, progress.incarnation)
+        end = planned_end(config, self._prompts.last_ordinal, version=progress.resumed_at, used=progress.totals.groups)
+        if end < config.learner.steps:
+            log.info("the data end with step %d at the latest, and so do schedules of the learning rate", end)
         recorder = StepRecorder(
             writer,
             SampleLog(config.run.folder / SAMPLES, self._tokenizer, config.logging),
@@ -264,6 +270,7 @@ class Coordinator:
             takeovers=run.takeovers,
             cursor=run.cursor,
             with_payloads=runtime.ranks.alone,
+            planned_end=end,
         )
         table = self._bridge.call(starting, self._patience_s)
         client = table.client
@@ -292,7 +299,7 @@ class Coordinator:
         claimer = BatchClaimer(
             runtime.bridge, table, self._algorithm, consumption, checkpoints, claims, priorities, traces
         )
-        rules = LoopRules.of(config, progress)
+        rules = LoopRules.of(config, progress, end)
         loop = TrainingLoop(runtime, claimer, announcer, checkpoints, turns, recorder, self._algorithm, rules)
         self._controls.wake = partial(self._bridge.loop.call_soon_threadsafe, table.groups.interrupt)
         try:
@@ -302,7 +309,7 @@ class Coordinator:
             announcer.wait_in_force()
             # Before the last evaluation, which may take long; a second time, so that it may become the best one.
             checkpoints.write(loop.version)
-            if evaluation.evaluator is not None:
+            if evaluation.evaluator is not None and loop.version != announcement.evaluated:
                 if reason in NATURAL_ENDS and self._controls.stop_reason is None:
                     turns.give()
                 self._evaluate_last(evaluation.evaluator, PolicyVersion(progress.incarnation, loop.version), reason)

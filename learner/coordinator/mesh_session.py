@@ -196,6 +196,7 @@ class MeshSession:
         takeovers: Mapping[int, int],
         cursor: int,
         with_payloads: bool,
+        planned_end: int,
     ) -> TrainTable:
         """Begins to watch, to seed and to sample.
 
@@ -205,6 +206,7 @@ class MeshSession:
             takeovers: the version from which each incarnation continued the run, this one among them.
             cursor: ordinal of the last task that was seeded.
             with_payloads: groups come with their payloads (one rank).
+            planned_end: of the run, for recorded batches.
 
         Raises:
             DataError: no prompt can be used.
@@ -246,7 +248,7 @@ class MeshSession:
             folder = self._config.run.folder / FOLDER
             lineage = Lineage(tuple(sorted(takeovers.items())))
             limit = self._config.logging.record_max_bytes
-            recorder = BatchRecorder(folder, self.client, lineage, max_bytes=limit)
+            recorder = BatchRecorder(folder, self.client, lineage, max_bytes=limit, planned_end=planned_end)
             self._closers.push_async_callback(recorder.close)
         await seeder.start()
         self._closers.push_async_callback(seeder.close)

@@ -159,7 +159,7 @@ def _train(
 ) -> ReplayOutcome:
     extra = runtime.ranks.load(checkpoint) if checkpoint is not None else {}
     first = int(str(extra.get("version", 0)))
-    if recording.batch(first) is None:
+    if (batch := recording.batch(first)) is None:
         raise DataError(
             f"the recording has no batch of version {first}; it begins with version {recording.versions[0]}",
             hint="start from a checkpoint of a version that is recorded (--from-checkpoint)",
@@ -181,6 +181,7 @@ def _train(
         recording.lineage,
         version=first,
         last_version=max(recording.versions) + 1 if steps is None else first + steps,
+        planned_end=min(batch.planned_end or config.learner.steps, config.learner.steps),
         batch=config.learner.batch,
         max_skipped=config.learner.max_skipped,
     )

@@ -129,12 +129,12 @@ class StepRecorder:
         self._pushes = pushes
         self._clocks = clocks
         self._traces = traces or BatchTraces(no_traces(), progress.incarnation)
-        self._eval_reward: float | None = None
 
     @property
     def eval_reward(self) -> float | None:
-        """Held-out reward of the last evaluation of this learner; None before the first."""
-        return self._eval_reward
+        """Held-out reward of the run's last evaluation; None before the first."""
+        evals = self._totals.evals
+        return float(evals[-1]["reward"]) if evals else None
 
     def start_clock(self) -> None:
         """Starts the run's clock: the first version of this learner has been published."""
@@ -172,7 +172,6 @@ class StepRecorder:
         """Adds a finished round to the totals and writes its record."""
         wall_s = self._totals.elapsed_s
         self._totals.evals.append({**result.summary(), "wall_s": wall_s})
-        self._eval_reward = result.reward
         record = {"time": time.time(), "wall_s": wall_s, **result.record()}
         self._writer.log(result.policy.version, record)
         policy = result.policy
@@ -215,8 +214,8 @@ class StepRecorder:
             **self._callbacks.metrics(),
         }
         values = numbers(record)
-        evaluated = {} if self._eval_reward is None else {"eval/reward": self._eval_reward}
-        self._status.last_metrics = values | evaluated
+        reward = self.eval_reward
+        self._status.last_metrics = values | ({} if reward is None else {"eval/reward": reward})
         self._writer.write_now(step, record)
         self._callbacks.emit(StepEnd(step, self._incarnation, finished.trained_version + 1, values))
         samples = self._samples.append(

@@ -98,6 +98,7 @@ class LoopRules:
         lineage: of this learner.
         version: to begin with.
         last_version: the run ends with it.
+        planned_end: the version with which schedules end, see `planned_end`.
         batch: sizes.
         max_skipped: batches in a row that may change nothing.
         mismatch: bounds on the difference of learner and generators; None: none.
@@ -107,19 +108,21 @@ class LoopRules:
     lineage: Lineage
     version: int
     last_version: int
+    planned_end: int
     batch: BatchSection
     max_skipped: int
     mismatch: MismatchSection | None = None
     stop_at: float | None = None
 
     @classmethod
-    def of(cls, config: Config, progress: RunProgress) -> LoopRules:
+    def of(cls, config: Config, progress: RunProgress, planned_end: int) -> LoopRules:
         """The rules of a run that a learner continues."""
         learner = config.learner
         return cls(
             progress.lineage,
             version=progress.resumed_at,
             last_version=learner.steps,
+            planned_end=planned_end,
             batch=learner.batch,
             max_skipped=learner.max_skipped,
             mismatch=learner.mismatch,
@@ -267,6 +270,7 @@ class TrainingLoop:
             packing=self._ranks.packing,
             cost=self._ranks.sequence_cost,
             shares=[self._algorithm.expected_cost(g.algorithm_view) for g in groups] if max(dp_sizes) > 1 else None,
+            end=self._rules.planned_end,
         )
 
     def _finish(self, batch: CandidateBatch, result: TrainResult) -> None:

@@ -47,6 +47,7 @@ class AnnouncementRules:
         timeout_s: deadline of one announcement, from the moment at which its weights can be fetched.
         evaluate_first: version that is evaluated whatever `evaluate_every` is; None: no such version.
         evaluate_every: versions from one evaluation to the next; None: only the first and the last.
+        evaluated: a version that has a result, as the one may from which the run continues; it is not asked again.
     """
 
     incarnation: int
@@ -54,21 +55,26 @@ class AnnouncementRules:
     timeout_s: float
     evaluate_first: int | None
     evaluate_every: int | None
+    evaluated: int | None = None
 
     @classmethod
     def of(cls, config: Config, progress: RunProgress, timeout_s: float) -> AnnouncementRules:
         """The rules of a run that a learner continues; a run without a result begins with an evaluation."""
+        resumed_at = progress.resumed_at
         return cls(
             incarnation=progress.incarnation,
             commit_each=config.buffer.commit == "step",
             timeout_s=timeout_s,
-            evaluate_first=None if progress.totals.evals else progress.resumed_at,
+            evaluate_first=None if progress.totals.evals else resumed_at,
             evaluate_every=config.eval.every_steps,
+            evaluated=resumed_at if any(found["version"] == resumed_at for found in progress.totals.evals) else None,
         )
 
     def evaluates(self, version: int) -> bool:
         """True where a version is due for evaluation."""
         every = self.evaluate_every
+        if version == self.evaluated:
+            return False
         return version == self.evaluate_first or (every is not None and version > 0 and version % every == 0)
 
 

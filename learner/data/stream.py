@@ -69,6 +69,11 @@ class PromptStream:
         self.refused: Counter[str] = Counter()
         """Rows refused so far, by reason."""
 
+    @property
+    def last_ordinal(self) -> int | None:
+        """The last ordinal of the data; None: there is no end of them."""
+        return self._order.last_ordinal
+
     def check(self, chunk: int = 1024) -> None:
         """Checks every row now where none may be skipped, so that a run is refused at its start.
 

@@ -22,6 +22,7 @@ from rollmesh.learner.distributed.batch_sequences import BatchSequences
 from rollmesh.learner.distributed.rank_batch import OptimizerStep, RankBatch
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.engines.interface import Engine, StepResult
+from rollmesh.learner.engines.schedule import RunStep
 
 
 class RoleBatch(ABC):
@@ -49,7 +50,7 @@ class RoleBatch(ABC):
         """Computes the gradient of a step of `steps`; see `Engine.accumulate`."""
 
     @abstractmethod
-    def apply(self) -> StepResult:
+    def apply(self, at: RunStep) -> StepResult:
         """The optimizer step; see `Engine.apply`."""
 
     @abstractmethod
@@ -134,8 +135,8 @@ class EngineBatch(RoleBatch):
     def accumulate(self, step: OptimizerStep, loss: Loss) -> None:
         self._engine.accumulate(step.batches, loss, step.counts)
 
-    def apply(self) -> StepResult:
-        return self._engine.apply()
+    def apply(self, at: RunStep) -> StepResult:
+        return self._engine.apply(at)
 
     def discard(self) -> None:
         self._engine.discard()

@@ -35,6 +35,7 @@ from rollmesh.learner.distributed.step_meter import StepMeter
 from rollmesh.learner.distributed.token_values import BatchTokens, PolicyLogProbs
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.engines.interface import ACTOR, Engine, StepResult
+from rollmesh.learner.engines.schedule import RunStep
 from rollmesh.mesh.errors import ConfigError
 
 _EXTRA = "extra."
@@ -57,6 +58,7 @@ class RolloutBatch:
         seed: of the run.
         base_roles: those whose model is the actor's without its adapter.
         elsewhere: roles whose models other processes hold.
+        begins_at: see `Algorithm`.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class RolloutBatch:
         seed: int,
         base_roles: Collection[str] = (),
         elsewhere: Mapping[str, RoleElsewhere] = MappingProxyType({}),
+        begins_at: Callable[[str], int] = lambda _role: 0,
     ) -> None:
         self._plan = plan
+        self._begins_at = begins_at
         self._before_update = before_update
         self._device = engines[ACTOR].device
         # On the CPU, also for CUDA: draws do not depend on the device, and `torch.multinomial` refuses another one's.
@@ -171,7 +175,8 @@ class RolloutBatch:
             work.discard()
             raise
         with self.meter.timing("update", role):
-            self.results.setdefault(role, []).append(work.apply())
+            at = RunStep.of(self.version, self._plan.end, begins_at=self._begins_at(role))
+            self.results.setdefault(role, []).append(work.apply(at))
 
     def select(self, algorithm: Algorithm, minibatch: int, step: OptimizerStep) -> None:
         """Shows the algorithm a whole minibatch under the current policy; fills `TokenBatch.selected`."""

@@ -91,6 +91,7 @@ class TrainPlan:
         divisions: minibatches, ranks and micro-batches, as indices of `members`; by the number of data-parallel ranks,
             as models of several layouts may have several. Their minibatches have the same members.
         packing: how micro-batches are computed.
+        end: last version of the run, as far as is known: the end of schedules.
     """
 
     version: int
@@ -100,6 +101,7 @@ class TrainPlan:
     components: Sequence[str]
     divisions: Mapping[int, BatchPlan]
     packing: Packing = Packing.SHARED
+    end: int = 0
 
     @property
     def minibatches(self) -> int:
@@ -153,6 +155,7 @@ class TrainPlan:
                 "components": self.components,
                 "divisions": [division.minibatches for division in self.divisions.values()],
                 "packing": self.packing.value,
+                "end": self.end,
             }
         )
         return packed
@@ -169,6 +172,7 @@ class TrainPlan:
             components=wire["components"],
             divisions={len(minibatches[0]): BatchPlan(_tuples(minibatches)) for minibatches in wire["divisions"]},
             packing=Packing(wire["packing"]),
+            end=wire["end"],
         )
 
 
@@ -183,6 +187,7 @@ def plan_training(
     packing: Packing = Packing.SHARED,
     cost: SequenceCost = sequence_cost,
     shares: Sequence[float] | None = None,
+    end: int = 0,
 ) -> TrainPlan:
     """Plans a batch.
 
@@ -196,6 +201,7 @@ def plan_training(
         packing: that all models of the run can take.
         cost: of sequences, over all models.
         shares: per group, of its cost that is expected to be computed; None: all of it.
+        end: see `TrainPlan`.
     """
     names = sorted({name for group in groups for member in group.members for name in member.meta.components})
     prompts, members, items = [], [], []
@@ -239,7 +245,7 @@ def plan_training(
         )
         for ranks in sorted(dp_sizes)
     }
-    return TrainPlan(version, lineage, prompts, members, names, divisions, packing)
+    return TrainPlan(version, lineage, prompts, members, names, divisions, packing, end)
 
 
 def _entry(meta: trajectory_pb2.MemberMeta, name: str) -> bytes:

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,14 +22,7 @@ from numpy.typing import NDArray
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import Packing, TrainSequence
-from rollmesh.learner.checkpoint.compatibility import (
-    ADAPTER,
-    OPTIMIZERS,
-    algorithm_name,
-    algorithm_state,
-    check_adapter_form,
-    check_optimizers,
-)
+from rollmesh.learner.checkpoint.compatibility import algorithm_name, algorithm_state, check_form, trained_form
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.distributed.batch_agreement import agree_on_state
 from rollmesh.learner.distributed.mismatch import Mismatch
@@ -43,6 +37,7 @@ from rollmesh.learner.distributed.token_values import BatchTokens
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.distributed.trajectories import TrajectorySource
 from rollmesh.learner.engines.interface import ACTOR, Engine
+from rollmesh.mesh.config.learner import EngineSection
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 # Names of the engine's own metrics where the field has its own word for them.
@@ -93,8 +88,7 @@ class WorkerRules:
         seed: of the run.
         profiler: records chosen steps.
         base_roles: those whose model is the actor's without its adapter.
-        optimizers: see `compatibility.optimizer_forms`.
-        adapter: see `mesh.config.lora.adapter_form`.
+        form: see `compatibility.trained_form`.
     """
 
     epochs: int
@@ -102,8 +96,7 @@ class WorkerRules:
     seed: int
     profiler: StepProfiler
     base_roles: frozenset[str] = frozenset()
-    optimizers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    adapter: Mapping[str, str] = field(default_factory=dict)
+    form: Mapping[str, Any] = field(default_factory=lambda: trained_form(EngineSection()))
 
 
 class Worker:
@@ -224,6 +217,7 @@ class Worker:
                 seed=self._rules.seed,
                 base_roles=self._rules.base_roles,
                 elsewhere=self._elsewhere,
+                begins_at=self._algorithm.begins_at,
             )
             self._algorithm.batch_stage(batch)
             if (state := agree_on_state(self._actor, self._algorithm.state())) is not None:
@@ -280,18 +274,17 @@ class Worker:
     def begin_checkpoint(self, version: PolicyVersion, extra: dict[str, object]) -> Future[Path]:
         """Has a checkpoint of all that is trained written, as it is now; see `CheckpointStore.begin`."""
         algorithm = {"name": algorithm_name(self._algorithm), "state": self._algorithm.state()}
-        extra = extra | {"algorithm": algorithm, OPTIMIZERS: self._rules.optimizers, ADAPTER: self._rules.adapter}
+        extra = extra | {"algorithm": algorithm, **self._rules.form}
         return self._store.begin(self._engines, version, extra, self._elsewhere)
 
     def load(self, folder: Path) -> dict[str, object]:
         """Goes back to a checkpoint; returns the extra data stored with it.
 
         Raises:
-            DataError: it is not one of this model, or of this algorithm, its roles, their optimizers and its
-                adapter.
+            ConfigError: its optimizers, its adapter or its frozen parts are others.
+            DataError: it is not one of this model, or of this algorithm and its roles.
         """
-        check_optimizers(folder, self._rules.optimizers)
-        check_adapter_form(folder, self._rules.adapter)
+        check_form(folder, self._rules.form)
         extra = load_checkpoint(self._engines, folder, self._elsewhere)
         self._algorithm.restore(algorithm_state(folder, extra, self._algorithm))
         return extra

@@ -25,6 +25,7 @@ from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
 from rollmesh.learner.batching.types import PackedBatch, Packing
 from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.engines.model_cost import ModelCost
+from rollmesh.learner.engines.schedule import RunStep
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.config.inputs import ModelSection
@@ -46,7 +47,7 @@ class EngineSpec:
         model: folder or hub id, revision, and the dtype in which weights are exported.
         optimizer: with its schedule and clipping; none: the model stays as it was loaded, has no optimizer and no
             part in checkpoints.
-        total_steps: optimizer steps of the whole run (length of the schedule).
+        total_steps: length of the schedule where `apply` is given no step of a run.
         device: `cpu` or `cuda`.
         param_dtype: compute dtype; master weights and optimizer state are float32.
         float32_logits: logits are not rounded to the compute dtype; the output layer's weights are (language models).
@@ -193,8 +194,11 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def apply(self) -> StepResult:
+    def apply(self, at: RunStep | None = None) -> StepResult:
         """The optimizer step on the accumulated gradient, which is gone afterwards.
+
+        Args:
+            at: step of the run, which gives the learning rate; None: the engine counts its optimizer steps.
 
         Raises:
             RuntimeError: there is no gradient.

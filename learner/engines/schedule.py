@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from rollmesh.mesh.config.learner import OptimizerSection
 
 
-def learning_rate(section: OptimizerSection, step: int, total_steps: int) -> float:
-    """Rate of the optimizer step with this number.
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """A step of a run, as the schedule of one role counts them. All optimizer steps that it has get one rate.
+
+    Attributes:
+        number: from 0.
+        total: steps of the whole run, as far as its end is known; afterwards the floor holds.
+    """
+
+    number: int
+    total: int
+
+    @classmethod
+    def of(cls, version: int, end: int, *, begins_at: int = 0) -> RunStep:
+        """The step of a role that trains the version.
+
+        Args:
+            version: trained one.
+            end: last version of the run, as far as is known.
+            begins_at: the first version that the role trains.
+        """
+        return cls(max(0, version - begins_at), max(0, end - begins_at))
+
+
+def learning_rate(section: OptimizerSection, at: RunStep) -> float:
+    """Rate of the optimizer steps of a run's step.
 
     Args:
         section: peak rate, schedule, warm-up and floor.
-        step: from 0.
-        total_steps: steps of the whole run; afterwards the floor holds.
+        at: the step.
     """
+    step, total_steps = at.number, at.total
     warmup = section.warmup_steps or round(section.warmup_ratio * total_steps)
     if step < warmup:
         return section.lr * (step + 1) / warmup

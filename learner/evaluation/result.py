@@ -124,7 +124,8 @@ def summarize(
     rows = []
     for leased, payloads in sorted(arrived, key=lambda group: group.leased.task.ordinal):
         texts = [
-            decode(payload_codec.decode(payload).response_ids.tolist()) if len(payload) else "" for payload in payloads
+            decode(payload_codec.decode(payload).response_ids.tolist()) if len(payload) else unscored_text(meta, decode)
+            for meta, payload in zip(leased.members, payloads, strict=True)
         ]
         answered = [(member, text) for member, text in zip(leased.members, texts, strict=True) if is_scored(member)]
         rewards[leased.task.data_source] += [member.reward for member, _ in answered]
@@ -147,12 +148,18 @@ def summarize(
     )
 
 
+def unscored_text(member: trajectory_pb2.MemberMeta, decode: Decode) -> str:
+    """The text of a response without a score, or the end of a long one; empty where nothing was sampled."""
+    ids = list(member.unscored_ids)
+    return f"{'... ' * (len(ids) < member.response_tokens)}{decode(ids)}" if ids else ""
+
+
 def prompt_record(leased: buffer_pb2.LeasedGroup, texts: Sequence[str]) -> dict[str, Any]:
     """A prompt with its responses, for a file; a response without a score has the reason in its place.
 
     Args:
         leased: the group.
-        texts: of its members, in their order; empty without a payload.
+        texts: of its members, in their order.
     """
     task = leased.task
     responses = [

@@ -59,11 +59,15 @@ class BatchRecorder:
         client: gives payloads that the other ranks fetch for themselves.
         lineage: of this learner.
         max_bytes: of all files together.
+        planned_end: of the run: the end of its schedules.
     """
 
-    def __init__(self, folder: Path, client: PayloadFetcher, lineage: Lineage, *, max_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, client: PayloadFetcher, lineage: Lineage, *, max_bytes: int, planned_end: int = 0
+    ) -> None:
         self._client = client
         self._lineage = lineage
+        self._planned_end = planned_end
         self._files = _Files(folder, lineage.resumed[-1][0], max_bytes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recording")
         self._room = asyncio.Semaphore(_PENDING)
@@ -106,6 +110,7 @@ class BatchRecorder:
             payloads=[payload for group in groups for payload in _payloads(group, fetched)],
             dropped=dropped,
             takeovers=[buffer_pb2.Takeover(incarnation=i, resumed_at=v) for i, v in self._lineage.resumed],
+            planned_end=self._planned_end,
         )
         self._files.append(batch)
 

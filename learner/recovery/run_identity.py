@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import xxhash
@@ -27,6 +27,7 @@ from rollmesh.mesh.config.inputs import DataSection, DataSource
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.config.rollout import AgentSection
 from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.mesh.files import write_atomically
 
 CONFIG = "config.yaml"
 """The configuration with which the run was last taken over."""
@@ -129,12 +130,7 @@ class RunRecord:
     def _changed_inputs(self) -> list[tuple[str, str]]:
         """The inputs that differ now: key and former name."""
         path = self._folder / INPUTS
-        before = _read(path) if path.exists() else {}
-        return [
-            (key, before[key]["name"])
-            for key, given in self._inputs.items()
-            if key in before and not _same(before[key], given)
-        ]
+        return changed_inputs(_read(path) if path.exists() else {}, self._inputs)
 
     def write(self) -> None:
         """Replaces the record: the learner has taken the run over with these inputs.
@@ -145,13 +141,41 @@ class RunRecord:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             save_config(self._config, self._folder / CONFIG)
-            scratch = self._folder / f".{INPUTS}"
-            scratch.write_text(json.dumps(self._inputs, indent=1) + "\n", encoding="utf-8")
-            scratch.replace(self._folder / INPUTS)
+            write_inputs(self._folder, self._inputs)
         except OSError as error:
             raise DataError(
                 f"cannot write {self._folder / CONFIG}: {error.strerror or error}", hint="free space, or set run.dir"
             ) from error
+
+
+def changed_inputs(before: Inputs, now: Inputs) -> list[tuple[str, str]]:
+    """The inputs that differ, of those that were recorded: key and former name."""
+    return [(key, before[key]["name"]) for key, given in now.items() if key in before and not _same(before[key], given)]
+
+
+def write_inputs(folder: Path, inputs: Inputs) -> None:
+    """Replaces the inputs that are recorded in a run folder."""
+    write_atomically(folder / INPUTS, json.dumps(inputs, indent=1) + "\n")
+
+
+def read_inputs(folder: Path) -> Inputs:
+    """The inputs that a training has recorded in its folder; none where there is no record.
+
+    Raises:
+        DataError: the record cannot be read.
+    """
+    path = folder / INPUTS
+    return _parse(path) if path.exists() else {}
+
+
+def file_inputs(files: Iterable[Path]) -> Inputs:
+    """Files as inputs, under their own names: the configuration shows a change of the name."""
+    return {str(path): {"name": str(path), "content": fingerprint([path])} for path in files}
+
+
+def held_out_files(sources: Sequence[DataSource] | None) -> list[Path]:
+    """The files of held-out data, as far as they are on this machine."""
+    return [file for source in sources or () for file in files_here(source)]
 
 
 def nothing_trained(folder: Path) -> bool:
@@ -203,11 +227,8 @@ def fingerprint(files: Sequence[Path]) -> str:
 
 def _inputs(config: Config, model: Path | None) -> Inputs:
     revision = config.model.revision
-    files = [*reward_files(config.reward), *agent_files(config.rollout.agent)]
-    for source in config.data.eval or ():
-        files += files_here(source)
-    # Under their own names: the configuration shows a change of the name.
-    inputs: Inputs = {str(path): {"name": str(path), "content": fingerprint([path])} for path in files}
+    own = [*reward_files(config.reward), *agent_files(config.rollout.agent)]
+    inputs = file_inputs([*own, *held_out_files(config.data.eval)])
     for role in config.learner.roles.values():
         if role.path and (folder := Path(role.path)).is_dir():
             inputs[role.path] = {"name": role.path, "content": fingerprint(model_files(folder))}
@@ -273,12 +294,15 @@ def _same(before: RunInput, now: RunInput) -> bool:
     return before["name"] == now["name"]
 
 
-def _read(path: Path) -> Inputs:
+def _parse(path: Path) -> Inputs:
     try:
-        inputs = _INPUTS.validate_json(path.read_bytes())
-        missing = [key for key in _OF if key not in inputs]
+        return _INPUTS.validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}", hint=_UNREADABLE_HINT) from error
-    if missing:
+
+
+def _read(path: Path) -> Inputs:
+    inputs = _parse(path)
+    if missing := [key for key in _OF if key not in inputs]:
         raise DataError(f"{path} is damaged: it lacks {', '.join(missing)}", hint=_UNREADABLE_HINT)
     return inputs

@@ -25,6 +25,7 @@ from rollmesh.learner.checkpoint.deadlines import WRITE_S
 from rollmesh.learner.distributed.rank_batch import OptimizerStep, RankBatch
 from rollmesh.learner.distributed.role_batch import EngineBatch
 from rollmesh.learner.engines.interface import Engine, StepResult
+from rollmesh.learner.engines.schedule import RunStep
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.roles.batch_tensors import holds_sequences, to_rollouts, to_sequences
 from rollmesh.learner.roles.tensor_parts import Arrays
@@ -144,10 +145,10 @@ class RoleWorker:
             )
         batch.accumulate(self._steps[skip_zero_advantage][minibatch], compute)
 
-    def apply(self) -> StepResult:
-        """The optimizer step."""
+    def apply(self, step: int, steps: int) -> StepResult:
+        """The optimizer step; the numbers are those of a `RunStep`."""
         self._is_initial = False
-        return self.engine.apply()
+        return self.engine.apply(RunStep(step, steps))
 
     def discard(self) -> None:
         """Gives up the gradient."""

@@ -118,7 +118,7 @@ class RoleServicer(role_pb2_grpc.RoleModelServicer):
 
     async def Apply(self, request: role_pb2.ApplyRoleRequest, _context: Any) -> AsyncIterator[role_pb2.RoleAnswer]:
         """See role.proto."""
-        future = self._begin(request.call, lambda: self._ranks.submit("apply"))
+        future = self._begin(request.call, lambda: self._ranks.submit("apply", step=request.step, steps=request.steps))
         async for answer in _until_done(future):
             yield answer
         done = future.result()

@@ -20,6 +20,7 @@ import xxhash
 
 from rollmesh.learner.algorithms.types import ModelRole
 from rollmesh.learner.engines.interface import StepResult
+from rollmesh.learner.engines.schedule import RunStep
 from rollmesh.learner.roles.tensor_parts import Arrays, TensorAssembly, to_parts
 from rollmesh.mesh.errors import (
     ConfigError,
@@ -156,9 +157,9 @@ class RoleClient:
         )
         await self._compute("Accumulate", request)
 
-    async def apply(self) -> StepResult:
-        """The optimizer step."""
-        (answer,) = await self._compute("Apply", role_pb2.ApplyRoleRequest())
+    async def apply(self, at: RunStep) -> StepResult:
+        """The optimizer step, which belongs to this step of the run."""
+        (answer,) = await self._compute("Apply", role_pb2.ApplyRoleRequest(step=at.number, steps=at.total))
         return StepResult(dict(answer.step.metrics), answer.step.skipped)
 
     async def discard(self) -> None:

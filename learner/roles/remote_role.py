@@ -22,6 +22,7 @@ from rollmesh.learner.distributed.batch_sequences import BatchSequences
 from rollmesh.learner.distributed.rank_batch import OptimizerStep
 from rollmesh.learner.distributed.role_batch import RoleBatch
 from rollmesh.learner.engines.interface import StepResult
+from rollmesh.learner.engines.schedule import RunStep
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.roles.batch_tensors import rollout_tensors, sequence_tensors
 from rollmesh.learner.roles.client import RoleClient
@@ -201,8 +202,8 @@ class RemoteBatch(RoleBatch):
             )
         )
 
-    def apply(self) -> StepResult:
-        done = self._role.lead(RoleClient.apply)
+    def apply(self, at: RunStep) -> StepResult:
+        done = self._role.lead(lambda client: client.apply(at))
         own = b"" if done is None else msgpack.packb([done.metrics, done.skipped])
         return StepResult(*msgpack.unpackb(self._role.world.gather_bytes(own)[0]))
 

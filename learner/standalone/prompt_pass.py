@@ -20,7 +20,7 @@ from rollmesh.learner.data.prompts import PromptEncoder, RefusedRow, TaskShape
 from rollmesh.learner.data.records import RowSource
 from rollmesh.learner.data.rows import Row
 from rollmesh.learner.evaluation.eval_table import EvalTable
-from rollmesh.learner.evaluation.result import Decode, prompt_record
+from rollmesh.learner.evaluation.result import Decode, prompt_record, unscored_text
 from rollmesh.learner.rollouts.group_stream import fetch_unsent
 from rollmesh.learner.standalone.response_file import ResponseFile
 from rollmesh.mesh.errors import StalledError
@@ -168,7 +168,10 @@ class PromptPass:
         leased, payloads = group
         whole = [fetched.get(meta.member, data) for meta, data in zip(leased.members, payloads, strict=True)]
         found = [payload_codec.decode(data) if len(data) else None for data in whole]
-        texts = ["" if one is None else self._decode(one.response_ids.tolist()) for one in found]
+        texts = [
+            unscored_text(meta, self._decode) if one is None else self._decode(one.response_ids.tolist())
+            for meta, one in zip(leased.members, found, strict=True)
+        ]
         record = prompt_record(leased, texts)
         record["prompt_tokens"] = len(leased.task.prompt_ids) // 4
         if self._rules.with_log_probs:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rollmesh.learner.checkpoint.compatibility import check_form, trained_form
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, list_checkpoints
 from rollmesh.learner.engines.interface import STATE_NAME
 from rollmesh.learner.engines.world import World
@@ -39,7 +40,8 @@ class Beginning:
             config: of the run; the model's path is a local folder.
 
         Raises:
-            ConfigError: the run was begun with something else.
+            ConfigError: the run was begun with something else, or its checkpoint cannot be continued with these
+                settings.
             DataError: its last checkpoint cannot be read.
         """
         identity = identity_of(command, config)
@@ -47,6 +49,7 @@ class Beginning:
             return cls(identity)
         version, path = there[-1]
         check_identity(config.run.folder, _said_by(path).get(KEY), identity)
+        check_form(path, trained_form(config.learner))
         return cls(identity, path.name, version.incarnation + 1)
 
 

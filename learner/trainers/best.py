@@ -61,7 +61,7 @@ class BestByMetric:
         found = Best(
             checkpoint_name(version), version.incarnation, version.version, metric, better, value, self._measured_by
         )
-        return found if self._best is None or self._best.yields_to(found) else None
+        return found if found.beats(self._best) else None
 
     def keep(self, found: Best) -> None:
         """Records the best one, which is there now.

@@ -20,6 +20,7 @@ from rollmesh.learner.control_requests import REQUEST, ControlRequests
 from rollmesh.learner.coordinator.skip_limit import SkipLimit
 from rollmesh.learner.distributed.step_meter import StepMeter
 from rollmesh.learner.engines.interface import ACTOR, Engine
+from rollmesh.learner.engines.schedule import RunStep
 from rollmesh.learner.trainers.checkpoints import Checkpoints
 from rollmesh.learner.trainers.example_loader import ExampleLoader, Examples
 from rollmesh.learner.trainers.finite_steps import FiniteSteps
@@ -140,7 +141,7 @@ class TrainingLoop:
         meter = StepMeter({ACTOR: engine})
         with meter.timing("update", ACTOR):
             engine.accumulate(batch.micro_batches, self._loss, batch.counts)
-            result = engine.apply()
+            result = engine.apply(RunStep(step, self._rules.steps))
         self._finite.record(result)
         if result.metrics:
             self._limit.record(step + 1, {ACTOR: result.skipped})

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from rollmesh.learner.builders import watch_ranks
 from rollmesh.learner.callbacks.interface import NO_CALLBACKS, EventSink
+from rollmesh.learner.checkpoint.compatibility import trained_form
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.checkpoint.retention import sweep
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
@@ -28,7 +29,6 @@ from rollmesh.learner.engines.registry import create_engine
 from rollmesh.learner.liveness.start_notice import note_every_minute
 from rollmesh.learner.metrics.trackers.opening import check_trackers
 from rollmesh.learner.model_files.location import context_length, resolve_model
-from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.learner.start_requirements import check_schedule
 from rollmesh.learner.trainers.beginning import Beginning, agree
 from rollmesh.learner.trainers.best import BestByMetric
@@ -36,7 +36,6 @@ from rollmesh.learner.trainers.checkpoints import Checkpoints
 from rollmesh.learner.trainers.example_loader import ExampleLoader
 from rollmesh.learner.trainers.exports import leave_folders
 from rollmesh.learner.trainers.identity import (
-    COMMAND,
     KEY,
     digest_of,
     held_out_identity,
@@ -46,12 +45,11 @@ from rollmesh.learner.trainers.identity import (
 from rollmesh.learner.trainers.loop import LoopRules, TrainingLoop
 from rollmesh.learner.trainers.objectives.interface import Preparation, PreparationInterrupted
 from rollmesh.learner.trainers.objectives.registry import build_objective
+from rollmesh.learner.trainers.record import write_record
 from rollmesh.learner.trainers.records import Records
 from rollmesh.learner.trainers.rows import check_of, held_out_rows, training_rows
-from rollmesh.mesh.config import save_config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
-from rollmesh.mesh.files import write_atomically
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.ranks import check_ranks, choose_interface
 from rollmesh.mesh.tokenizer_files import load_tokenizer
@@ -60,13 +58,16 @@ log = logging.getLogger(__name__)
 _AT_ONCE_S = 0.3
 
 
-def train_rank(command: str, config: TrainerConfig, controls: ControlRequests) -> bool:
+def train_rank(
+    command: str, config: TrainerConfig, controls: ControlRequests, begins: Callable[[], None] = lambda: None
+) -> bool:
     """Trains to the end; collective over the ranks. False: interrupted before.
 
     Args:
         command: `sft`, `rm` or `dpo`.
         config: of the run.
         controls: of rank 0, which asks it to end after the present step.
+        begins: called once nothing is refused any more: the folder is this training's.
 
     Raises:
         CallbackError: a callback has ended the training.
@@ -85,14 +86,21 @@ def train_rank(command: str, config: TrainerConfig, controls: ControlRequests) -
     with ExitStack() as closers:
         watch = closers.enter_context(watch_ranks(config.run.folder, limit_s, limit_s))
         with watch.phase("train"):
-            return _Training(command, config, controls, closers).run()
+            return _Training(command, config, controls, closers, begins).run()
 
 
 class _Training:
     """The parts of one rank."""
 
-    def __init__(self, command: str, config: TrainerConfig, controls: ControlRequests, closers: ExitStack) -> None:
-        self._command, self._controls, self._closers = command, controls, closers
+    def __init__(
+        self,
+        command: str,
+        config: TrainerConfig,
+        controls: ControlRequests,
+        closers: ExitStack,
+        begins: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._command, self._controls, self._closers, self._begins = command, controls, closers, begins
         with note_every_minute("fetches the model"):
             model = resolve_model(config.model)
         # No longer sequences than the model knows.
@@ -219,13 +227,16 @@ class _Training:
         store = CheckpointStore(root)
         self._closers.callback(store.close)
         store.check(engine)
-        if leads:
-            write_atomically(self._folder / COMMAND, f"{self._command}\n")
-            save_config(self._given, self._folder / CONFIG)
+        if leads and not begun.checkpoint:
+            # At once, for the preparation may take long, and the folder says what is done there.
+            self._take_folder()
         self._prepare(Preparation(engine, loader, self._interrupted), begun.identity)
         start, best = 0, None
         if begun.checkpoint:
             start = int(str(load_checkpoint({ACTOR: engine}, root / begun.checkpoint)["step"]))
+            # Not before: an attempt that fails changes nothing of the run.
+            if leads:
+                self._take_folder()
         if leads:
             sweep(root, begun.incarnation)
             if begun.checkpoint:
@@ -236,7 +247,7 @@ class _Training:
             store,
             root,
             begun.incarnation,
-            {KEY: dict(begun.identity)},
+            {KEY: dict(begun.identity), **trained_form(config.learner)},
             config.checkpoint,
             last_name=begun.checkpoint,
             best=best,
@@ -244,6 +255,10 @@ class _Training:
             events=events,
         )
         return start, checkpoints
+
+    def _take_folder(self) -> None:
+        write_record(self._command, self._given)
+        self._begins()
 
     def _prepare(self, parts: Preparation, identity: Mapping[str, str]) -> None:
         """Has the objective prepare the rows that will be used."""

@@ -38,25 +38,25 @@ def reference() -> str:
                 "",
                 *_TABLE_HEAD,
             ]
-            lines += [f"| `{key}` | {kind} | {default} | {text} |" for key, kind, default, text in _rows(section, "")]
+            lines += [f"| `{key}` | {kind} | {default} | {text} |" for key, kind, default, text in keys_of(section, "")]
             lines.append("")
     return "\n".join([*lines, *_trainers()])
 
 
 def _trainers() -> Iterator[str]:
     """The keys of the trainers that a run does not have, or has with another type, default or meaning."""
-    known = set(_rows(Config, ""))
+    known = set(keys_of(Config, ""))
     for command, config in CONFIGS.items():
         yield from (f"## rollmesh {command}", "", "Its keys that a run does not have, or has with another meaning.", "")
         yield from _TABLE_HEAD
-        for row in _rows(config, ""):
+        for row in keys_of(config, ""):
             if row not in known:
                 key, kind, default, text = row
                 yield f"| `{key}` | {kind} | {default} | {text} |"
         yield ""
 
 
-def _rows(
+def keys_of(
     section: type[Section], prefix: str, plain: frozenset[type[Section]] = frozenset()
 ) -> Iterator[tuple[str, str, str, str]]:
     """The keys of a section; those of an optional one too, unless the same section is there plainly.
@@ -71,16 +71,16 @@ def _rows(
     for name, field in section.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, Section):
-            yield from _rows(inner, f"{prefix}{name}.", plain)
+            yield from keys_of(inner, f"{prefix}{name}.", plain)
             continue
         yield f"{prefix}{name}", _kind(inner), _default(field), (field.description or "").replace("|", "\\|")
         entries = section_of(inner)
         if entries is None:
             continue
         if (origin := get_origin(inner)) in (dict, tuple):
-            yield from _rows(entries, f"{prefix}{name}.{'NAME' if origin is dict else 'N'}.", plain)
+            yield from keys_of(entries, f"{prefix}{name}.{'NAME' if origin is dict else 'N'}.", plain)
         elif origin in (Union, UnionType) and entries not in plain and not holds_several(inner):
-            yield from _rows(entries, f"{prefix}{name}.", plain)
+            yield from keys_of(entries, f"{prefix}{name}.", plain)
 
 
 def _kind(annotation: Any) -> str:

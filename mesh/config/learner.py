@@ -69,11 +69,13 @@ class OptimizerSection(Section):
         "constant",
         description="Learning rate after the warm-up. `wsd`: constant, then linear in the last `decay_ratio`.",
     )
-    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
-    warmup_ratio: float = Field(
-        0.0, ge=0, le=1, description="The same as a share of the run's optimizer steps; `warmup_steps` is 0 then."
+    warmup_steps: int = Field(
+        0, ge=0, description="Steps of linear warm-up. All optimizer steps of a step of the run have one rate."
     )
-    decay_ratio: float = Field(0.1, gt=0, le=1, description="Share of the optimizer steps in which `wsd` decays.")
+    warmup_ratio: float = Field(
+        0.0, ge=0, le=1, description="The same as a share of the run's steps; `warmup_steps` is 0 then."
+    )
+    decay_ratio: float = Field(0.1, gt=0, le=1, description="Share of the run's steps in which `wsd` decays.")
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Final learning rate as a share of the peak.")
     max_grad_norm: float = Field(1.0, gt=0, description="Global gradient norm to clip to.")
 

@@ -488,7 +488,10 @@ def test_explain_names_settings_without_effect(rollmesh: Command, config_file: P
 
 def test_explain_says_what_ends_the_run(rollmesh: Command, config_file: Path) -> None:
     explained = rollmesh("config", "explain", str(config_file), "--data.epochs=15").stdout
-    assert "end of the run: after 100 steps, or after 15 pass(es) over the data where that is sooner" in explained
+    assert (
+        "schedules of the learning rate: after 100 steps, or after 15 pass(es) over the data where that is sooner"
+        in explained
+    )
 
 
 def test_a_wrong_value_says_what_to_set_and_a_wrong_key_where_keys_are(rollmesh: Command, config_file: Path) -> None:

@@ -51,7 +51,7 @@ def train(config: Config, step: int, checkpoint: str = "") -> None:
     records = [{"step": number, "critic/score/mean": 0.5} for number in range(1, step + 1)]
     (config.run.folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     if checkpoint:
-        (config.run.folder / "checkpoints" / checkpoint).mkdir(parents=True)
+        (config.run.folder / "checkpoints" / checkpoint).mkdir(parents=True, exist_ok=True)
 
 
 def test_it_says_from_which_step_and_what_has_changed(tmp_path: Path) -> None:
@@ -117,12 +117,46 @@ def test_other_rewards_are_no_matter_of_the_groups_that_were_scored_before(tmp_p
     found = Continuation.of(make(tmp_path, "reward.functions=[math]", "buffer.max_staleness=3"))
     assert found is not None
     told = found.lines(named=True)[-1]
-    assert "scored before that train first, in up to 4 steps" in told
+    assert "sampled before train first, in up to 4 steps: from step 25 on at the latest" in told
     assert "--fresh" in told
     edited = Continuation.of(make(tmp_path), ["reward.py"])
     assert edited is not None
     assert edited.lines(named=True)[1] == "changed since the last launch: reward.py (edited)"
-    assert "scored before that train first" in edited.lines(named=True)[2]
+    assert "sampled before train first" in edited.lines(named=True)[2]
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("rollout.n=6", "rollout.n"),
+        ("rollout.temperature=0.5", "rollout.temperature"),
+        ("rollout.stop=['.']", "rollout.stop"),
+        ("run.seed=3", "run.seed"),
+    ],
+)
+def test_queued_prompts_keep_how_they_are_sampled_and_the_first_step_without_them_is_told(
+    tmp_path: Path, override: str, key: str
+) -> None:
+    """Continued from step 20 of 25: 5 + 1 batches queued, 3 in progress and 5 trained since; batches are halved."""
+    sizes = ("buffer.max_staleness=2", "buffer.seed_ahead=5", "learner.batch.groups=8")
+    train(make(tmp_path, *sizes), 25, "i0001-v00000020")
+    found = Continuation.of(make(tmp_path, *sizes[:2], "learner.batch.groups=4", override))
+    assert found is not None
+    assert found.former is not None
+    assert (found.former.keys, found.former.steps) == ((key,), 28)
+    assert f"from step 49 on at the latest all are of the new {key}; --fresh" in found.lines(named=True)[-1]
+
+
+def test_a_queue_that_ended_with_its_redis_leaves_no_groups(tmp_path: Path) -> None:
+    """Then a change holds at once; one of other keys, or of held-out data, always does."""
+    for former, now in (
+        (["buffer.durability=none"], ["buffer.durability=none", "rollout.n=6", "reward.functions=[math]"]),
+        ([], ["learner.optimizer.lr=1", "rollout.slots=3", "data.eval=e.jsonl"]),
+    ):
+        train(make(tmp_path, *former), 25, "i0001-v00000020")
+        found = Continuation.of(make(tmp_path, *now))
+        assert found is not None
+        assert found.former is None
 
 
 def test_a_run_without_a_checkpoint_says_that_it_begins_at_0(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rollmesh import trainers
 from rollmesh.evaluation.runs import run_outcome
 from rollmesh.launcher.folder import locked
 from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.learner.trainers.record import write_record
 from rollmesh.mesh.config import load_config, save_config
 from rollmesh.mesh.config.trainers.configs import CONFIGS
 from rollmesh.mesh.errors import ConfigError, DataError, RunBusyError
@@ -78,6 +79,21 @@ def test_parts_are_frozen_where_that_says_something() -> None:
         read_trainer_config("sft", GIVEN, [frozen, "learner.engine=megatron"])
     with pytest.raises(ConfigError, match="frozen: with lora nothing but the adapter is trained"):
         read_trainer_config("sft", GIVEN, [frozen, "learner.lora={}"])
+
+
+@pytest.mark.parametrize("command", CONFIGS)
+def test_an_edited_held_out_file_is_told(command: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text("{}\n")
+    values = {**GIVEN, "data": {"train": "d.jsonl", "eval": str(held_out)}, "run": {"dir": str(tmp_path)}}
+    config = read_trainer_config(command, values)
+    config.run.folder.mkdir()
+    write_record(command, config)
+    trainers._report_changes(command, config)
+    assert not caplog.messages
+    held_out.write_text("{ }\n")
+    trainers._report_changes(command, read_trainer_config(command, values, ["eval.rows=5"]))
+    assert caplog.messages == [f"changed since the last launch: eval.rows none -> 5; {held_out} (edited)"]
 
 
 def test_a_command_lists_its_keys(rollmesh: Command) -> None:

@@ -102,6 +102,9 @@ class ActorCritic(PolicyGradient):
             batch.report(distribution("critic/returns", rollouts.returns))
             batch.report({"critic/vf_explained_var": explained_variance(rollouts.values, rollouts.returns)})
 
+    def begins_at(self, role: str) -> int:
+        return self.settings.critic_warmup if role == "actor" else 0
+
     def losses(self, version: int) -> Mapping[str, Loss]:
         if version < self.settings.critic_warmup:
             return {"critic": self.value_loss}

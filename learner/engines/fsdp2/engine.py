@@ -41,6 +41,7 @@ from rollmesh.learner.engines.resting_parts import (
     chosen_parts,
     resting_parts,
 )
+from rollmesh.learner.engines.schedule import RunStep
 from rollmesh.learner.engines.tensors.divided_tensor import DividedTensor
 from rollmesh.learner.engines.tensors.export import exported_tensors, full_tensors, own_shards
 from rollmesh.learner.engines.tensors.hf_folder import write_weights
@@ -96,12 +97,12 @@ class Fsdp2Engine(Engine):
         with self._using(PARAMS, GRADIENTS):
             step.accumulate(batches, loss, counts)
 
-    def apply(self) -> StepResult:
+    def apply(self, at: RunStep | None = None) -> StepResult:
         step = self._training()[0]
         # A state that rests comes in pieces.
         state = () if OPTIMIZER in self._resting else (OPTIMIZER,)
         with self._using(PARAMS, *state, GRADIENTS):
-            return step.apply()
+            return step.apply(at)
 
     def discard(self) -> None:
         if self._step is not None:

@@ -25,7 +25,7 @@ from rollmesh.learner.engines.fsdp2.preparation.gradient_sync import drop_whole_
 from rollmesh.learner.engines.fsdp2.runner import ModelRunner
 from rollmesh.learner.engines.interface import StepResult
 from rollmesh.learner.engines.pending_step import PendingStep
-from rollmesh.learner.engines.schedule import learning_rate
+from rollmesh.learner.engines.schedule import RunStep, learning_rate
 from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.mesh.errors import ConfigError
 
@@ -38,7 +38,7 @@ class TrainingStep:
         optimizer: of its parameters.
         update: takes the optimizer's step.
         section: schedule and clipping.
-        total_steps: of the whole run.
+        total_steps: see `EngineSpec`.
         sync_once: see `EngineSpec`.
 
     Attributes:
@@ -94,7 +94,7 @@ class TrainingStep:
             (share * runner.layout.processes).backward()
         pending.passing = False
 
-    def apply(self) -> StepResult:
+    def apply(self, at: RunStep | None) -> StepResult:
         """See `Engine`."""
         if (pending := self.pending) is None:
             raise RuntimeError("no gradient was accumulated")
@@ -106,7 +106,7 @@ class TrainingStep:
                 for parameter in self._runner.parameters:
                     parameter.grad = torch.zeros_like(parameter)
             norm = clip_gradients(self._runner.parameters, self._section.max_grad_norm)
-            rate = learning_rate(self._section, self.steps, self._total_steps)
+            rate = learning_rate(self._section, at or RunStep(self.steps, self._total_steps))
             # Before the weights change: they may be refused.
             metrics = pending.metrics(self._runner.world)
             skipped = not np.isfinite(norm)

@@ -50,6 +50,7 @@ from rollmesh.learner.engines.resting_parts import (
     chosen_parts,
     resting_parts,
 )
+from rollmesh.learner.engines.schedule import RunStep
 from rollmesh.learner.engines.tensors.adapters import AdapterStart
 from rollmesh.learner.engines.tensors.divided_tensor import DividedTensor
 from rollmesh.learner.engines.tensors.export import exported_tensors, full_tensors, own_shards
@@ -155,10 +156,10 @@ class MegatronEngine(Engine):
         with self._using(PARAMS, GRADIENTS), self._groups.active():
             step.accumulate(batches, loss, counts)
 
-    def apply(self) -> StepResult:
+    def apply(self, at: RunStep | None = None) -> StepResult:
         step, _ = self._training()
         with self._using(PARAMS, OPTIMIZER, GRADIENTS):
-            result = step.apply()
+            result = step.apply(at)
             if PARAMS in self._resting:
                 self._wait_for_parameters()
             return result

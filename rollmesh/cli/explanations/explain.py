@@ -46,7 +46,7 @@ def explain(config: Config) -> Iterator[str]:
     yield f"training data: {_mixture(config.data)}"
     epochs = config.data.epochs
     passes = f", or after {epochs} pass(es) over the data where that is sooner" if epochs else ""
-    yield f"end of the run: after {config.learner.steps} steps{passes}"
+    yield f"end of the run, and of schedules of the learning rate: after {config.learner.steps} steps{passes}"
     yield (
         f"tokens of a step: at most {samples} x ({rollout.max_prompt_tokens} prompt + "
         f"{rollout.max_response_tokens} response) = {samples * tokens}; packed {batch.tokens_per_micro_batch} "

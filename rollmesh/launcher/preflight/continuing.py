@@ -11,8 +11,9 @@ import yaml
 
 from rollmesh.launcher import folder as folders
 from rollmesh.launcher.preflight.finished import why_finished
+from rollmesh.launcher.preflight.former_groups import FormerGroups, former_groups
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, newest_version, version_of
-from rollmesh.learner.recovery.run_identity import nothing_trained
+from rollmesh.learner.recovery.run_identity import held_out_files, nothing_trained
 from rollmesh.mesh.config import yaml_text
 from rollmesh.mesh.config.buffer import BufferSection
 from rollmesh.mesh.config.models import Config
@@ -20,10 +21,8 @@ from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.report.changes import describe_changes
 from rollmesh.report.metrics import is_training, run_records
 
-# Keys that, when changed, make the values of two groups incomparable.
-_SCORED_BY = ("reward.", "data.")
 # The identity of a run, before it has trained anything.
-_OF = ("model.", "algorithm.", *_SCORED_BY)
+_OF = ("model.", "algorithm.", "reward.", "data.")
 # The safest first.
 _DURABILITIES: tuple[str, ...] = get_args(BufferSection.model_fields["durability"].annotation)
 
@@ -37,7 +36,7 @@ class Continuation:
         step: of its checkpoint; 0 without one.
         trained: the last step that was trained.
         changes: of the configuration, see `changes`.
-        former_steps: that may train groups which were sampled and scored before the changes; 0 where they are alike.
+        former: groups that were begun before the changes; None where they are as the others.
         starts_over: nothing was trained, and the run's identity has changed: its contents are of no use any more.
         finished: why nothing is left to do; empty where something is.
         start_from: name of the checkpoint that was asked for; empty where it is the newest one.
@@ -47,7 +46,7 @@ class Continuation:
     step: int
     trained: int
     changes: tuple[str, ...]
-    former_steps: int
+    former: FormerGroups | None = None
     starts_over: bool = False
     finished: str = ""
     start_from: str = ""
@@ -60,7 +59,7 @@ class Continuation:
 
         Args:
             config: of the present attempt.
-            edited: files of rewards and held-out data with another content than before.
+            edited: files of rewards, agents and held-out data with another content than before.
             inputs_differ: model or data have changed.
             start_from: checkpoint to continue from; None: the newest.
 
@@ -73,18 +72,21 @@ class Continuation:
             return None
         before = _configuration(folder / folders.CONFIG)
         changes = [*_lowered_durability(before["buffer"]["durability"], config.buffer)]
-        changes += describe_changes(before, config.model_dump(mode="json"))
+        described = describe_changes(before, config.model_dump(mode="json"))
+        changes += described
         changes += [f"{path} (edited)" for path in edited]
         checkpoint = newest_version(folder / CHECKPOINTS_NAME) if start_from is None else version_of(start_from.name)
         trained = max((int(record["step"]) for record in run_records(folder) if is_training(record)), default=0)
-        scored = bool(edited) or any(change.startswith(_SCORED_BY) for change in changes)
-        other = inputs_differ or scored or any(change.startswith(_OF) for change in changes)
+        other = inputs_differ or bool(edited) or any(change.startswith(_OF) for change in changes)
+        step = 0 if checkpoint is None else checkpoint.version
+        keys = [change.split(" ")[0] for change in described]
+        held_out = {str(path) for path in held_out_files(config.data.eval)}
         return cls(
             folder,
-            0 if checkpoint is None else checkpoint.version,
+            step,
             trained,
             tuple(changes),
-            former_steps=config.buffer.max_staleness + 1 if scored else 0,
+            former_groups(before, config, keys, edited=not held_out.issuperset(edited), step=step, trained=trained),
             starts_over=other and nothing_trained(folder),
             finished=why_finished(config, changes) if start_from is None else "",
             start_from=start_from.name if start_from is not None else "",
@@ -106,11 +108,8 @@ class Continuation:
             lines.append("run.name is not set: --run.name=NAME begins another run, --fresh starts this one over")
         if self.changes:
             lines.append(f"changed since the last launch: {'; '.join(self.changes)}")
-        if self.former_steps:
-            lines.append(
-                f"groups that were sampled and scored before that train first, in up to {self.former_steps} steps: "
-                "--fresh begins without them"
-            )
+        if self.former is not None:
+            lines.append(self.former.line())
         return lines
 
 

@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rollmesh.buffer.client.client import PendingWrite, WriteResult
+from rollmesh.buffer.protocol.limits import META_BYTES
 from rollmesh.generators.engines.types import GenerationResult
 from rollmesh.generators.rollout.active_group import ActiveGroup, FinishedMember
 from rollmesh.generators.rollout.response_source import EpisodeResult
@@ -103,10 +104,10 @@ class Surroundings:
         self.dropped.append(group)
 
 
-def held(name: str) -> ActiveGroup:
+def held(name: str, table: str = "train") -> ActiveGroup:
     task = trajectory_pb2.PromptTask(task_id=name, n=2, prompt_ids=np.array([3, 4, 5], "<i4").tobytes())
     task.prompt_text, task.data_source, task.ground_truth_json = "1+1=", "sums", '"2"'
-    return ActiveGroup.from_grant("train", buffer_pb2.GroupGrant(group_id=name, lease_id="a1", attempt=3, task=task))
+    return ActiveGroup.from_grant(table, buffer_pb2.GroupGrant(group_id=name, lease_id="a1", attempt=3, task=task))
 
 
 def finished(member: int, *tokens: int) -> FinishedMember:
@@ -161,6 +162,21 @@ async def test_outcomes_keep_their_type() -> None:
     assert second.payload == third.payload == b""
     assert (around.submitter.scored, around.submitter.unscorable, around.submitter.failed) == (1, 1, 1)
     assert around.members_settled == 3
+
+
+async def test_a_held_out_response_without_a_score_keeps_its_end() -> None:
+    def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        if item.response[0] == "6":
+            return reward_pb2.ScoreResult(error=reward_pb2.Error(code="user_error", message="division by zero"))
+        return scored(item) if item.response[0] == "8" else reward_pb2.ScoreResult(unscorable=reward_pb2.Unscorable())
+
+    for table, kept in (("eval", [[6, 1], [], [7, *[1] * 1499]]), ("train", [[], [], []])):
+        around = Surroundings(score)
+        answers = [finished(0, 6, 1), finished(1, 8, 1), finished(2, *[5] * 9, 7, *[1] * 1499)]
+        around.submitter.submit([(held("g1", table), answers)])
+        await around.submitter.drained()
+        assert [list(write.head.meta.unscored_ids) for write in around.writes] == kept
+        assert all(len(write.head.meta.SerializeToString()) < META_BYTES for write in around.writes)
 
 
 async def test_members_that_fail_together_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:

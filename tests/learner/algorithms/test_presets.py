@@ -253,6 +253,7 @@ def test_the_critic_warms_up_alone():
     algorithm = load_algorithm("ppo", {"critic_warmup": 3}, PLAN)
     assert list(algorithm.losses(2)) == ["critic"]
     assert list(algorithm.losses(3)) == ["critic", "actor"]
+    assert (algorithm.begins_at("critic"), algorithm.begins_at("actor")) == (0, 3)
 
 
 def test_the_positive_example_loss_is_the_mean_over_tokens_of_correct_responses():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,6 +75,23 @@ def test_the_best_stays_whatever_comes_later(tmp_path: Path) -> None:
     assert run.best == (1, 11)
     run.save(13)
     assert run.versions == [11, 12, 13]
+
+
+@pytest.mark.parametrize("direction", ["max", "min"])
+def test_what_is_no_number_is_never_the_best(tmp_path: Path, direction: Literal["max", "min"]) -> None:
+    run = Run(tmp_path, direction=direction)
+    for version, reward in ((0, math.nan), (1, math.inf), (2, -math.inf)):
+        run.save(version, evaluated=True)
+        run.result(version, reward)
+    assert run.best is None
+    run.save(3, evaluated=True)
+    run.result(3, 0.5)
+    assert run.best == (1, 3)
+    run.save(4, evaluated=True)
+    run.result(4, math.nan)
+    assert run.best == (1, 3)
+    assert not Best("c", 1, 5, "other", "max", math.nan, "").beats(best_checkpoint(tmp_path))
+    assert Best("c", 1, 5, "loss", "min", 9.0, "").beats(Best("c", 1, 4, "loss", "min", math.nan, ""))
 
 
 def test_a_result_may_come_before_its_checkpoint_and_a_round_may_be_missed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.load import load_algorithm
 from rollmesh.learner.algorithms.types import UpdatePlan
-from rollmesh.learner.checkpoint.compatibility import ADAPTER, OPTIMIZERS, check_newest, optimizer_forms
+from rollmesh.learner.checkpoint.compatibility import check_newest, trained_form
+from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.learner import LearnerSection
-from rollmesh.mesh.config.lora import LoraSection, adapter_form
-from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.config.lora import LoraSection
+from rollmesh.mesh.errors import ConfigError, DataError
 
 LEARNER = LearnerSection()
 
@@ -30,6 +32,14 @@ def write(root: Path, name: str, written_by: str, *roles: str) -> None:
     (root / name).mkdir(parents=True, exist_ok=True)
     state = {"steps": 3, "extra": {"algorithm": {"name": written_by, "state": {}}}}
     (root / name / "state.json").write_text(json.dumps(state))
+
+
+def store(root: Path, form: dict[str, Any]) -> None:
+    """Adds what the checkpoint says of the settings that it depends on."""
+    path = root / "i0001-v00000001" / "state.json"
+    state = json.loads(path.read_text())
+    state["extra"] |= form
+    path.write_text(json.dumps(state))
 
 
 def test_another_algorithm_and_missing_roles_are_named(tmp_path: Path) -> None:
@@ -59,13 +69,29 @@ def test_another_algorithm_and_missing_roles_are_named(tmp_path: Path) -> None:
 def test_another_optimizer_is_named_with_both_values(tmp_path: Path, learner: dict[str, Any], message: str) -> None:
     ppo = algorithm("ppo")
     write(tmp_path, "i0001-v00000001", type(ppo).__qualname__, "critic")
-    path = tmp_path / "i0001-v00000001" / "state.json"
-    state = json.loads(path.read_text())
-    state["extra"][OPTIMIZERS] = optimizer_forms(LEARNER, ppo)
-    path.write_text(json.dumps(state))
+    store(tmp_path, trained_form(LEARNER, ppo))
     check_newest(tmp_path, ppo, LearnerSection.model_validate({"optimizer": {"lr": 1.0}}))
-    with pytest.raises(DataError, match=message):
-        check_newest(tmp_path, ppo, LearnerSection.model_validate(learner))
+    other = LearnerSection.model_validate(learner)
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_newest(tmp_path, ppo, other)
+    assert re.match(
+        r"set learner\.(roles\.critic\.)?optimizer\.\w+=\w+, or start a run under another", caught.value.hint
+    )
+
+
+@pytest.mark.parametrize(("before", "now"), [([], ["a"]), (["a", "b"], ["a"]), (["a"], ["b"]), (["a", "b"], [])])
+def test_other_frozen_parts_are_named_and_the_hint_brings_them_back(
+    tmp_path: Path, before: list[str], now: list[str]
+) -> None:
+    grpo = algorithm("grpo")
+    write(tmp_path, "i0001-v00000001", type(grpo).__qualname__)
+    store(tmp_path, trained_form(LearnerSection.model_validate({"frozen": before}), grpo))
+    with pytest.raises(ConfigError, match=r"learner\.frozen is .* was written with") as caught:
+        check_newest(tmp_path, grpo, LearnerSection.model_validate({"frozen": now}))
+    override = caught.value.hint.removeprefix("set ").partition(", or")[0]
+    values = {"model": {"path": "m"}, "data": {"train": "t"}}
+    check_newest(tmp_path, grpo, load_config(values, [override]).learner)
+    check_newest(tmp_path, grpo, LearnerSection.model_validate({"frozen": before[::-1]}))
 
 
 @pytest.mark.parametrize(
@@ -81,15 +107,12 @@ def test_another_optimizer_is_named_with_both_values(tmp_path: Path, learner: di
 def test_another_adapter_is_named_with_both_values(tmp_path: Path, lora: dict[str, Any] | None, message: str) -> None:
     grpo = algorithm("grpo")
     write(tmp_path, "i0001-v00000001", type(grpo).__qualname__)
-    path = tmp_path / "i0001-v00000001" / "state.json"
-    state = json.loads(path.read_text())
-    state["extra"][ADAPTER] = adapter_form(LoraSection(rank=8, alpha=16))
-    path.write_text(json.dumps(state))
+    store(tmp_path, trained_form(LearnerSection(lora=LoraSection(rank=8, alpha=16)), grpo))
     learner = LearnerSection.model_validate({"lora": lora})
     if message is None:
         check_newest(tmp_path, grpo, learner)
         return
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(ConfigError, match=message):
         check_newest(tmp_path, grpo, learner)
 
 

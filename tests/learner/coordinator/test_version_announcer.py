@@ -12,11 +12,24 @@ from typing import Any
 import pytest
 
 from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.version_announcer import AnnouncementRules, VersionAnnouncer
 from rollmesh.learner.status import LearnerStatus
+from rollmesh.mesh.config import load_config
 from rollmesh.mesh.errors import RollmeshError, WeightsError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+
+
+@pytest.mark.parametrize("evaluated", [[], [4], [2, 4], [6], [2, 6]])
+def test_the_version_from_which_a_run_continues_is_evaluated_once(evaluated: list[int]) -> None:
+    config = load_config({"model": {"path": "m"}, "data": {"train": "t", "eval": "e"}}, ["eval.every_steps=2"])
+    progress = RunProgress.resume({}, 2, 6)
+    progress.totals.evals = [{"version": version, "reward": 0.5} for version in evaluated]
+    rules = AnnouncementRules.of(config, progress, 30)
+    assert rules.evaluates(6) == (6 not in evaluated)
+    assert not rules.evaluates(7)
+    assert rules.evaluates(8)
 
 
 class Scene:

@@ -18,14 +18,17 @@ from torch import Tensor
 from rollmesh.learner.algorithms.types import Rollouts
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import TrainSequence
+from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.distributed.worker import UpdateRefused
 from rollmesh.learner.engines.interface import Engine
+from rollmesh.learner.engines.registry import create_engine
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.testing.fixtures import GetWorld
 from rollmesh.testing.worlds import EngineLayout
 from tests.learner.dataflow import (
     LINEAGE,
+    OPTIMIZER,
     VERSION,
     Plain,
     Probe,
@@ -39,7 +42,7 @@ from tests.learner.dataflow import (
     weights,
 )
 from tests.learner.divided import train_probe as train_divided
-from tests.learner.engines.models import make_model
+from tests.learner.engines.models import make_model, make_spec
 from tests.learner.resuming import resume
 
 TWO_RANKS = EngineLayout("two_ranks", processes=2)
@@ -235,6 +238,19 @@ def test_a_batch_that_trains_the_critic_alone_is_claimed_and_leaves_the_actor(mo
     assert_same(weights(engines["actor"]), before)
     assert "critic/vf_loss" in result.metrics
     assert "actor/loss" not in result.metrics
+    worker.close()
+
+
+@pytest.mark.parametrize(("minibatches", "epochs"), [(1, 1), (2, 1), (3, 2)])
+def test_the_rate_follows_from_the_runs_step_into_however_many_a_batch_is_divided(
+    model: Path, tmp_path: Path, minibatches: int, epochs: int
+) -> None:
+    optimizer = dataclasses.replace(make_spec(model), optimizer=OPTIMIZER.model_copy(update={"schedule": "linear"}))
+    groups = make_groups()
+    worker = make_worker(Plain(), {"actor": create_engine(optimizer)}, groups, tmp_path, epochs=epochs)
+    plan = dataclasses.replace(make_plan(groups, minibatches=minibatches), version=6, end=8)
+    worker.prepare(TrainPlan.from_bytes(plan.to_bytes()))
+    assert worker.train(lambda: None).metrics["actor/lr"] == pytest.approx(OPTIMIZER.lr * 0.25)
     worker.close()
 
 

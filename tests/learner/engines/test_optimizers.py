@@ -18,7 +18,7 @@ from rollmesh.learner.engines.fsdp2.optimizers.muon import Muon, orthogonalize
 from rollmesh.learner.engines.fsdp2.optimizers.quantized_adamw import dequantize, quantize
 from rollmesh.learner.engines.fsdp2.optimizers.rounded_adamw import round_stochastically
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
-from rollmesh.learner.engines.schedule import learning_rate
+from rollmesh.learner.engines.schedule import RunStep, learning_rate
 from rollmesh.mesh.config.learner import OptimizerSection
 
 torch.set_num_threads(1)
@@ -35,7 +35,21 @@ torch.set_num_threads(1)
 )
 def test_schedules(keys, rates):
     section = OptimizerSection(lr=1.0, **keys)
-    assert [learning_rate(section, step, 10) for step in range(len(rates))] == pytest.approx(rates)
+    assert [learning_rate(section, RunStep(step, 10)) for step in range(len(rates))] == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "wsd"])
+@pytest.mark.parametrize("warmup", [{}, {"warmup_steps": 3}, {"warmup_ratio": 0.3}, {"warmup_ratio": 1.0}])
+@pytest.mark.parametrize("begins_at", [0, 4])
+def test_a_rate_rises_then_falls_and_is_never_0_before_the_end(schedule, warmup, begins_at):
+    section = OptimizerSection(lr=1.0, schedule=schedule, **warmup)
+    for end in (5, 9, 40):
+        steps = [RunStep.of(version, end, begins_at=begins_at) for version in range(begins_at, end)]
+        rates = [learning_rate(section, step) for step in steps]
+        assert min(rates) > 0
+        highest = rates.index(max(rates))
+        assert rates[:highest] == sorted(rates[:highest])
+        assert rates[highest:] == sorted(rates[highest:], reverse=True)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def _member(grant: buffer_pb2.GroupGrant, index: int, serving: PolicyVersion) ->
         response_tokens=2,
         oldest=serving.to_proto(),
         newest=serving.to_proto(),
+        unscored_ids=() if scored else (4, 5) if grant.task.row else (5,),
     )
     head = buffer_pb2.MemberWrite(group_id=grant.group_id, lease_id=grant.lease_id, attempt=grant.attempt, meta=meta)
     return PendingWrite(head, payload if scored else b"")

@@ -61,8 +61,9 @@ async def test_a_round_is_collected_settled_and_reported(tmp_path: Path) -> None
     assert [row["row"] for row in results[0].rows] == [0, 1, 2, 3]
     assert results[0].rows[3]["responses"] == [
         {"text": "1 1", "reward": 3.0, "reason": "", "tokens": 2, "finish": "stop"},
-        {"text": "", "reward": None, "reason": "broken", "tokens": 2, "finish": "stop"},
+        {"text": "4 5", "reward": None, "reason": "broken", "tokens": 2, "finish": "stop"},
     ]
+    assert results[0].rows[0]["responses"][1]["text"] == "... 5", "the end of a long one"
     # One response of two is scored: it counts for pass@1, and for pass@2 there are too few.
     assert results[0].metrics == {"mean@2": 1.5, "maj@2": 1.5, "best@2": 1.5, "pass@1": 0.75}
     assert results[0].value("reward/odd") == 2.0

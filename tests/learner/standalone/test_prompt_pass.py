@@ -53,7 +53,7 @@ async def test_every_prompt_is_asked_once_however_few_are_seeded_at_a_time(
     assert (records[3]["ground_truth"], records[3]["prompt_tokens"]) == ("4", 4)
     assert records[3]["responses"] == [
         {"text": "1 1", "reward": 3.0, "reason": "", "tokens": 2, "finish": "stop"},
-        {"text": "", "reward": None, "reason": "broken", "tokens": 2, "finish": "stop"},
+        {"text": "4 5", "reward": None, "reason": "broken", "tokens": 2, "finish": "stop"},
     ]
     assert (ledger.recounted.trained, list(ledger.discrepancies)) == (6, [])
 

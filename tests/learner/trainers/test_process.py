@@ -178,6 +178,41 @@ def test_a_run_continues_with_the_same_data_and_order_alone(
     assert [record["step"] for record in metrics(finished)] == [1, 2]
 
 
+def test_settings_that_a_checkpoint_cannot_follow_are_refused_and_change_no_file(
+    begun: Path, chat_model: Path, row_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copied(begun, tmp_path)
+    monkeypatch.setattr(process, "create_engine", lambda *_, **__: pytest.fail("the model is loaded"))
+    before = contents(run)
+    for name, value, words in (
+        ("learner__optimizer__name", "muon", "optimizer of actor has name: muon, .* was written with adamw"),
+        ("learner__optimizer__state_dtype", "8bit", "has state_dtype: 8bit, .* was written with float32"),
+        ("learner__frozen", "[lm_head]", r"learner\.frozen is lm_head, .* was written with nothing"),
+    ):
+        with pytest.raises(ConfigError, match=words) as caught:
+            train("sft", chat_model, row_files["sft"], run, **{name: value})
+        assert "rollmesh export" in caught.value.hint
+        assert contents(run) == before
+
+
+def test_a_checkpoint_that_cannot_be_loaded_leaves_the_folder_as_it_was(
+    begun: Path, chat_model: Path, row_files: dict[str, Path], tmp_path: Path
+) -> None:
+    run = copied(begun, tmp_path)
+    ((_, checkpoint),) = list_checkpoints(run / "checkpoints")
+    (checkpoint / ".metadata").unlink()
+    before = contents(run)
+    with pytest.raises(DataError, match="cannot load checkpoint"):
+        train("sft", chat_model, row_files["sft"], run, learner__steps=2, learner__optimizer__lr=1e-4)
+    assert contents(run) == before
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """Every file of a run; files of trackers have a new one for each start."""
+    files = [path for path in run.rglob("*") if path.is_file() and not path.name.startswith("events.out")]
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
+
+
 def test_a_finished_training_is_left_as_it_is(
     finished: Path, chat_model: Path, row_files: dict[str, Path], tmp_path: Path
 ) -> None:

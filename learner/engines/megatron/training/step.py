@@ -23,7 +23,7 @@ from rollmesh.learner.engines.megatron.groups import MegatronGroups
 from rollmesh.learner.engines.megatron.training.gradients import Gradients
 from rollmesh.learner.engines.megatron.training.optimizer import MegatronOptimizer
 from rollmesh.learner.engines.pending_step import PendingStep
-from rollmesh.learner.engines.schedule import learning_rate
+from rollmesh.learner.engines.schedule import RunStep, learning_rate
 from rollmesh.mesh.config.learner import OptimizerSection
 
 
@@ -35,7 +35,7 @@ class MegatronStep:
         optimizer: of its parameters.
         gradients: of its parameters.
         section: schedule and clipping.
-        total_steps: of the whole run.
+        total_steps: see `EngineSpec`.
         groups: of its layout.
 
     Attributes:
@@ -97,7 +97,7 @@ class MegatronStep:
             runner.passes.run([*real, *filling], consume, backward=True)
         pending.passing = False
 
-    def apply(self) -> StepResult:
+    def apply(self, at: RunStep | None) -> StepResult:
         """See `Engine`."""
         if (pending := self.pending) is None:
             raise RuntimeError("no gradient was accumulated")
@@ -108,7 +108,7 @@ class MegatronStep:
                 self._gradients.finish()
             with self._groups.active(optimizer=True):
                 norm = self._optimizer.gradient_norm()
-            rate = learning_rate(self._section, self.steps, self._total_steps)
+            rate = learning_rate(self._section, at or RunStep(self.steps, self._total_steps))
             # Before the weights change: they may be refused.
             metrics = pending.metrics(self._runner.world)
             skipped = not np.isfinite(norm)
