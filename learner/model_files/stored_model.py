@@ -92,6 +92,7 @@ class StoredModel:
         problems = {
             "lacks weights": [name for name in self.plan.missing if name.startswith(prefix)],
             "holds weights that are not used": [name for name in self.plan.unexpected if name.startswith(prefix)],
+            "holds a second tensor for what the model has once": self.plan.doubled,
             "holds weights of another shape than config.json says": shapes,
         }
         told = [f"{problem}: {_first(names)}" for problem, names in problems.items() if names]
