@@ -37,7 +37,7 @@ def describe_unused(source: StoredModel) -> str | None:
 
 
 def _groups(unused: Iterable[str], used: Collection[str]) -> Iterable[str]:
-    """The outermost module around each tensor of which nothing is used; of a layer that is used, whatever its number."""
+    """The outermost module around each tensor of which nothing is used; in used layers for all numbers at once."""
     inside = {prefix for name in used for prefix in _prefixes(name)}
     for name in unused:
         prefixes = list(_prefixes(name))

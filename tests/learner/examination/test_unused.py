@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, Qwen3_5Config
 
+from rollmesh.learner.examination.unused import describe_unused, unused_tensors
+from rollmesh.learner.folder_facts.weight_names import SINGLE_NAME
 from rollmesh.learner.model_files.stored_model import StoredModel
-from rollmesh.learner.model_files.unused import describe_unused, unused_tensors
-from rollmesh.learner.model_files.weight_files import SINGLE_NAME, full_part
+from rollmesh.learner.model_files.weight_files import full_part
 from rollmesh.mesh.errors import DataError
 from tests.learner.engines.models import make_model
 

@@ -1,0 +1,1 @@
+"""Odd model folders, and what each command answers."""
