@@ -12,10 +12,10 @@ import numpy as np
 
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.data.chat_turns import ChatEncoder
+from rollmesh.learner.data.parts.token_rows import refuse_beyond
 from rollmesh.learner.data.parts.turn_flags import refuse_row_flags
 from rollmesh.learner.data.records import Record, RowSource
 from rollmesh.learner.data.row_fields import refuse_images
-from rollmesh.learner.data.token_rows import refuse_beyond
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.masked_text import MaskedTokens
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from rollmesh.learner.data.images import MARK, load_images, split_images
+from rollmesh.learner.data.parts.token_rows import refuse_beyond
 from rollmesh.learner.data.rows import Row
-from rollmesh.learner.data.token_rows import refuse_beyond
 from rollmesh.mesh.agent_tools import agent_schemas
 from rollmesh.mesh.chat.arguments import TemplatesByArguments
 from rollmesh.mesh.chat.asking import AskedTemplate

@@ -19,7 +19,7 @@ from rollmesh.mesh.files import refuse_special_files
 from rollmesh.mesh.model_config import check_sizes
 from rollmesh.mesh.weights.safetensors_format import INDEX_NAME
 
-_TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
+_TOKENIZER = ("tokenizer.json", "tekken.json", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 _SIZES = ("hidden_size", "n_embd", "num_hidden_layers", "n_layer", "intermediate_size", "vocab_size")
 _HEADS = ("num_attention_heads", "n_head")
 _CONTEXT = ("max_position_embeddings", "n_positions")
