@@ -1,1 +1,1 @@
-"""Odd model folders, and what each command answers."""
+"""Odd model folders, and the answers of each command."""

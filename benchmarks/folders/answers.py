@@ -1,10 +1,10 @@
-"""What each command answers to odd model folders: writes the table of docs/model-folders.md.
+"""Answers of each command to odd model folders: writes the table of docs/model-folders.md.
 
     python -m benchmarks.folders.answers docs/model-folders.md
 
 Every folder is made from a tiny random model. `sft` and `dpo` train one step on it, `run --dry-run` checks it, `eval`
 and `generate` ask it a prompt. Each is a command of its own, as a user types it. An answer counts as refused where no
-service has started, and no step was trained. An hour on two cores.
+service has started, and no step was trained. Half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from benchmarks.common import HelpFormatter
 from benchmarks.folders.odd import ODD, REFUSED, TAKEN, TOLD, make_odd
+from rollmesh.launcher.preloaded import PRELOADED_MODULES
 from rollmesh.learner.algorithms.docs_reference import fill, markdown_table
+from rollmesh.mesh.runtime.fork_server.client import ForkServer
+from rollmesh.mesh.runtime.threads import thread_environment
 
 COMMANDS = ("sft", "dpo", "run --dry-run", "eval", "generate")
 _NAME = "model-folders"
@@ -41,7 +44,7 @@ _ROWS: Mapping[str, Mapping[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command has answered.
+    """The answer of a command.
 
     Attributes:
         kind: `TAKEN`, `TOLD` or `REFUSED`; else the exit status, in words.
@@ -52,10 +55,11 @@ class Answer:
     text: str
 
 
-def ask(command: str, model: Path, folder: Path, words: str) -> Answer:
+def ask(server: ForkServer, command: str, model: Path, folder: Path, words: str) -> Answer:
     """Gives a model to a command.
 
     Args:
+        server: forks the command.
         command: one of `COMMANDS`.
         model: the path to give.
         folder: for the command's files.
@@ -63,22 +67,24 @@ def ask(command: str, model: Path, folder: Path, words: str) -> Answer:
     """
     folder.mkdir(parents=True)
     arguments = _arguments(command, model, folder)
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("rollmesh")), *arguments],
-        cwd=folder,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
-    text = "\n".join(map(_message, f"{done.stdout}\n{done.stderr}".splitlines()))
-    if done.returncode == 0:
+    command_line = [sys.executable, "-P", "-m", "rollmesh.cli", *arguments]
+    with (folder / "said").open("w+b") as said, open(os.devnull, "rb") as nothing:
+        files = {"stdin": nothing.fileno(), "stdout": said.fileno(), "stderr": said.fileno()}
+        process = server.start(command_line, env=_environment(), cwd=folder, **files)
+        assert process is not None, "it is forked: imports would take most of the time"
+        status = process.wait(_LIMIT_S)
+    text = "\n".join(map(_message, (folder / "said").read_text(encoding="utf-8").splitlines()))
+    if status == 0:
         return Answer(TOLD if words and words in text else TAKEN, text)
-    early = (
-        done.returncode == _DATA_ERROR and not any(folder.rglob("redis*")) and not any(folder.rglob("checkpoints/*"))
-    )
-    return Answer(REFUSED if early and words in text else f"status {done.returncode}", text)
+    begun = any(any(folder.rglob(name)) for name in ("redis*", "checkpoints/*"))
+    refused = status == _DATA_ERROR and not begun and words in text
+    return Answer(REFUSED if refused else f"status {status}", text)
+
+
+@cache
+def _environment() -> dict[str, str]:
+    """The commands' environment, as it was before libraries changed this process's."""
+    return {**os.environ, **thread_environment(1), "HF_HUB_OFFLINE": "1"}
 
 
 def _arguments(command: str, model: Path, folder: Path) -> list[str]:
@@ -112,10 +118,11 @@ def _message(line: str) -> str:
     return str(found.get("message", line)) if isinstance(found, dict) else line
 
 
-def table(names: Sequence[str], each: Callable[[str, dict[str, Answer]], None]) -> str:
+def table(server: ForkServer, names: Sequence[str], each: Callable[[str, dict[str, Answer]], None]) -> str:
     """The table of some folders, as Markdown.
 
     Args:
+        server: forks the commands.
         names: of the folders.
         each: hears of the answers about each folder.
     """
@@ -127,7 +134,7 @@ def table(names: Sequence[str], each: Callable[[str, dict[str, Answer]], None]) 
             answers = {}
             for number, command in enumerate(COMMANDS):
                 path = make_odd(name, root / f"{number}")
-                answers[command] = ask(command, path, root / f"{number}" / "asked", odd.words)
+                answers[command] = ask(server, command, path, root / f"{number}" / "asked", odd.words)
         each(name, answers)
         rows.append((odd.about, *(answer.kind for answer in answers.values()), _said(odd.words, answers)))
     return markdown_table(("folder", *(f"`{command}`" for command in COMMANDS), "what it says"), rows)
@@ -149,12 +156,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("page", type=Path, help="page with the markers of the table")
-    parser.add_argument("--only", nargs="+", choices=ODD, default=list(ODD), help="these folders alone; page unchanged")
+    parser.add_argument("--only", nargs="+", choices=ODD, default=list(ODD), help="these folders alone; printed")
     given = parser.parse_args(arguments)
     page: Path = given.page
-    made = table(given.only, _report)
+    server = ForkServer.spawn(PRELOADED_MODULES, _environment())
+    assert server is not None, "processes can be forked here"
+    with server:
+        made = table(server, given.only, _report)
     if given.only == list(ODD):
         page.write_text(fill(page.read_text(encoding="utf-8"), {_NAME: made}), encoding="utf-8")
+    else:
+        sys.stdout.write(f"{made}\n")
 
 
 def _report(name: str, answers: Mapping[str, Answer]) -> None:

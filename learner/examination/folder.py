@@ -1,6 +1,7 @@
 """A model's folder, examined before anything starts: every command asks here, and gets the same answer.
 
-What would compute another model, or would fail later, is refused. What is left out is said, by name and number.
+Folders that would compute another model, or would fail later, are refused. Parts that are left out are told, by name
+and number.
 """
 
 from __future__ import annotations

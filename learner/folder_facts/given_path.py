@@ -14,7 +14,7 @@ from rollmesh.mesh.errors import DataError
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 _ANY = "give a Hugging Face model folder (config.json, model.safetensors), or a hub id like org/name"
-# What a folder or file of another form is, by what is in it or by its name's end.
+# Other forms of a folder or file, by what is in it or by its name's end.
 _FORMS = {
     "*.gguf": ("holds GGUF, a form for inference", "give the Hugging Face folder from which it was made"),
     "model_index.json": ("is a pipeline of diffusers, and no language model", _ANY),

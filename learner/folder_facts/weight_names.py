@@ -22,8 +22,7 @@ def weight_file_names(folder: Path, setting: str = "") -> list[str]:
         setting: key of the configuration that names it, where there is one.
 
     Raises:
-        DataError: there is no file and no index; the index cannot be read, or names a file outside of its folder, which
-            no one has checked or copied.
+        DataError: there is no file and no index; or the index cannot be read, or names a file outside of its folder.
     """
     index, where = folder / INDEX_NAME, f"{setting}: " if setting else ""
     if index.is_file():

@@ -1,7 +1,7 @@
 """Checks that a model has a place for each token, and a role the actor's. No heavy imports.
 
 Models often have more places than there are tokens. Beyond the last place there may be tokens that no text holds: a
-padding token, or a text model's mark of an image, unless the chat template or the tokenizer itself writes them. A row
+padding token, or a text model's mark of an image. The chat template and the tokenizer itself must not write them. A row
 that holds one all the same is refused where it is read. Other special tokens, as marks of tools, come in responses.
 """
 
