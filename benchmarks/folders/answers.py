@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.common import HelpFormatter
-from benchmarks.folders.odd import ODD, REFUSED, TAKEN, TOLD, make_odd
+from benchmarks.folders.odd import ODD, REFUSED, TAKEN, TOLD, OddFolder, make_odd
 from rollmesh.launcher.preloaded import PRELOADED_MODULES
 from rollmesh.learner.algorithms.docs_reference import fill, markdown_table
 from rollmesh.mesh.runtime.fork_server.client import ForkServer
@@ -135,9 +135,13 @@ def table(server: ForkServer, names: Sequence[str], each: Callable[[str, dict[st
             for number, command in enumerate(COMMANDS):
                 path = make_odd(name, root / f"{number}")
                 answers[command] = ask(server, command, path, root / f"{number}" / "asked", odd.words)
+        rows.append(_row(odd, answers))
         each(name, answers)
-        rows.append((odd.about, *(answer.kind for answer in answers.values()), _said(odd.words, answers)))
     return markdown_table(("folder", *(f"`{command}`" for command in COMMANDS), "what it says"), rows)
+
+
+def _row(odd: OddFolder, answers: Mapping[str, Answer]) -> tuple[str, ...]:
+    return (odd.about, *(answer.kind for answer in answers.values()), _said(odd.words, answers))
 
 
 def _said(words: str, answers: Mapping[str, Answer]) -> str:
@@ -173,7 +177,7 @@ def _report(name: str, answers: Mapping[str, Answer]) -> None:
     odd = ODD[name]
     right = all(answer.kind == odd.answer for answer in answers.values())
     sys.stdout.write(f"{'as expected' if right else 'OTHERWISE'} {name}: ")
-    sys.stdout.write(f"{', '.join(f'{command} {answer.kind}' for command, answer in answers.items())}\n")
+    sys.stdout.write(f"{' | '.join(_row(odd, answers))}\n")
     if not right:
         for command, answer in answers.items():
             if answer.kind != odd.answer:

