@@ -32,6 +32,7 @@ from rollmesh.learner.distributed.routed_experts import ExpertSource, FetchedExp
 from rollmesh.learner.distributed.trajectories import FetchedTrajectories, InlineTrajectories, TrajectorySource
 from rollmesh.learner.distributed.weight_export import WeightExport
 from rollmesh.learner.engines.interface import ACTOR, WeightPart
+from rollmesh.learner.examination.models import examine_models
 from rollmesh.learner.liveness.rank_exit import run_rank
 from rollmesh.learner.liveness.rank_health import answer_health
 from rollmesh.learner.liveness.start_notice import note_every_minute
@@ -145,7 +146,7 @@ def _run(
         given, config = config, config.model_copy(update={"model": model})
         check_start(config)
         algorithm = build_algorithm(config)
-        for notice in notices(config, algorithm) if rank == 0 else ():
+        for notice in [*notices(config, algorithm), *examine_models(config, algorithm)] if rank == 0 else ():
             log.warning("%s", notice)
         record = RunRecord(given, Path(config.model.path)) if rank == 0 else None
         if record is not None:

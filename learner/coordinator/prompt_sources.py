@@ -18,6 +18,7 @@ from rollmesh.learner.data.stream import PromptStream
 from rollmesh.learner.data.training_rows import open_training_rows
 from rollmesh.learner.evaluation.asked_rows import asked_rows
 from rollmesh.learner.evaluation.evaluator import evaluation_tasks
+from rollmesh.learner.model_files.location import embedding_rows
 from rollmesh.learner.vision.families import family_of
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import DataError
@@ -146,6 +147,7 @@ def _encoder(config: Config, tokenizer: PreTrainedTokenizerBase, images: ImagePr
         template_kwargs=config.data.chat_template_kwargs,
         agent=AgentPrompts.of(config.rollout.agent),
         images=images,
+        places=embedding_rows(Path(config.model.path)),
     )
 
 

@@ -40,10 +40,12 @@ class ChatEncoder:
     Attributes:
         tokenizer: of the model.
         template_kwargs: further arguments of the template.
+        places: rows of the model's embedding; None: not known.
     """
 
     tokenizer: PreTrainedTokenizerBase
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    places: int | None = None
     _templates: TemplatesByArguments = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

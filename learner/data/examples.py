@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from rollmesh.learner.batching.types import TrainSequence
+from rollmesh.learner.data.chat_turns import ChatEncoder
+from rollmesh.learner.data.parts.token_rows import refuse_beyond
 from rollmesh.learner.data.parts.turn_flags import refuse_row_flags
 from rollmesh.learner.data.records import Record, RowSource
 from rollmesh.learner.data.row_fields import refuse_images
@@ -49,6 +51,8 @@ ExampleSource = RowSource[Example | None]
 class ExampleForm(ABC):
     """The form of a source's rows, and the example that is made of one; see `records.RowForm`."""
 
+    _chat: ChatEncoder
+
     def columns(self, names: Collection[str]) -> list[str]:
         return list(names)
 
@@ -73,9 +77,13 @@ class ExampleForm(ABC):
         try:
             refuse_images(record)
             refuse_row_flags(record)
-            return self.encode(record)
+            found = self.encode(record)
+            for sequence in found.sequences if isinstance(found, Example) else ():
+                ids = np.concatenate([sequence.prompt_ids, sequence.response_ids])
+                refuse_beyond(ids, self._chat.tokenizer, self._chat.places)
         except DataError as error:
             raise self._named(path, index, record, error) from error
+        return found
 
     @abstractmethod
     def read(self, record: Record) -> object:

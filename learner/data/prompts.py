@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from rollmesh.learner.data.images import MARK, load_images, split_images
+from rollmesh.learner.data.parts.token_rows import refuse_beyond
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.agent_tools import agent_schemas
 from rollmesh.mesh.chat.arguments import TemplatesByArguments
@@ -130,6 +131,7 @@ class PromptEncoder:
         template_kwargs: extra arguments of `apply_chat_template`.
         agent: settings of agents; None: responses have one turn.
         images: of the model; None: rows with images are refused.
+        places: rows of the model's embedding; None: not known.
 
     Attributes:
         tokenizer: see there.
@@ -143,8 +145,9 @@ class PromptEncoder:
         template_kwargs: Mapping[str, Any],
         agent: AgentPrompts | None = None,
         images: ImageProcessor | None = None,
+        places: int | None = None,
     ) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self._places = tokenizer, places
         self._images = images
         self._max_tokens = max_prompt_tokens
         self._template_kwargs = dict(template_kwargs)
@@ -235,9 +238,11 @@ class PromptEncoder:
 
     def _tokenise(self, row: Row) -> tuple[str, list[int]]:
         try:
-            return self._text_and_ids(row)
+            text, ids = self._text_and_ids(row)
+            refuse_beyond(ids, self.tokenizer, self._places)
         except DataError as error:
             raise type(error)(f"{row.origin}: {error.message}", hint=error.hint) from error
+        return text, ids
 
     def _text_and_ids(self, row: Row) -> tuple[str, list[int]]:
         if isinstance(row.prompt, str):

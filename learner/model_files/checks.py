@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+from rollmesh.learner.folder_facts.given_path import require_config
+from rollmesh.learner.folder_facts.quantization import refuse_quantized
+from rollmesh.learner.folder_facts.weight_names import COPY_AGAIN, SINGLE_NAME, weight_file_names
 from rollmesh.learner.model_files.tokenizer_checks import check_same_tokens, check_tokenizer
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.files import refuse_special_files
 from rollmesh.mesh.model_config import check_sizes
+from rollmesh.mesh.weights.safetensors_format import INDEX_NAME
 
-_TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
-# Hint for a file that is damaged or missing.
-COPY_AGAIN = "download or copy the folder again"
+_TOKENIZER = ("tokenizer.json", "tekken.json", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 _SIZES = ("hidden_size", "n_embd", "num_hidden_layers", "n_layer", "intermediate_size", "vocab_size")
 _HEADS = ("num_attention_heads", "n_head")
 _CONTEXT = ("max_position_embeddings", "n_positions")
@@ -39,7 +41,7 @@ def check_model_files(folder: Path, setting: str, *, tokenizer: bool) -> None:
     """
     refuse_special_files(folder)
     config = read_model_config(folder, setting)
-    _check_weights(folder, setting)
+    refuse_quantized(folder, config, _check_weights(folder, setting))
     if not tokenizer:
         return
     if isinstance(places := text_section(config).get("vocab_size"), int):
@@ -72,9 +74,7 @@ def read_model_config(folder: Path, setting: str) -> dict[str, Any]:
     Raises:
         DataError: the file is missing, is no JSON object, or has sizes of no model.
     """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise DataError(f"{setting}: {folder} has no config.json", hint="give a Hugging Face model folder or a hub id")
+    path = require_config(folder, setting)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -111,30 +111,6 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             header = json.loads(file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little")))
         shapes |= {name: tuple(info["shape"]) for name, info in header.items() if name != "__metadata__"}
     return shapes
-
-
-def names_in_index(index: Path, label: str) -> list[str]:
-    """The files of weights that an index names, in order.
-
-    Args:
-        index: of the folder.
-        label: names it in errors.
-
-    Raises:
-        DataError: it cannot be read, or names a file outside of its folder: no one has checked or copied that one.
-    """
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        paths = [PurePosixPath(name) for name in names]
-    except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-        raise DataError(f"{label} cannot be read: {error!r}", hint=COPY_AGAIN) from error
-    for name, path in zip(names, paths, strict=True):
-        if path.is_absolute() or ".." in path.parts:
-            raise DataError(
-                f"{label} names {name!r}, a file outside of the model's folder",
-                hint="copy that file into the folder, and name it in the index without a path",
-            )
-    return names
 
 
 def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -180,23 +156,23 @@ def check_context(context: int | None, longest: int) -> None:
         )
 
 
-def _check_weights(folder: Path, setting: str) -> None:
-    index = folder / "model.safetensors.index.json"
-    names = names_in_index(index, f"{setting}: {index}") if index.is_file() else []
+def _check_weights(folder: Path, setting: str) -> dict[str, str]:
+    """The dtypes of the stored tensors by name."""
+    names = weight_file_names(folder, setting)
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise DataError(f"{setting}: {folder} lacks {', '.join(missing)}, which {index.name} names", hint=COPY_AGAIN)
-    files = sorted(folder.glob("*.safetensors"))
-    for path in files:
-        _check_safetensors(path, setting)
-    if not index.is_file() and not (folder / "model.safetensors").is_file():
+        raise DataError(f"{setting}: {folder} lacks {', '.join(missing)}, which {INDEX_NAME} names", hint=COPY_AGAIN)
+    if (folder / SINGLE_NAME).is_file() and names != [SINGLE_NAME]:
         raise DataError(
-            f"{setting}: {folder} has no weights: neither model.safetensors nor {index.name}",
-            hint="weights in other formats are not read: save the model again with transformers' save_pretrained",
+            f"{setting}: {folder} has two sets of weights: {SINGLE_NAME}, and the {len(names)} files that {INDEX_NAME} "
+            "names. Some programs read the one, some the other",
+            hint=f"keep one: delete {SINGLE_NAME}, or {INDEX_NAME} and the files that it names",
         )
+    dtypes = {path.name: _check_safetensors(path, setting) for path in sorted(folder.glob("*.safetensors"))}
+    return {tensor: dtype for name in names for tensor, dtype in dtypes.get(name, {}).items()}
 
 
-def _check_safetensors(path: Path, setting: str) -> None:
-    """Compares the file's length with its header."""
+def _check_safetensors(path: Path, setting: str) -> dict[str, str]:
+    """Compares the file's length with its header; gives the dtypes of its tensors."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -209,11 +185,13 @@ def _check_safetensors(path: Path, setting: str) -> None:
     if begin == _POINTER:
         raise DataError(f"{setting}: {path} is a pointer of Git LFS, not the weights", hint="run `git lfs pull` there")
     try:
-        tensors = [info for name, info in json.loads(header).items() if name != "__metadata__"]
-        end = _LENGTH_BYTES + length + max((int(info["data_offsets"][1]) for info in tensors), default=0)
+        tensors = {name: info for name, info in json.loads(header).items() if name != "__metadata__"}
+        end = _LENGTH_BYTES + length + max((int(info["data_offsets"][1]) for info in tensors.values()), default=0)
+        dtypes = {name: str(info.get("dtype")) for name, info in tensors.items()}
     except (ValueError, LookupError, AttributeError, TypeError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{setting}: {path} is cut off or damaged: it has no readable header", hint=COPY_AGAIN
         ) from error
     if end != size:
         raise DataError(f"{setting}: {path} is cut off or damaged: {size} bytes of {end}", hint=COPY_AGAIN)
+    return dtypes

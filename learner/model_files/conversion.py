@@ -9,6 +9,7 @@ Invariant: results are planned on tensors without memory, before anything is rea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -29,6 +30,9 @@ from transformers.core_model_loading import (
     rename_source_key,
     revert_weight_conversion,
 )
+
+# Modules beside the model that predict further tokens.
+_PREDICTION = r"(^|\.)mtp(_\w+)?\."
 
 Source = tuple[str, str]
 """A stored tensor's name, and the pattern of the table that it matches."""
@@ -97,12 +101,16 @@ class LoadingPlan:
     Attributes:
         conversions: in the order of the stored names.
         missing: parameters of the model that nothing stored makes.
-        unexpected: tensors that the model neither has nor is known to ignore.
+        unexpected: tensors that the model neither has nor is known to leave out.
+        unused: stored tensors, by their stored names, that make nothing of the model.
+        doubled: those of them in whose place another stored tensor was taken.
     """
 
     conversions: list[Conversion]
     missing: list[str]
     unexpected: list[str]
+    unused: list[str]
+    doubled: list[str]
 
 
 def plan_loading(model: PreTrainedModel, stored: Mapping[str, Tensor]) -> LoadingPlan:
@@ -143,7 +151,26 @@ def plan_loading(model: PreTrainedModel, stored: Mapping[str, Tensor]) -> Loadin
     missing = [name for name, parameter in model.named_parameters() if id(parameter) not in held]
     known: Any = SimpleNamespace(missing_keys=set(), unexpected_keys=unexpected | (made - state.keys()))
     model._adjust_missing_and_unexpected_keys(known)
-    return LoadingPlan(conversions, missing, sorted(known.unexpected_keys))
+    parts = _further_parts(model)
+    unexpected = {name for name in known.unexpected_keys if not parts.search(name)}
+    used = {
+        name
+        for conversion in conversions
+        if not state.keys().isdisjoint(conversion.results)
+        for name, _ in conversion.sources
+    }
+    doubled = [name for target, found in sources.items() if found[0][1] not in by_pattern for name, _ in found[1:]]
+    unused = sorted(stored.keys() - used, key=dot_natural_key)
+    return LoadingPlan(conversions, missing, sorted(unexpected), unused, doubled)
+
+
+def _further_parts(model: PreTrainedModel) -> re.Pattern[str]:
+    """Names of layers that predict further tokens: beside the model under a name of their own, or after its layers."""
+    config = model.config.get_text_config()
+    count = getattr(config, "num_nextn_predict_layers", None)
+    first = getattr(config, "num_hidden_layers", None)
+    after = range(first, first + count) if isinstance(first, int) and isinstance(count, int) else ()
+    return re.compile("|".join([_PREDICTION, *(rf"(^|\.)layers\.{number}\." for number in after)]))
 
 
 def group_for_storing(model: PreTrainedModel, names: Iterable[str]) -> list[tuple[str, ...]]:

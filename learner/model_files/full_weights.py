@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rollmesh.learner.model_files.reading import read_parts
+from rollmesh.learner.model_files.reading import read_parts, refuse_other_twins
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.learner.model_files.weight_files import full_part
 from rollmesh.mesh.errors import DataError
@@ -53,7 +53,7 @@ def read_full(
         described: the tensors that are wanted, without memory; None: all.
 
     Raises:
-        DataError: the adapter is of another model; a file cannot be read.
+        DataError: the adapter is of another model; tied tensors have several values; a file cannot be read.
     """
     shapes = source.describe() if described is None else described
     layers = adapter.layers if adapter is not None else frozenset()
@@ -62,6 +62,7 @@ def read_full(
             f"{adapter.origin} has an adapter of {unknown[0]}, which the model does not have",
             hint="give the model with which the adapter was trained",
         )
+    refuse_other_twins(source)
     conversions = {name: conversion for conversion in source.plan.conversions for name in conversion.results}
     for name, shaped in shapes.items():
         full = torch.empty(shaped.shape, dtype=torch.float32 if shaped.is_floating_point() else shaped.dtype)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
+from rollmesh.learner.folder_facts.given_path import is_folder
 from rollmesh.learner.model_files.checks import check_model_files, declared_context
 from rollmesh.learner.vision.families import FAMILIES
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import read_config
-
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def resolve_model(model: ModelSection, setting: str = "model") -> ModelSection:
@@ -40,20 +38,12 @@ def local_folder(model: ModelSection, setting: str = "model") -> Path:
     Raises:
         DataError: no such folder, or the hub id cannot be loaded.
     """
-    folder = Path(model.path)
-    if folder.is_dir():
-        return folder
-    if folder.is_absolute() or model.path.startswith(".") or not _HUB_ID.fullmatch(model.path):
-        raise DataError(
-            f"model folder {model.path} does not exist",
-            hint=f"set {setting}.path to a Hugging Face folder, or to a hub id like org/name",
-        )
-    return _download(model, setting)
+    return Path(model.path) if is_folder(model.path, f"{setting}.path") else _download(model, setting)
 
 
 def _check(folder: Path, setting: str) -> None:
     check_model_files(folder, f"{setting}.path", tokenizer=setting == "model")
-    refuse_untrainable(folder, setting)
+    refuse_untrainable(folder, f"{setting}.path")
 
 
 def refuse_untrainable(folder: Path, setting: str) -> None:
@@ -63,7 +53,7 @@ def refuse_untrainable(folder: Path, setting: str) -> None:
 
     Args:
         folder: has a readable config.json.
-        setting: where the model is configured, for errors.
+        setting: key of the configuration that names it.
 
     Raises:
         DataError: the model is one.
@@ -75,7 +65,7 @@ def refuse_untrainable(folder: Path, setting: str) -> None:
 
     if config.get("model_type") not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise DataError(
-            f"{setting}.path: {folder} is a vision-language model ({config.get('model_type')}) of a kind that the "
+            f"{setting}: {folder} is a vision-language model ({config.get('model_type')}) of a kind that the "
             "learner does not train",
             hint=f"generators answer prompts with images; to train choose one of {', '.join(sorted(FAMILIES))}",
         )
@@ -103,3 +93,11 @@ def _download(model: ModelSection, setting: str) -> Path:
 def context_length(folder: Path) -> int | None:
     """Longest sequence of the model in tokens, from its configuration; None where it has none."""
     return declared_context(read_config(folder).get_text_config().to_dict())
+
+
+def embedding_rows(folder: Path) -> int | None:
+    """Token ids that the model has an embedding for, from its configuration; None where that does not say."""
+    if not (folder / "config.json").is_file():
+        return None
+    found = getattr(read_config(folder).get_text_config(), "vocab_size", None)
+    return found if isinstance(found, int) else None

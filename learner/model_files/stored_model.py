@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from rollmesh.learner.folder_facts.quantization import refuse_quantized
 from rollmesh.learner.model_files.conversion import LoadingPlan, plan_loading
 from rollmesh.learner.model_files.weight_files import WeightFiles
 from rollmesh.learner.vision.families import family_of
@@ -62,6 +63,12 @@ class StoredModel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def embedding_rows(self) -> int:
+        """Token ids that the model has an embedding for."""
+        weight: Tensor = self.model.get_input_embeddings().get_parameter("weight")
+        return weight.shape[0]
+
     def describe(self) -> dict[str, Tensor]:
         """The model's tensors without memory, by name: parameters, tied ones once, and buffers that are stored."""
         stored = self.model.state_dict().keys()
@@ -92,14 +99,26 @@ class StoredModel:
         problems = {
             "lacks weights": [name for name in self.plan.missing if name.startswith(prefix)],
             "holds weights that are not used": [name for name in self.plan.unexpected if name.startswith(prefix)],
+            "holds a second tensor for what the model has once": self.plan.doubled,
             "holds weights of another shape than config.json says": shapes,
         }
         told = [f"{problem}: {_first(names)}" for problem, names in problems.items() if names]
         if told:
             raise DataError(
-                f"model {self.folder} ({type(self.model).__name__}) {'; it '.join(told)}",
-                hint="choose a complete causal language model; a value model's folder has no output layer",
+                f"model {self.folder} ({type(self.model).__name__}) {'; it '.join(told)}", hint=self._remedy()
             )
+
+    def _remedy(self) -> str:
+        head = self.model.get_output_embeddings()
+        weight = None if head is None else head.weight
+        if [id(self.model.get_parameter(name)) for name in self.plan.missing] == [id(weight)]:
+            return (
+                "if the embedding is its output layer too, set tie_word_embeddings: true in its config.json; "
+                "otherwise choose a complete causal language model"
+            )
+        if self.plan.doubled:
+            return "store each tensor once, under the name that transformers' save_pretrained gives it"
+        return "choose a complete causal language model; a value model's folder has no output layer"
 
 
 def _read_trainable(folder: Path) -> PreTrainedConfig:
@@ -109,11 +128,7 @@ def _read_trainable(folder: Path) -> PreTrainedConfig:
         DataError: transformers knows no such model, or its weights are quantized.
     """
     config = read_config(folder)
-    if getattr(config, "quantization_config", None):
-        raise DataError(
-            f"model {folder} has quantized weights (quantization_config in its config.json)",
-            hint="choose the model in bfloat16, float16 or float32",
-        )
+    refuse_quantized(folder, config.to_dict(), {})
     return config
 
 

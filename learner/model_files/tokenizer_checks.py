@@ -1,22 +1,27 @@
-"""Checks, on the files alone, that a model has a place for each token, and a role the actor's. No heavy imports.
+"""Checks that a model has a place for each token, and a role the actor's. No heavy imports.
 
-Models often have more places than there are tokens. Beyond the last place there may be tokens that no prompt holds: a
-padding token, or a text model's mark of an image. Neither the chat template nor the tokenizer itself puts such special
-tokens into a text.
+Models often have more places than there are tokens. Beyond the last place there may be tokens that no text holds: a
+padding token, or a text model's mark of an image. The chat template and the tokenizer itself must not write them. A row
+that holds one all the same is refused where it is read. Other special tokens, as marks of tools, come in responses.
 """
 
 from __future__ import annotations
 
 import json
 import operator
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollmesh.mesh.errors import DataError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 _FILE = "tokenizer.json"
+_MEDIA = re.compile(r"image|img|vision|video|audio|speech", re.IGNORECASE)
 _NAMED = 3
 
 
@@ -32,14 +37,35 @@ def check_tokenizer(folder: Path, setting: str, places: int) -> None:
         DataError: naming the file and the first of the tokens, or the file is damaged.
     """
     tokens = _read_tokens(folder, setting)
-    if tokens is None:
+    if tokens is not None:
+        _refuse_beyond(tokens, f"{setting}: {folder / _FILE}", places)
+
+
+def check_loaded_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, setting: str, places: int) -> None:
+    """The same of a tokenizer whose tokens are in other files, as transformers has opened it.
+
+    Args:
+        tokenizer: of the folder.
+        folder, setting, places: see `check_tokenizer`.
+
+    Raises:
+        DataError: naming the folder and the first of the tokens.
+    """
+    if (folder / _FILE).is_file():
         return
-    path = folder / _FILE
-    beyond = sorted((place, token) for token, place in tokens.in_prompts().items() if place >= places)
-    if beyond:
+    special = frozenset(
+        token.content for token in tokenizer.added_tokens_decoder.values() if token.special
+    ) | frozenset(tokenizer.all_special_tokens)
+    written = [tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token]
+    tokens = _Tokens(tokenizer.get_vocab(), special, json.dumps(written), frozenset([tokenizer.pad_token]))
+    _refuse_beyond(tokens, f"{setting}: the tokenizer in {folder}", places)
+
+
+def _refuse_beyond(tokens: _Tokens, label: str, places: int) -> None:
+    if beyond := sorted((place, token) for token, place in tokens.in_texts().items() if place >= places):
         named = ", ".join(f"{token!r} ({place})" for place, token in beyond[:_NAMED])
         raise DataError(
-            f"{setting}: {path} has {len(beyond)} tokens that the model has no embedding for: {named}"
+            f"{label} has {len(beyond)} tokens that the model has no embedding for: {named}"
             f"{', ...' * (len(beyond) > _NAMED)}; vocab_size in its config.json is {places}",
             hint="give the folder the tokenizer of this model, or the model a row for each token "
             "(transformers: model.resize_token_embeddings(len(tokenizer)))",
@@ -85,21 +111,30 @@ class _Tokens:
 
     Attributes:
         places: by token.
-        special: tokens that no text holds unless something puts them there.
-        written: all that puts some there, as JSON.
+        special: tokens that no text holds unless something or someone puts them there.
+        written: all that puts some there in any case, as JSON.
+        pads: those to pad with.
     """
 
     places: Mapping[str, int]
     special: Collection[str]
     written: str
+    pads: Collection[str | None]
 
     def in_prompts(self) -> dict[str, int]:
-        """Those that a prompt may hold, with their places."""
+        """Those that template and tokenizer put into prompts, and those of plain text, with their places."""
+        return {token: place for token, place in self.places.items() if self._is_plain(token)}
+
+    def in_texts(self) -> dict[str, int]:
+        """Those that rows, tools or responses may hold, with their places: marks of tools and thoughts too."""
         return {
             token: place
             for token, place in self.places.items()
-            if token not in self.special or json.dumps(token)[1:-1] in self.written
+            if self._is_plain(token) or not (token in self.pads or _MEDIA.search(token))
         }
+
+    def _is_plain(self, token: str) -> bool:
+        return token not in self.special or json.dumps(token)[1:-1] in self.written
 
 
 def _read_tokens(folder: Path, setting: str) -> _Tokens | None:
@@ -123,7 +158,9 @@ def _read_tokens(folder: Path, setting: str) -> _Tokens | None:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{setting}: {path} cannot be read: {error!r}", hint="download or copy it again") from error
     sources = map(rest.get, ("chat_template", "bos_token", "eos_token"))
-    return _Tokens(places, special, json.dumps([tokenizer.get("post_processor"), *sources]))
+    pad = rest.get("pad_token")
+    pads = frozenset([pad.get("content") if isinstance(pad, dict) else pad])
+    return _Tokens(places, special, json.dumps([tokenizer.get("post_processor"), *sources]), pads)
 
 
 def _rest(folder: Path) -> dict[str, Any]:

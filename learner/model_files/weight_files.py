@@ -17,12 +17,11 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from rollmesh.learner.model_files.checks import COPY_AGAIN, names_in_index
+from rollmesh.learner.folder_facts.weight_names import COPY_AGAIN, weight_file_names
+from rollmesh.learner.folder_facts.weight_names import SINGLE_NAME as SINGLE_NAME
 from rollmesh.mesh.errors import DataError, WeightsError
-from rollmesh.mesh.weights.safetensors_format import INDEX_NAME, LENGTH_BYTES, header_length
+from rollmesh.mesh.weights.safetensors_format import LENGTH_BYTES, header_length
 
-SINGLE_NAME = "model.safetensors"
-"""Name of the file where a folder has one."""
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -70,8 +69,8 @@ class WeightFiles:
         self._tensors: dict[str, _StoredTensor] = {}
         self._open = ExitStack()
         try:
-            for path in _files(folder):
-                self._add(path)
+            for name in weight_file_names(folder):
+                self._add(folder / name)
         except BaseException:
             self.close()
             raise
@@ -160,15 +159,3 @@ def pieces(part: Part, itemsize: int, most: int) -> Iterator[Part]:
     rows = max(1, most // row)
     for start in range(first.start, first.stop, rows):
         yield slice(start, min(start + rows, first.stop)), *rest
-
-
-def _files(folder: Path) -> list[Path]:
-    index = folder / INDEX_NAME
-    if not index.is_file():
-        if not (folder / SINGLE_NAME).is_file():
-            raise DataError(
-                f"{folder} has no weights: neither {SINGLE_NAME} nor {INDEX_NAME}",
-                hint="weights in other formats are not read: save the model again with transformers' save_pretrained",
-            )
-        return [folder / SINGLE_NAME]
-    return [folder / name for name in names_in_index(index, str(index))]

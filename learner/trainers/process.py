@@ -26,9 +26,10 @@ from rollmesh.learner.engine_specs import compute_deterministically, device_of, 
 from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.learner.engines.megatron.environment import prepare_environment
 from rollmesh.learner.engines.registry import create_engine
+from rollmesh.learner.examination.folder import examine
 from rollmesh.learner.liveness.start_notice import note_every_minute
 from rollmesh.learner.metrics.trackers.opening import check_trackers
-from rollmesh.learner.model_files.location import context_length, resolve_model
+from rollmesh.learner.model_files.location import context_length, embedding_rows, resolve_model
 from rollmesh.learner.start_requirements import check_schedule
 from rollmesh.learner.trainers.beginning import Beginning, agree
 from rollmesh.learner.trainers.best import BestByMetric
@@ -110,7 +111,10 @@ class _Training:
         self._config = config = config.model_copy(update={"model": model, "data": data})
         self._folder = config.run.folder
         tokenizer = load_tokenizer(Path(model.path))
-        self._objective = build_objective(config, ChatEncoder(tokenizer, data.chat_template_kwargs))
+        chat = ChatEncoder(tokenizer, data.chat_template_kwargs, embedding_rows(Path(model.path)))
+        self._objective = build_objective(config, chat)
+        if _leads():
+            self._examine(Path(model.path))
         epochs = data.epochs or (None if config.learner.steps else 1)
         self._train = training_rows(data, self._objective.form, seed=config.run.seed, epochs=epochs)
         self._held_out = held_out_rows(data, self._objective.form, config.eval.rows)
@@ -120,6 +124,12 @@ class _Training:
         by_epochs = self._train.steps(config.learner.batch.rows)
         self._steps = min(steps for steps in (config.learner.steps, by_epochs) if steps is not None)
         check_schedule("learner.optimizer", config.learner.optimizer, self._steps)
+
+    def _examine(self, model: Path) -> None:
+        """Says what is odd about the model's folder."""
+        backbone_only = self._objective.model_type == "value_model"
+        for notice in examine(model, "model.path", backbone_only=backbone_only):
+            log.warning("%s", notice)
 
     def run(self) -> bool:
         """See `train_rank`."""

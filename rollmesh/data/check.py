@@ -20,6 +20,8 @@ from rollmesh.learner.data.dataset import open_source
 from rollmesh.learner.data.parts.template_marks import PROMPT_MISSES_TEMPLATE, TemplateMarks
 from rollmesh.learner.data.prompts import PromptEncoder
 from rollmesh.learner.data.rows import Row
+from rollmesh.learner.model_files.location import embedding_rows
+from rollmesh.learner.model_files.tokenizer_checks import check_tokenizer
 from rollmesh.mesh.chat.facts import TemplateFacts
 from rollmesh.mesh.chat.probing import facts_of
 from rollmesh.mesh.chat.template import ChatTemplate
@@ -169,10 +171,12 @@ def load_check_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
     """The tokenizer of a model; of a hub id nothing else is fetched.
 
     Raises:
-        DataError: it cannot be loaded.
+        DataError: it cannot be loaded, or has tokens that the model has no embedding for.
     """
     folder = Path(model.path)
     if folder.is_dir():
+        if (places := embedding_rows(folder)) is not None:
+            check_tokenizer(folder, "model.path", places)
         return load_tokenizer(folder)
     from transformers import AutoTokenizer
 

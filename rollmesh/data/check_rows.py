@@ -23,7 +23,7 @@ from rollmesh.learner.data.dataset import open_rows
 from rollmesh.learner.data.examples import LABEL, Example, ExampleForm, LeftOut
 from rollmesh.learner.data.parts.template_marks import ROW_MISSES_TEMPLATE
 from rollmesh.learner.data.records import Record
-from rollmesh.learner.model_files.location import context_length
+from rollmesh.learner.model_files.location import context_length, embedding_rows
 from rollmesh.learner.trainers.objectives.interface import Objective
 from rollmesh.learner.trainers.objectives.registry import build_objective
 from rollmesh.mesh.config.inputs import DataSource
@@ -50,7 +50,8 @@ def check_rows(config: TrainerConfig, *, examples: int) -> DataReport:
     if (folder / "config.json").is_file() and (known := context_length(folder)) is not None:
         longest = {"max_tokens": min(config.data.max_tokens, known)}
         config = config.model_copy(update={"data": config.data.model_copy(update=longest)})
-    objective = build_objective(config, ChatEncoder(tokenizer, config.data.chat_template_kwargs))
+    chat = ChatEncoder(tokenizer, config.data.chat_template_kwargs, embedding_rows(folder))
+    objective = build_objective(config, chat)
     trained: dict[bytes, str] = {}
     held_out: dict[bytes, str] = {}
     sources = [_Source("data.train", source, objective, examples) for source in config.data.train]

@@ -17,7 +17,7 @@ from rollmesh.evaluation.settings import evaluation_config
 from rollmesh.evaluation.summary import EvaluationSummary, PromptRecord, summarize_records
 from rollmesh.launcher import folder as folders
 from rollmesh.launcher.console.view import View
-from rollmesh.launcher.preflight.checks import check_files, check_rewards
+from rollmesh.launcher.preflight.checks import check_evaluation, check_files
 from rollmesh.learner.evaluation.asked_rows import asked_rows
 from rollmesh.learner.standalone.response_file import RESPONSES, read_responses
 from rollmesh.mesh.config.models import Config
@@ -95,7 +95,7 @@ class Evaluation:
         identity = identity_of(self.config, self._choice, with_log_probs=self._with_log_probs, rewards=self._rewards)
         claim_folder(self.folder, identity)
         if len(self.records()) < len(self._asked):
-            prepared = check_rewards(self.config, fork_server)
+            prepared = check_evaluation(self.config, fork_server)
             launch = LocalEvaluation(
                 self.config,
                 self._choice,

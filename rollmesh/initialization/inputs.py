@@ -15,7 +15,7 @@ from rollmesh.learner.data.parts.messages import text_or_messages
 from rollmesh.learner.data.prompts import PromptEncoder
 from rollmesh.learner.data.records import Record
 from rollmesh.learner.data.rows import Row
-from rollmesh.learner.model_files.checks import check_model_files, declared_context, read_model_config, tensor_shapes
+from rollmesh.learner.model_files.checks import declared_context, read_model_config, tensor_shapes
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.errors import DataError
@@ -93,7 +93,10 @@ def look_at_model(path: str) -> ModelLook:
     folder = Path(path).expanduser()
     if not folder.is_dir():
         return ModelLook(path)
-    check_model_files(folder, "model.path", tokenizer=True)
+    # Loads torch.
+    from rollmesh.learner.examination.folder import READ_S, examine
+
+    examine(folder, "model.path", read_s=READ_S)
     config = read_model_config(folder, "model.path")
     return ModelLook(
         path,

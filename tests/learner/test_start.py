@@ -56,7 +56,7 @@ def test_steps_that_are_profiled_after_the_last_one_are_said_to_be_without_effec
 @pytest.mark.parametrize(
     ("overrides", "code", "words"),
     [
-        ({"model.path": "/absent/model"}, DataError.exit_code, "model folder /absent/model does not exist"),
+        ({"model.path": "/absent/model"}, DataError.exit_code, "model.path: no such folder: /absent/model"),
         ({"data.train": "/absent.parquet"}, DataError.exit_code, "dataset /absent.parquet does not exist"),
         ({"data.prompt_key": "question"}, DataError.exit_code, "row 0: field `question` is missing"),
         ({"rollout.max_prompt_tokens": 2, "data.on_long_prompt": "refuse"}, DataError.exit_code, "row 0: long prompt"),

@@ -15,10 +15,8 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
-from safetensors.numpy import save_file
 
 from rollmesh.cli.app import PERMANENT_CODE_VARIABLE, _without_options
 from rollmesh.cli.override_forms import arranged
@@ -34,6 +32,7 @@ from rollmesh.report.summary import FinalState, write_summary
 from tests import fork_server
 from tests.command import Command
 from tests.repository import REPOSITORY
+from tests.tiny_folder import write_tiny_folder
 
 _FROM_A_FILE = f"{REPOSITORY}/examples/dataflows/rejection_sampling.py:RejectionSampling"
 
@@ -47,11 +46,7 @@ def patient_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def config_file(tmp_path: Path) -> Path:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 4096}')
-    (model / "tokenizer.json").write_text("{}")
-    save_file({"weight": np.zeros(2, np.float32)}, model / "model.safetensors")
+    model = write_tiny_folder(tmp_path / "model")
     data = tmp_path / "train.jsonl"
     data.write_text(json.dumps({"prompt": "1+1=", "data_source": "arithmetic", "reward_model": {"ground_truth": "2"}}))
     path = tmp_path / "cfg.yaml"
@@ -257,7 +252,7 @@ def test_missing_configuration(rollmesh: Command, tmp_path: Path) -> None:
 def test_missing_model_folder(rollmesh: Command, config_file: Path) -> None:
     result = rollmesh("run", str(config_file), "--model.path=/nowhere/model")
     assert_error(result, 3, "model.path: no such folder: /nowhere/model")
-    assert "hint: give a Hugging Face model folder or a hub id" in result.stderr
+    assert "hint: set model.path to a folder that exists" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,8 @@ class Objective(ABC):
 
     def chat_for(self, source: DataSource) -> ChatEncoder:
         """The encoder of a source's conversations."""
-        return ChatEncoder(self._chat.tokenizer, {**self._chat.template_kwargs, **source.chat_template_kwargs})
+        own = {**self._chat.template_kwargs, **source.chat_template_kwargs}
+        return ChatEncoder(self._chat.tokenizer, own, self._chat.places)
 
     @property
     @abstractmethod

@@ -12,7 +12,6 @@ from rollmesh.doctor.before.inputs import DATA, HUB, MODEL, is_cached, judge_hub
 from rollmesh.doctor.examination import Check, run_checks
 from rollmesh.doctor.findings import Diagnosis, Finding, ok, problem, warning
 from rollmesh.learner.data.locations import is_hub_id
-from rollmesh.learner.model_files.checks import check_model_files
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import ConfigError
 
@@ -37,7 +36,7 @@ def diagnose_training(config: TrainerConfig, command: str, subject: str, only: S
     if unknown := [name for name in only if name not in NAMES]:
         raise ConfigError(f"there is no check {unknown[0]!r} of `{command}`", hint=f"checks: {', '.join(NAMES)}")
     examine: dict[str, Callable[[], Iterator[Finding]]] = {
-        MODEL: partial(_check_model, config),
+        MODEL: partial(_check_model, config, command),
         DATA: partial(_check_rows, config, command, subject),
         HUB: partial(_check_hub, config),
     }
@@ -45,11 +44,15 @@ def diagnose_training(config: TrainerConfig, command: str, subject: str, only: S
     return Diagnosis(subject, run_checks(checks))
 
 
-def _check_model(config: TrainerConfig) -> Iterator[Finding]:
+def _check_model(config: TrainerConfig, command: str) -> Iterator[Finding]:
     path = Path(config.model.path)
     if path.is_dir():
         with IMPORTING:
-            check_model_files(path, "model.path", tokenizer=True)
+            from rollmesh.learner.examination.folder import READ_S, examine
+
+            found = examine(path, "model.path", backbone_only=command == "rm", read_s=READ_S)
+        for notice in found:
+            yield warning(MODEL, notice, "nothing is wrong where that is meant")
         yield ok(MODEL, f"model.path {path} is whole")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
@@ -11,9 +10,10 @@ from rollmesh.launcher.interpreters import check_interpreters, environment_of
 from rollmesh.launcher.placement.description import core_notices, placement_notices, rest_notices
 from rollmesh.launcher.placement.devices import DevicePlan, device_plan
 from rollmesh.launcher.placement.preparation import Preparation
-from rollmesh.launcher.preflight.trial import StartTrial, try_learner
+from rollmesh.launcher.preflight.trial import StartTrial, try_learner, try_model
 from rollmesh.launcher.services import interpreters_of, learner_environment, needs_reward_service, thread_plan
 from rollmesh.learner.data.locations import data_files, is_hub_id
+from rollmesh.learner.folder_facts.given_path import is_folder
 from rollmesh.learner.model_files.checks import (
     check_context,
     check_model_files,
@@ -36,7 +36,6 @@ from rollmesh.reward_service.loading import is_path, load_function
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.run_files import RUN, check_command
 
-_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 # A module that loads a model when it is imported takes longer; its service waits for it.
 _REWARD_S = 20.0
 _LEARNER_S = 120.0
@@ -91,7 +90,7 @@ def check_code(config: Config, *, fresh: bool = False, fork_server: ForkServer |
     devices = device_plan(config)
     _check_rest(config, devices)
     with (
-        _learner_trial(config, devices, fork_server, fresh=fresh) as learner,
+        _learner_trial("learner", config, devices, fork_server, fresh=fresh) as learner,
         _reward_trial(config, fork_server) as reward,
     ):
         notices = learner.result() if learner is not None else try_learner(config, fresh=fresh)
@@ -108,34 +107,37 @@ def check_code(config: Config, *, fresh: bool = False, fork_server: ForkServer |
     )
 
 
-def check_rewards(config: Config, fork_server: ForkServer | None = None) -> Preparation:
-    """Refuses an evaluation whose reward functions cannot be loaded; nothing of a learner is tried.
+def check_evaluation(config: Config, fork_server: ForkServer | None = None) -> Preparation:
+    """Refuses an evaluation whose model or reward functions cannot be loaded; nothing of an algorithm is tried.
 
     Args:
-        config: of the evaluation.
+        config: of the evaluation; the model's path is a local folder.
         fork_server: see `check_code`.
 
     Raises:
         ConfigError: the devices do not suffice.
+        DataError: the model's folder cannot be used.
         RewardError: a reward function cannot be loaded.
     """
     devices = device_plan(config)
-    with _reward_trial(config, fork_server) as reward:
+    with (
+        _learner_trial("model", config, devices, fork_server) as model,
+        _reward_trial(config, fork_server) as reward,
+    ):
+        of_model = model.result() if model is not None else try_model(config)
         of_reward = reward.result() if reward is not None else []
-    return Preparation(devices, of_reward)
+    return Preparation(devices, [*of_model, *of_reward])
 
 
 def _learner_trial(
-    config: Config, devices: DevicePlan, fork_server: ForkServer | None, *, fresh: bool
+    what: str, config: Config, devices: DevicePlan, fork_server: ForkServer | None, *, fresh: bool = False
 ) -> AbstractContextManager[StartTrial | None]:
-    """None if it would have to load torch, and this program has it already."""
+    """In the learner's environment; None if it would have to load torch, and this program has it already."""
     if fork_server is None and config.learner.python is None and "torch" in sys.modules:
         return nullcontext()
     environment = learner_environment(config, thread_plan(config), devices)
     return closing(
-        StartTrial(
-            "learner", config, config.learner.python, environment, _LEARNER_S, fresh=fresh, fork_server=fork_server
-        )
+        StartTrial(what, config, config.learner.python, environment, _LEARNER_S, fresh=fresh, fork_server=fork_server)
     )
 
 
@@ -188,16 +190,14 @@ def _check_source(key: str, source: DataSource) -> None:
 
 def _check_model(key: str, path: str) -> None:
     """A model is a folder, or looks like a hub id."""
-    folder = Path(path)
-    if folder.is_dir():
+    if is_folder(path, key):
+        folder = Path(path)
         check_model_files(folder, key, tokenizer=key == "model.path")
         from rollmesh.learner.model_files.location import refuse_untrainable
 
-        refuse_untrainable(folder, key.removesuffix(".path"))
+        refuse_untrainable(folder, key)
         if key == "model.path":
             refuse_classifier(folder, key)
-    elif not _HUB_ID.match(path):
-        raise DataError(f"{key}: no such folder: {folder}", hint="give a Hugging Face model folder or a hub id")
 
 
 def _reward_functions(config: Config) -> list[str]:

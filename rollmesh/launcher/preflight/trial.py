@@ -35,8 +35,8 @@ from rollmesh.mesh.runtime.fork_server.client import ForkServer
 from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom
 
 _ERRORS = {kind.exit_code: kind for kind in (ConfigError, DataError, RewardError)}
-_LEARNER, _REWARD = "learner", "reward"
-_TRIED = {_LEARNER: "the learner's code", _REWARD: "the reward functions"}
+_LEARNER, _MODEL, _REWARD = "learner", "model", "reward"
+_TRIED = {_LEARNER: "the learner's code", _MODEL: "the model's folder", _REWARD: "the reward functions"}
 # Lines of its output that an error shows.
 _SHOWN = 5
 _FRESH = "--fresh"
@@ -46,7 +46,7 @@ class StartTrial:
     """A running trial; to be closed.
 
     Args:
-        what: `learner` or `reward`.
+        what: `learner`, `model` or `reward`.
         config: of the run.
         python: the service's interpreter.
         environment: of the service, in addition to this process's own.
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
     """Runs the trial, and answers."""
     collect_garbage_seldom()
     learner = partial(try_learner, fresh=_FRESH in arguments)
-    trials: dict[str, Callable[[Config], list[str]]] = {_LEARNER: learner, _REWARD: _try_reward}
+    trials: dict[str, Callable[[Config], list[str]]] = {_LEARNER: learner, _MODEL: try_model, _REWARD: _try_reward}
     # A copy, which is closed in the processes that users' code starts.
     with socket.socket(fileno=os.dup(0)) as launcher, launcher.makefile("rw", encoding="utf-8") as lines:
         with open(os.devnull, "rb") as nothing:
@@ -149,11 +149,14 @@ def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
 
 
 def try_learner(config: Config, *, fresh: bool) -> list[str]:
-    """Loads data, algorithm and users' functions as a learner would; returns `learner.notices.notices`.
+    """Loads data, algorithm and users' functions as a learner would, and examines the models' folders.
 
     Args:
         config: of the run.
         fresh: the run starts over, whatever is in its folder.
+
+    Returns:
+        Notices about a valid configuration and its models.
 
     Raises:
         ConfigError, DataError: the error that was found; the engine `hf` does not serve the model.
@@ -170,6 +173,8 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
     from rollmesh.learner.callbacks.loading import callback_factories
     from rollmesh.learner.checkpoint.compatibility import check_newest
     from rollmesh.learner.coordinator.priorities import priority_function
+    from rollmesh.learner.examination.folder import READ_S
+    from rollmesh.learner.examination.models import examine_models
     from rollmesh.learner.metrics.trackers.opening import check_trackers
     from rollmesh.learner.model_files.adapter_checks import check_adapter
     from rollmesh.learner.notices import notices
@@ -194,7 +199,24 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
             check_adapter(config.learner.lora, folder)
     check_trackers(config)
     callback_factories(config)
-    return notices(config, algorithm)
+    return [*notices(config, algorithm), *examine_models(config, algorithm, read_s=READ_S)]
+
+
+def try_model(config: Config) -> list[str]:
+    """Examines the folder of a model that is evaluated as it is.
+
+    Args:
+        config: of the evaluation.
+
+    Returns:
+        Notices about it.
+
+    Raises:
+        DataError: it cannot be used.
+    """
+    from rollmesh.learner.examination.folder import READ_S, examine
+
+    return examine(Path(config.model.path), "model.path", read_s=READ_S)
 
 
 def _try_reward(config: Config) -> list[str]:

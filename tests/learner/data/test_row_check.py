@@ -21,6 +21,7 @@ from rollmesh.learner.data.order import DataOrder
 from rollmesh.learner.data.prompts import PromptEncoder, TaskShape
 from rollmesh.learner.data.records import Record
 from rollmesh.learner.data.row_check import RowCheck
+from rollmesh.learner.data.rows import Row
 from rollmesh.learner.data.stream import PromptStream
 from rollmesh.learner.data.supervised_rows import SupervisedForm
 from rollmesh.mesh.config.inputs import DataSource
@@ -67,6 +68,23 @@ def test_a_late_row_is_named(tmp_path: Path, name: str, late: Any, tools: str, w
     with pytest.raises(DataError, match=rf"{name}, row 10: {words}"):
         RowCheck([(source, supervised())]).wait()
     RowCheck([(written(tmp_path / name, rows[:10]), supervised())], made=10).wait()
+
+
+def test_a_row_with_a_token_that_the_model_has_no_embedding_for_is_named(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(PLAIN)
+    places = len(tokenizer)
+    tokenizer.add_tokens(["<pad>"], special_tokens=True)
+    said = [TURNS[0], {"role": "assistant", "content": "yes<pad>"}]
+    source = written(tmp_path / "rows.jsonl", [{"messages": TURNS}] * 3 + [{"messages": said}])
+    section = SupervisedRowsSection.model_validate({"train": "x"})
+    form = SupervisedForm(ChatEncoder(tokenizer, {}, places), section, "prompt")
+    words = rf"rows.jsonl, row 3: it holds '<pad>' \({places}\), and the embedding of the model ends at {places - 1}"
+    with pytest.raises(DataError, match=words):
+        RowCheck([(source, form)], made=10).wait()
+    RowCheck([(source, supervised())], made=3).wait()
+    encoder = PromptEncoder(tokenizer, max_prompt_tokens=99, template_kwargs={}, places=places)
+    with pytest.raises(DataError, match=r"it holds '<pad>'"):
+        encoder.ids(Row("a<pad>", "d", None, {}))
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from rollmesh.learner.folder_facts.weight_names import SINGLE_NAME
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
-from rollmesh.learner.model_files.weight_files import SINGLE_NAME
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.weights.safetensors_format import INDEX_NAME
 from tests.learner.engines.models import make_model

@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from rollmesh.learner.folder_facts.weight_names import SINGLE_NAME
 from rollmesh.learner.model_files.conversion import group_for_storing, to_stored
 from rollmesh.learner.model_files.stored_model import StoredModel
-from rollmesh.learner.model_files.weight_files import SINGLE_NAME, full_part
+from rollmesh.learner.model_files.weight_files import full_part
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import read_config
 from rollmesh.planning.architecture import build_on_meta

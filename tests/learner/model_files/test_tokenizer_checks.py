@@ -41,6 +41,7 @@ THINK = token("<think>", 4, special=False)
         ),
         ([token("<eos>", 3)], {"eos_token": "<eos>"}, "'<eos>' (3)"),
         ([token("<|im|>", 3)], {"chat_template": "{{ '<|im|>' + text }}"}, "'<|im|>' (3)"),
+        ([token("<tool_call>", 3)], {}, "'<tool_call>' (3)"),
         ([], {"added_tokens_decoder": {"7": {"content": "<new>", "special": False}}}, "'<new>' (7)"),
         ([], {"vocab": {"a": 0, "d": 9}}, "'d' (9)"),
         ([], {"vocab": [["a", -1.0], ["b", -1.0], ["c", -2.0], ["d", -3.0]]}, "'d' (3)"),
@@ -58,16 +59,17 @@ def test_tokens_without_a_place_are_named(
 
 
 def test_a_template_of_its_own_counts(tmp_path: Path) -> None:
-    write(tmp_path, [token("<turn>", 3)])
+    write(tmp_path, [token("<pad>", 3)], pad_token="<pad>")
     check_tokenizer(tmp_path, "model.path", 3)
-    (tmp_path / "chat_template.jinja").write_text("<turn>")
-    with pytest.raises(DataError, match="'<turn>'"):
+    (tmp_path / "chat_template.jinja").write_text("<pad>")
+    with pytest.raises(DataError, match="'<pad>'"):
         check_tokenizer(tmp_path, "model.path", 3)
 
 
-def test_what_no_prompt_holds_may_be_beyond(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pad", ["<pad>", {"content": "<pad>"}])
+def test_what_no_text_holds_may_be_beyond(tmp_path: Path, pad: object) -> None:
     """A token to pad with, and the mark of an image that a model of text has from its family's tokenizer."""
-    write(tmp_path, [token("<pad>", 3), token("<image>", 4)], vocab={"a": 0, "<pad>": 3}, pad_token="<pad>")
+    write(tmp_path, [token("<pad>", 3), token("<image>", 4)], vocab={"a": 0, "<pad>": 3}, pad_token=pad)
     check_tokenizer(tmp_path, "model.path", 3)
 
 

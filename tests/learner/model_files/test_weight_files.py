@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rollmesh.learner.model_files.weight_files import SINGLE_NAME, WeightFiles, full_part, pieces
+from rollmesh.learner.folder_facts.weight_names import SINGLE_NAME
+from rollmesh.learner.model_files.weight_files import WeightFiles, full_part, pieces
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.weights.safetensors_format import INDEX_NAME
 

@@ -11,29 +11,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
-from safetensors.numpy import save_file
 
 from rollmesh.buffer.redis_backend.embedded import find_redis_server
 from rollmesh.launcher.placement.visible import has_driver
 from rollmesh.mesh.config import Config, load_config
 from tests.certificates import Authority
 from tests.secrets_here import write_secret
+from tests.tiny_folder import write_tiny_folder
 
 _ROW = {"prompt": "1+1=", "data_source": "arithmetic", "reward_model": {"ground_truth": "2"}}
-_SIZES = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 8,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 32,
-    "max_position_embeddings": 4096,
-}
 _REWARDS = """
 import time
 
@@ -67,10 +55,7 @@ class Ground:
     open: list[socket.socket] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.model.mkdir()
-        (self.model / "config.json").write_text(json.dumps(_SIZES))
-        (self.model / "tokenizer.json").write_text("{}")
-        save_file({"weight": np.zeros(64, np.float32)}, self.model / "model.safetensors")
+        write_tiny_folder(self.model, architectures=["LlamaForCausalLM"])
         self.rows.write_text(json.dumps(_ROW) + "\n")
         (self.folder / "rewards.py").write_text(_REWARDS)
         for name in ("http_proxy", "https_proxy", "grpc_proxy", "no_proxy", "no_grpc_proxy", "HF_HUB_OFFLINE"):
@@ -166,7 +151,8 @@ def _model_cut_off(ground: Ground) -> None:
 
 
 def _no_tokenizer(ground: Ground) -> None:
-    (ground.model / "tokenizer.json").unlink()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (ground.model / name).unlink()
 
 
 def _rows_without_truth(ground: Ground) -> None:

@@ -1,0 +1,1 @@
+"""Odd model folders, and the answers of each command."""

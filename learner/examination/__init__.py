@@ -1,0 +1,1 @@
+"""Model folders examined before anything starts: one answer for all commands."""
