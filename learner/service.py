@@ -35,6 +35,7 @@ from rollmesh.learner.engines.interface import ACTOR, WeightPart
 from rollmesh.learner.liveness.rank_exit import run_rank
 from rollmesh.learner.liveness.rank_health import answer_health
 from rollmesh.learner.liveness.start_notice import note_every_minute
+from rollmesh.learner.model_files.ends import end_notices
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.notices import notices
 from rollmesh.learner.placement.opening import free_devices
@@ -145,7 +146,7 @@ def _run(
         given, config = config, config.model_copy(update={"model": model})
         check_start(config)
         algorithm = build_algorithm(config)
-        for notice in notices(config, algorithm) if rank == 0 else ():
+        for notice in [*notices(config, algorithm), *end_notices(config)] if rank == 0 else ():
             log.warning("%s", notice)
         record = RunRecord(given, Path(config.model.path)) if rank == 0 else None
         if record is not None:

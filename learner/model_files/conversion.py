@@ -98,11 +98,13 @@ class LoadingPlan:
         conversions: in the order of the stored names.
         missing: parameters of the model that nothing stored makes.
         unexpected: tensors that the model neither has nor is known to ignore.
+        unused: names of stored tensors that the model does not have, in order; of a further part, for example.
     """
 
     conversions: list[Conversion]
     missing: list[str]
     unexpected: list[str]
+    unused: list[str]
 
 
 def plan_loading(model: PreTrainedModel, stored: Mapping[str, Tensor]) -> LoadingPlan:
@@ -121,7 +123,7 @@ def plan_loading(model: PreTrainedModel, stored: Mapping[str, Tensor]) -> Loadin
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     state = model.state_dict(keep_vars=True)
     sources: dict[str, list[Source]] = {}
-    unexpected = set()
+    unexpected, unused = set(), []
     for name in sorted(stored, key=dot_natural_key):
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
         if target not in state and name in state:
@@ -130,6 +132,7 @@ def plan_loading(model: PreTrainedModel, stored: Mapping[str, Tensor]) -> Loadin
             sources.setdefault(target, []).append((name, pattern or ""))
         else:
             unexpected.add(target)
+            unused.append(name)
     conversions = []
     for target, found in sources.items():
         converter = by_pattern.get(found[0][1])
@@ -143,7 +146,7 @@ def plan_loading(model: PreTrainedModel, stored: Mapping[str, Tensor]) -> Loadin
     missing = [name for name, parameter in model.named_parameters() if id(parameter) not in held]
     known: Any = SimpleNamespace(missing_keys=set(), unexpected_keys=unexpected | (made - state.keys()))
     model._adjust_missing_and_unexpected_keys(known)
-    return LoadingPlan(conversions, missing, sorted(known.unexpected_keys))
+    return LoadingPlan(conversions, missing, sorted(known.unexpected_keys), unused)
 
 
 def group_for_storing(model: PreTrainedModel, names: Iterable[str]) -> list[tuple[str, ...]]:

@@ -27,6 +27,7 @@ from rollmesh.learner.engines.megatron.environment import prepare_environment
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.learner.liveness.start_notice import note_every_minute
 from rollmesh.learner.metrics.trackers.opening import check_trackers
+from rollmesh.learner.model_files.ends import end_notices
 from rollmesh.learner.model_files.location import context_length, resolve_model
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.learner.start_requirements import check_schedule
@@ -133,6 +134,8 @@ class _Training:
     def _begin(self) -> tuple[Beginning, Records]:
         """Refuses on rank 0 what cannot be, before the model is loaded."""
         check_trackers(self._config)
+        for notice in end_notices(self._config):
+            log.warning("%s", notice)
         begun = Beginning.find(self._command, self._config)
         return begun, Records(self._config, self._controls, self._steps)
 

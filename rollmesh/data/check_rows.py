@@ -23,6 +23,7 @@ from rollmesh.learner.data.dataset import open_rows
 from rollmesh.learner.data.examples import LABEL, Example, ExampleForm, LeftOut
 from rollmesh.learner.data.parts.template_marks import ROW_MISSES_TEMPLATE
 from rollmesh.learner.data.records import Record
+from rollmesh.learner.model_files.ends import end_notices
 from rollmesh.learner.model_files.location import context_length
 from rollmesh.learner.trainers.objectives.interface import Objective
 from rollmesh.learner.trainers.objectives.registry import build_objective
@@ -63,7 +64,7 @@ def check_rows(config: TrainerConfig, *, examples: int) -> DataReport:
     first = next((source.first for source in sources if source.first is not None), None)
     row = [] if first is None else _pieces(tokenizer, first, scored=objective.model_type != "language_model")
     template = known_facts(tokenizer, config.data.chat_template_kwargs)
-    return DataReport("row", config.data.max_tokens, reports, template, row)
+    return DataReport("row", config.data.max_tokens, reports, template, row, end_notices(config))
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, example: Example, *, scored: bool) -> list[Piece]:

@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
 
 
 def try_learner(config: Config, *, fresh: bool) -> list[str]:
-    """Loads data, algorithm and users' functions as a learner would; returns `learner.notices.notices`.
+    """Loads data, algorithm and users' functions as a learner would; returns what is worth a word at the start.
 
     Args:
         config: of the run.
@@ -172,6 +172,7 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
     from rollmesh.learner.coordinator.priorities import priority_function
     from rollmesh.learner.metrics.trackers.opening import check_trackers
     from rollmesh.learner.model_files.adapter_checks import check_adapter
+    from rollmesh.learner.model_files.ends import end_notices
     from rollmesh.learner.notices import notices
     from rollmesh.learner.start_requirements import check_device, check_start
     from rollmesh.mesh.runtime.devices import choose_device
@@ -194,7 +195,7 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
             check_adapter(config.learner.lora, folder)
     check_trackers(config)
     callback_factories(config)
-    return notices(config, algorithm)
+    return [*notices(config, algorithm), *end_notices(config)]
 
 
 def _try_reward(config: Config) -> list[str]:
