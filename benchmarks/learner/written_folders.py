@@ -1,4 +1,4 @@
-"""Folders that trainings leave, as plain transformers, peft and vLLM read them: writes the table of docs/written-folders.md.
+"""Folders that trainings leave, as transformers, peft and vLLM read them: the table of docs/written-folders.md.
 
     python -m benchmarks.learner.written_folders docs/written-folders.md --vllm .venv-vllm/bin/python
 
@@ -44,10 +44,12 @@ from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.learner.trainers.process import train_rank
 from rollmesh.mesh.config.lora import LoraSection
+from rollmesh.mesh.errors import DataError
 from rollmesh.trainers import read_trainer_config
 
 NAME = "written-folders"
 FIXTURES = REPOSITORY / "tests/rollmesh/planning/architectures"
+COMMANDS = ("sft", "dpo", "lora", "run")
 TOLERANCE = 1e-5
 """Of logits in float32."""
 _END, _TEXT_END = "<|eot|>", "<|end_of_text|>"
@@ -56,6 +58,9 @@ _TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m.role }}<|head|>{{ m.content }}<|eot|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant<|head|>{% endif %}"
 )
+_REWARD = """def score(data_source, solution_str, ground_truth, extra_info=None):
+    return sum(map(ord, solution_str)) % 7
+"""
 _TINY = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -218,7 +223,8 @@ def train(command: str, source: Path, folder: Path, run: Path) -> LoraSection | 
     rows: dict[str, Any] = {"learner.steps": 1, "learner.optimizer.lr": 1e-2, "model.dtype": "float32"}
     rows |= {"run.name": run.name, "run.dir": run.parent, "model.path": source, "checkpoint.hf": "[last]"}
     if command == "run":
-        return _run(rows | {"data.train": folder / "prompts.jsonl"}, folder)
+        _run(rows | {"data.train": folder / "prompts.jsonl"}, folder)
+        return None
     rows |= {"learner.batch.rows": 4, "data.train": folder / ("dpo.jsonl" if command == "dpo" else "sft.jsonl")}
     if command == "dpo":
         rows["learner.frozen"] = "[embed_tokens]"
@@ -246,6 +252,8 @@ def _run(values: Mapping[str, Any], folder: Path) -> None:
     overrides = [f"--{name}={value}" for name, value in values.items()]
     command = [sys.executable, "-m", "rollmesh", "run", str(folder / "run.yaml"), *overrides]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    if done.returncode == DataError.exit_code:
+        raise DataError("refused")
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stdout[-2000:]} {done.stderr[-2000:]}")
 
@@ -255,7 +263,7 @@ def write_data(folder: Path) -> None:
     asked = [("hello", "the cat sat"), ("two", "12 and 345"), ("mat", "on the mat"), ("what", "don't")]
     user = [[{"role": "user", "content": question}] for question, _ in asked]
     said = [[{"role": "assistant", "content": answer}] for _, answer in asked]
-    files = {
+    files: dict[str, list[dict[str, Any]]] = {
         "sft": [{"messages": prompt + answer} for prompt, answer in zip(user, said, strict=True)],
         "dpo": [
             {"prompt": prompt, "chosen": good, "rejected": bad}
@@ -268,8 +276,7 @@ def write_data(folder: Path) -> None:
     }
     for name, rows in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    reward = "def score(data_source, solution_str, ground_truth, extra_info=None):\n    return len(solution_str) % 7\n"
-    (folder / "reward.py").write_text(reward, encoding="utf-8")
+    (folder / "reward.py").write_text(_REWARD, encoding="utf-8")
 
 
 def compare(source: Path, run: Path, lora: LoraSection | None, command: str) -> Findings:
@@ -376,15 +383,20 @@ def table(vllm: Path | None, scratch: Path) -> str:
     for case in cases():
         source = write_source(scratch / "models" / case.name, case)
         found: dict[str, Findings] = {}
-        for command in ("sft", "dpo", "lora", "run"):
+        refused: list[str] = []
+        for command in COMMANDS:
             run = scratch / "runs" / f"{case.name}-{command}"
-            lora = train(command, source, scratch, run)
+            try:
+                lora = train(command, source, scratch, run)
+            except DataError:
+                refused.append(command)
+                continue
             found[command] = compare(source, run, lora, command)
             print(case.name, command, found[command], file=sys.stderr, flush=True)
         folders = [scratch / "runs" / f"{case.name}-{command}" / "hf" / "last" for command in found]
         asked = ask_vllm(vllm, folders) if vllm is not None else {}
         said = sorted({*asked.values()})
-        cells = [_cell(one) for one in found.values()]
+        cells = ["refused: engine hf does not serve it" if one in refused else _cell(found[one]) for one in COMMANDS]
         rows.append((case.like, *cells, "; ".join(said) if said else "not asked"))
         for folder in (source, *(folder.parent.parent for folder in folders)):
             shutil.rmtree(folder)

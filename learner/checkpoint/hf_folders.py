@@ -26,6 +26,7 @@ from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.full_weights import read_full
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.learner.model_files.value_head import HEAD
+from rollmesh.learner.model_files.written_adapter import check_written_adapter
 from rollmesh.learner.model_files.written_folder import Expected, finish_folder
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.lora import LoraSection
@@ -132,6 +133,10 @@ def write_adapter_folder(checkpoint: Path, model: Path, lora: LoraSection, out: 
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_peft_folder(out, factors, alpha=lora.alpha, rslora=lora.rank_stabilized, base=str(model), head=head)
+        check_written_adapter(out, model)
+    except DataError:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
     except OSError as error:
         shutil.rmtree(out, ignore_errors=True)
         raise DataError(f"{out} cannot be written: {error.strerror or error}", hint="is the disk full?") from error

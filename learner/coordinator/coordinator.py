@@ -52,6 +52,7 @@ from rollmesh.learner.metrics.files import SAMPLES
 from rollmesh.learner.metrics.run_totals import write_learner_json
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.model_files.checks import check_context
+from rollmesh.learner.model_files.ends import ends_of
 from rollmesh.learner.model_files.location import context_length
 from rollmesh.learner.placement.opening import open_turns
 from rollmesh.learner.recovery.consumption_log import LOG_NAME, ConsumptionLog
@@ -104,7 +105,7 @@ class Coordinator:
         self._copies = _open_copies(config)
         self._publisher = WeightPublisher(
             config.run.name,
-            read_model_bundle(folder),
+            read_model_bundle(folder, ends_of(config, folder, self._tokenizer)),
             PublishRules.of(config),
             offers=configured_transports(config),
         )

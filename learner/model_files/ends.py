@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollmesh.mesh.config.inputs import SourcesSection
 from rollmesh.mesh.config.models import Config
@@ -12,6 +12,9 @@ from rollmesh.mesh.config.trainers.configs import RewardModelConfig, TrainerConf
 from rollmesh.mesh.end_tokens import end_tokens
 from rollmesh.mesh.model_config import read_config
 from rollmesh.mesh.tokenizer_files import load_optional_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def template_arguments(data: SourcesSection) -> list[Mapping[str, Any]]:
@@ -22,6 +25,20 @@ def template_arguments(data: SourcesSection) -> list[Mapping[str, Any]]:
         if arguments not in found:
             found.append(arguments)
     return found
+
+
+def ends_of(config: Config, folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The tokens at which the responses of a run stop.
+
+    Args:
+        config: of the run.
+        folder: of its model.
+        tokenizer: of it.
+
+    Raises:
+        DataError: the model's configuration cannot be read.
+    """
+    return end_tokens(folder, read_config(folder), tokenizer, template_arguments(config.data)).all
 
 
 def end_notices(config: Config | TrainerConfig) -> list[str]:

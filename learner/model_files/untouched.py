@@ -44,6 +44,17 @@ class UntouchedTensors:
         """The same without memory."""
         return self._files.stored[name]
 
+    def dtype_of(self, name: str, tensor: Tensor) -> torch.dtype:
+        """The dtype in which a tensor is written.
+
+        Args:
+            name: as it is stored.
+            tensor: in the written folder.
+        """
+        if name in self.carried or name in self._wider:
+            return self._files.stored[name].dtype
+        return self._dtype if tensor.is_floating_point() else tensor.dtype
+
     def kept(self, name: str, tensor: Tensor) -> Tensor:
         """A trained tensor as it is written: as wide as it was, and with its own bits if training left it as it was.
 

@@ -19,7 +19,9 @@ from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.model_files.carried_files import CONFIG_FILE, files_without_code, names_model_code
 from rollmesh.learner.model_files.ends import template_arguments
 from rollmesh.learner.model_files.stored_model import StoredModel
+from rollmesh.learner.model_files.untouched import UntouchedTensors
 from rollmesh.learner.model_files.written_settings import name_ends
+from rollmesh.mesh.chat.template import special_texts
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.trainers.configs import RewardModelConfig, TrainerConfig
 from rollmesh.mesh.end_tokens import GENERATION_FILE, end_tokens, named_ends
@@ -85,10 +87,12 @@ def finish_folder(folder: Path, expected: Expected) -> None:
     """
     tokenizer = load_optional_tokenizer(expected.source)
     config = read_config(expected.source)
+    places: int = config.get_text_config().vocab_size
     ends: tuple[int, ...] = ()
     if not expected.classifier:
         found = end_tokens(expected.source, config, tokenizer, expected.arguments)
-        ends = tuple(token for token in found.all if token < config.get_text_config().vocab_size)
+        probed = () if tokenizer is None else _probed_ends(tokenizer, expected.arguments)
+        ends = tuple(dict.fromkeys(token for token in (*found.all, *probed) if token < places))
         try:
             added = name_ends(folder, ends)
         except OSError as error:
@@ -126,7 +130,7 @@ def _differences(
         yield "the tokenizer is missing"
     if tokenizer is not None and written is not None:
         yield from _read_alike(tokenizer, written)
-        yield from _written_alike(tokenizer, written, expected.arguments, () if expected.classifier else ends)
+        yield from _written_alike(tokenizer, written, expected.arguments)
 
 
 def _configured(folder: Path, expected: Expected) -> Iterator[str]:
@@ -152,16 +156,10 @@ def _stored(folder: Path, expected: Expected) -> Iterator[str]:
         StoredModel(folder, backbone_only=backbone_only) as written,
         StoredModel(expected.source, backbone_only=backbone_only) as source,
     ):
-        found, own = written.files.stored, source.files.stored
-        odd = [
-            name
-            for name, tensor in found.items()
-            if tensor.is_floating_point()
-            and tensor.dtype != expected.dtype
-            and (name not in own or own[name].dtype != tensor.dtype)
-        ]
-        if odd:
-            yield f"{odd[0]} is {found[odd[0]].dtype}, and {expected.dtype} was to be written"
+        found, untouched = written.files.stored, UntouchedTensors(source, expected.dtype)
+        wanted = {name: untouched.dtype_of(name, tensor) for name, tensor in found.items()}
+        if odd := [name for name, tensor in found.items() if tensor.dtype != wanted[name]]:
+            yield f"{odd[0]} is {found[odd[0]].dtype}, and {wanted[odd[0]]} was to be written"
         lost = [] if backbone_only else [name for name in source.needed if name not in found]
         if lost:
             yield f"{len(lost)} tensors of the model are missing, the first is {lost[0]}"
@@ -199,25 +197,27 @@ def _read_alike(own: PreTrainedTokenizerBase, written: PreTrainedTokenizerBase) 
 
 
 def _written_alike(
-    own: PreTrainedTokenizerBase,
-    written: PreTrainedTokenizerBase,
-    arguments: Iterable[Mapping[str, Any]],
-    ends: Sequence[int],
+    own: PreTrainedTokenizerBase, written: PreTrainedTokenizerBase, arguments: Iterable[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Differences of a conversation: its ids, the trained ones among them, the end of the last turn."""
+    """Differences of a conversation: its ids, and the trained ones among them."""
     if own.chat_template != written.chat_template:
         yield "the chat template is another one"
-    if own.chat_template is None:
-        return
-    for kwargs in arguments:
-        try:
-            trained = ChatEncoder(own, kwargs).encode(_CONVERSATION, [1])
-        except ChatTemplateError:
-            # It writes none of this kind, and training has said so.
-            continue
-        found = ChatEncoder(written, kwargs).encode(_CONVERSATION, [1])
-        if (found.ids.tolist(), found.trained.tolist()) != (trained.ids.tolist(), trained.trained.tolist()):
-            yield "a conversation has other tokens than in training"
-        last = found.ids[found.trained][-1:].tolist()
-        if ends and last and last[0] not in ends:
-            yield f"a turn ends with token {last[0]}, at which generation does not stop"
+    if any(_conversation(own, kwargs) != _conversation(written, kwargs) for kwargs in arguments):
+        yield "a conversation has other tokens than in training"
+
+
+def _probed_ends(tokenizer: PreTrainedTokenizerBase, arguments: Iterable[Mapping[str, Any]]) -> list[int]:
+    """The special tokens that end the trained turn of a conversation."""
+    known = tokenizer.get_vocab()
+    special = {known[text] for text in special_texts(tokenizer) if text in known}
+    last = [trained[-1] for kwargs in arguments if (trained := _conversation(tokenizer, kwargs)[1])]
+    return [token for token in last if token in special]
+
+
+def _conversation(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """The ids of a conversation as training writes it, and the trained ones; none where the template writes none."""
+    try:
+        tokens = ChatEncoder(tokenizer, arguments).encode(_CONVERSATION, [1])
+    except ChatTemplateError:
+        return [], []
+    return tokens.ids.tolist(), tokens.ids[tokens.trained].tolist()

@@ -18,6 +18,7 @@ import torch
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.mesh_session import MeshSession
 from rollmesh.learner.coordinator.prompt_sources import open_held_out
+from rollmesh.learner.model_files.ends import ends_of
 from rollmesh.learner.standalone.prompt_pass import PassRules, PromptPass
 from rollmesh.learner.standalone.response_file import RESPONSES, ResponseFile
 from rollmesh.learner.standalone.stored_weights import publish_stored
@@ -71,9 +72,10 @@ async def _serve(
     evaluator: _Evaluator, config: Config, mesh: str, port: int, ready_file: Path | None, shutdown: Shutdown
 ) -> int:
     check_security(config.security, Identity(Role.LEARNER), endpoint=False)
+    folder = Path(config.model.path)
     publisher = WeightPublisher(
         config.run.name,
-        read_model_bundle(Path(config.model.path)),
+        read_model_bundle(folder, ends_of(config, folder, load_tokenizer(folder))),
         PublishRules.of(config),
         offers=configured_transports(config),
     )

@@ -17,6 +17,7 @@ from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.checkpoint.store import load_checkpoint
 from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.learner.engines.tensors.hf_folder import write_adapter
+from rollmesh.learner.model_files.written_adapter import check_written_adapter
 from rollmesh.learner.model_files.written_folder import Expected, finish_folder
 from rollmesh.learner.trainers.checkpoints import Checkpoints
 from rollmesh.learner.trainers.objectives.interface import Objective
@@ -89,7 +90,9 @@ def _leave(
     failed: DataError | None = None
     if engine.layout.leads:
         try:
-            if not which.endswith(ADAPTER):
+            if which.endswith(ADAPTER):
+                check_written_adapter(unfinished, Path(config.model.path))
+            else:
                 finish_folder(unfinished, Expected.of(config))
             shutil.rmtree(out, ignore_errors=True)
             unfinished.rename(out)
