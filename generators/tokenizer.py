@@ -28,7 +28,7 @@ class TokenizerCodec:
     """
 
     def __init__(self, folder: Path) -> None:
-        from rollmesh.mesh.end_tokens import end_tokens
+        from rollmesh.mesh.chat.end_tokens import end_tokens
         from rollmesh.mesh.model_config import read_config
 
         self._tokenizer = load_tokenizer(folder)

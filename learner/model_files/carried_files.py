@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rollmesh.mesh.end_tokens import GENERATION_FILE
+from rollmesh.mesh.chat.end_tokens import GENERATION_FILE
 from rollmesh.mesh.model_bundle import TEMPLATES, is_bundled
 
 CONFIG_FILE = "config.json"

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollmesh.mesh.chat.end_tokens import end_tokens
 from rollmesh.mesh.config.inputs import SourcesSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.trainers.configs import RewardModelConfig, TrainerConfig
-from rollmesh.mesh.end_tokens import end_tokens
 from rollmesh.mesh.model_config import read_config
 from rollmesh.mesh.tokenizer_files import load_optional_tokenizer
 

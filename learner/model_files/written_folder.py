@@ -21,10 +21,10 @@ from rollmesh.learner.model_files.ends import template_arguments
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.learner.model_files.untouched import UntouchedTensors
 from rollmesh.learner.model_files.written_settings import name_ends
+from rollmesh.mesh.chat.end_tokens import GENERATION_FILE, end_tokens, named_ends
 from rollmesh.mesh.chat.template import special_texts
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.trainers.configs import RewardModelConfig, TrainerConfig
-from rollmesh.mesh.end_tokens import GENERATION_FILE, end_tokens, named_ends
 from rollmesh.mesh.errors import ChatTemplateError, DataError
 from rollmesh.mesh.model_config import read_config
 from rollmesh.mesh.tokenizer_files import load_optional_tokenizer

@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 
 from rollmesh.learner.model_files.carried_files import CONFIG_FILE, with_code_that_is_kept, write_json
 from rollmesh.learner.model_files.stored_model import StoredModel
-from rollmesh.mesh.end_tokens import GENERATION_FILE, named_ends
+from rollmesh.mesh.chat.end_tokens import GENERATION_FILE, named_ends
 
 # The second name is that of earlier versions of transformers.
 _DTYPES = ("dtype", "torch_dtype")

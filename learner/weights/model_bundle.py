@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollmesh.mesh.end_tokens import GENERATION_FILE
+from rollmesh.mesh.chat.end_tokens import GENERATION_FILE
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_bundle import MAX_BYTES, MAX_FILE_BYTES, MAX_FILES, is_bundled
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from rollmesh.mesh.end_tokens import end_tokens
 from rollmesh.generators.engines.request_validation import RequestLimits
+from rollmesh.mesh.chat.end_tokens import end_tokens
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import read_config
 from rollmesh.mesh.tokenizer_files import load_optional_tokenizer

@@ -19,8 +19,8 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from rollmesh.generators.engines.hf.model.served_layers import layout_of
-from rollmesh.mesh.end_tokens import end_tokens
 from rollmesh.generators.engines.request_validation import RequestLimits
+from rollmesh.mesh.chat.end_tokens import end_tokens
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import naming_config, read_config
 from rollmesh.mesh.tokenizer_files import load_optional_tokenizer

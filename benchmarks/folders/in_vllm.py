@@ -1,6 +1,6 @@
-"""One folder in vLLM, with its defaults: log-probs of a conversation, and whether an answer stops at the trained end.
+"""Folders in vLLM, with its defaults: log-probs of a conversation, and whether an answer stops at the trained end.
 
-It runs in the environment of vLLM, started by `written_folders.py`, and needs nothing of this project.
+It runs in the environment of vLLM, started by `written.py`, and needs nothing of this project.
 """
 
 from __future__ import annotations
@@ -20,10 +20,20 @@ _END = "<|eot|>"
 
 
 def main() -> None:
-    """Prints the findings as one line of JSON."""
+    """Prints the findings, one line of JSON for each folder that loads."""
+    for folder in sys.argv[1:]:
+        try:
+            found = _ask(folder)
+        except Exception as error:  # noqa: BLE001 - whatever vLLM raises, the other folders are asked
+            print(f"{folder}: {error}", file=sys.stderr, flush=True)
+            continue
+        print(json.dumps({"folder": folder} | found), flush=True)
+
+
+def _ask(folder: str) -> dict[str, object]:
     from vllm import LLM
 
-    model = LLM(sys.argv[1], enforce_eager=True, max_model_len=128, dtype="float32")
+    model = LLM(folder, enforce_eager=True, max_model_len=128, dtype="float32")
     tokenizer = model.get_tokenizer()
     asked = [{"role": "user", "content": "two and 345?"}]
     ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
@@ -33,7 +43,7 @@ def main() -> None:
     (answer,) = model.generate([{"prompt_token_ids": ids}], sampling, use_tqdm=False)
     said = [place[token].logprob for token, place in zip(ids[1:], answer.prompt_logprobs[1:], strict=True)]
     stops = answer.outputs[0].finish_reason == "stop" and len(answer.outputs[0].token_ids) == 1
-    print(json.dumps({"ids": ids, "log_probs": said, "stops": stops}), flush=True)
+    return {"ids": ids, "log_probs": said, "stops": stops}
 
 
 if __name__ == "__main__":

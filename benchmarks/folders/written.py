@@ -1,6 +1,6 @@
 """Folders that trainings leave, as transformers, peft and vLLM read them: the table of docs/written-folders.md.
 
-    python -m benchmarks.learner.written_folders docs/written-folders.md --vllm .venv-vllm/bin/python
+    python -m benchmarks.folders.written docs/written-folders.md --vllm .venv-vllm/bin/python
 
 Every model is tiny and random: the kinds of the planner's fixtures, and one with a vision tower and layers that predict
 further tokens. Each is trained for one step by `sft`, by `dpo` with frozen embeddings, by `sft` with an adapter, and by
@@ -358,21 +358,17 @@ def _touched(run: Path, command: str, names: Mapping[str, Tensor]) -> set[str]:
 
 def ask_vllm(python: Path, folders: Sequence[Path]) -> dict[str, str]:
     """What vLLM makes of folders, each in words."""
-    script = Path(__file__).with_name("vllm_folders.py")
-    found: dict[str, str] = {}
-    for folder in folders:
-        done = subprocess.run([str(python), str(script), str(folder)], capture_output=True, text=True, check=False)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        if not lines:
-            found[str(folder)] = "not loaded"
-            continue
-        said = json.loads(lines[-1])
+    script = Path(__file__).with_name("in_vllm.py")
+    asked = [str(folder) for folder in folders]
+    done = subprocess.run([str(python), str(script), *asked], capture_output=True, text=True, check=False)
+    found = dict.fromkeys(asked, "not loaded")
+    for said in (json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"folder"')):
         ids = torch.tensor([said["ids"]])
         with torch.no_grad():
-            probs = _load(folder)(ids).logits.float().log_softmax(-1)
+            probs = _load(Path(said["folder"]))(ids).logits.float().log_softmax(-1)
         own = [float(probs[0, place, token]) for place, token in enumerate(said["ids"][1:])]
         worst = max(abs(left - right) for left, right in zip(own, said["log_probs"], strict=True))
-        found[str(folder)] = f"{worst:.0e}, {'stops' if said['stops'] else 'does not stop'}"
+        found[said["folder"]] = f"{worst:.0e}, {'stops' if said['stops'] else 'does not stop'}"
     return found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedConfig
 
-from rollmesh.mesh.end_tokens import GENERATION_FILE, end_tokens
+from rollmesh.mesh.chat.end_tokens import GENERATION_FILE, end_tokens
 from tests import chat_templates as of
 
 
