@@ -35,7 +35,6 @@ from rollmesh.learner.engines.interface import ACTOR, WeightPart
 from rollmesh.learner.liveness.rank_exit import run_rank
 from rollmesh.learner.liveness.rank_health import answer_health
 from rollmesh.learner.liveness.start_notice import note_every_minute
-from rollmesh.learner.model_files.ends import end_notices
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.notices import notices
 from rollmesh.learner.placement.opening import free_devices
@@ -44,6 +43,7 @@ from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.start_requirements import check_start
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.stop_signals import StopSignals
+from rollmesh.learner.written.ends import end_notices
 from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.config import Config

@@ -7,7 +7,7 @@ from pathlib import Path
 from rollmesh.learner.checkpoint.hf_folders import write_adapter_folder, write_hf_folder
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, list_checkpoints
 from rollmesh.learner.model_files.location import resolve_model
-from rollmesh.learner.model_files.written_folder import Expected
+from rollmesh.learner.written.folder import Expected
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import ConfigError, DataError

@@ -26,8 +26,8 @@ from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.full_weights import read_full
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.learner.model_files.value_head import HEAD
-from rollmesh.learner.model_files.written_adapter import check_written_adapter
-from rollmesh.learner.model_files.written_folder import Expected, finish_folder
+from rollmesh.learner.written.adapter import check_written_adapter
+from rollmesh.learner.written.folder import Expected, finish_folder
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import ConfigError, DataError

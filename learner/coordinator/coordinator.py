@@ -52,7 +52,6 @@ from rollmesh.learner.metrics.files import SAMPLES
 from rollmesh.learner.metrics.run_totals import write_learner_json
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.model_files.checks import check_context
-from rollmesh.learner.model_files.ends import ends_of
 from rollmesh.learner.model_files.location import context_length
 from rollmesh.learner.placement.opening import open_turns
 from rollmesh.learner.recovery.consumption_log import LOG_NAME, ConsumptionLog
@@ -61,6 +60,7 @@ from rollmesh.learner.roles.attachment import connect_roles
 from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.weights import PublishRules, WeightPublisher, read_model_bundle
 from rollmesh.learner.weights.transports import configured_transports
+from rollmesh.learner.written.ends import ends_of
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import CallbackError, StalledError, StarvedError, StoreError, SwapError, UnreachableError
 from rollmesh.mesh.tokenizer_files import load_tokenizer

@@ -18,13 +18,13 @@ import torch
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.mesh_session import MeshSession
 from rollmesh.learner.coordinator.prompt_sources import open_held_out
-from rollmesh.learner.model_files.ends import ends_of
 from rollmesh.learner.standalone.prompt_pass import PassRules, PromptPass
 from rollmesh.learner.standalone.response_file import RESPONSES, ResponseFile
 from rollmesh.learner.standalone.stored_weights import publish_stored
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.weights import PublishRules, WeightPublisher, read_model_bundle
 from rollmesh.learner.weights.transports import configured_transports
+from rollmesh.learner.written.ends import ends_of
 from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.config import Config

@@ -17,10 +17,10 @@ from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.checkpoint.store import load_checkpoint
 from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.learner.engines.tensors.hf_folder import write_adapter
-from rollmesh.learner.model_files.written_adapter import check_written_adapter
-from rollmesh.learner.model_files.written_folder import Expected, finish_folder
 from rollmesh.learner.trainers.checkpoints import Checkpoints
 from rollmesh.learner.trainers.objectives.interface import Objective
+from rollmesh.learner.written.adapter import check_written_adapter
+from rollmesh.learner.written.folder import Expected, finish_folder
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.files import write_atomically

@@ -27,7 +27,6 @@ from rollmesh.learner.engines.megatron.environment import prepare_environment
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.learner.liveness.start_notice import note_every_minute
 from rollmesh.learner.metrics.trackers.opening import check_trackers
-from rollmesh.learner.model_files.ends import end_notices
 from rollmesh.learner.model_files.location import context_length, resolve_model
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.learner.start_requirements import check_schedule
@@ -49,6 +48,7 @@ from rollmesh.learner.trainers.objectives.interface import Preparation, Preparat
 from rollmesh.learner.trainers.objectives.registry import build_objective
 from rollmesh.learner.trainers.records import Records
 from rollmesh.learner.trainers.rows import check_of, held_out_rows, training_rows
+from rollmesh.learner.written.ends import end_notices
 from rollmesh.mesh.config import save_config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.trainers.configs import TrainerConfig

@@ -20,7 +20,7 @@ from rollmesh.learner.data.dataset import open_source
 from rollmesh.learner.data.parts.template_marks import PROMPT_MISSES_TEMPLATE, TemplateMarks
 from rollmesh.learner.data.prompts import PromptEncoder
 from rollmesh.learner.data.rows import Row
-from rollmesh.learner.model_files.ends import end_notices
+from rollmesh.learner.written.ends import end_notices
 from rollmesh.mesh.chat.facts import TemplateFacts
 from rollmesh.mesh.chat.probing import facts_of
 from rollmesh.mesh.chat.template import ChatTemplate

@@ -23,10 +23,10 @@ from rollmesh.learner.data.dataset import open_rows
 from rollmesh.learner.data.examples import LABEL, Example, ExampleForm, LeftOut
 from rollmesh.learner.data.parts.template_marks import ROW_MISSES_TEMPLATE
 from rollmesh.learner.data.records import Record
-from rollmesh.learner.model_files.ends import end_notices
 from rollmesh.learner.model_files.location import context_length
 from rollmesh.learner.trainers.objectives.interface import Objective
 from rollmesh.learner.trainers.objectives.registry import build_objective
+from rollmesh.learner.written.ends import end_notices
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import DataError

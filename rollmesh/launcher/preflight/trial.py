@@ -172,9 +172,9 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
     from rollmesh.learner.coordinator.priorities import priority_function
     from rollmesh.learner.metrics.trackers.opening import check_trackers
     from rollmesh.learner.model_files.adapter_checks import check_adapter
-    from rollmesh.learner.model_files.ends import end_notices
     from rollmesh.learner.notices import notices
     from rollmesh.learner.start_requirements import check_device, check_start
+    from rollmesh.learner.written.ends import end_notices
     from rollmesh.mesh.runtime.devices import choose_device
 
     check_start(config)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rollmesh.learner.model_files.written_adapter import check_written_adapter
+from rollmesh.learner.written.adapter import check_written_adapter
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.weights.peft_folder import CONFIG_NAME, WEIGHTS_NAME, write_peft_folder
 from tests.learner.engines.models import make_model

@@ -24,7 +24,7 @@ from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.full_weights import read_full
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.learner.model_files.weight_files import SINGLE_NAME
-from rollmesh.learner.model_files.written_folder import Expected, finish_folder
+from rollmesh.learner.written.folder import Expected, finish_folder
 from rollmesh.mesh.errors import DataError
 from rollmesh.testing.engine_cases import save_random
 from tests import chat_templates as of

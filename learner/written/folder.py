@@ -17,10 +17,10 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from rollmesh.learner.data.chat_turns import ChatEncoder
 from rollmesh.learner.model_files.carried_files import CONFIG_FILE, files_without_code, names_model_code
-from rollmesh.learner.model_files.ends import template_arguments
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.learner.model_files.untouched import UntouchedTensors
 from rollmesh.learner.model_files.written_settings import name_ends
+from rollmesh.learner.written.ends import template_arguments
 from rollmesh.mesh.chat.end_tokens import GENERATION_FILE, end_tokens, named_ends
 from rollmesh.mesh.chat.template import special_texts
 from rollmesh.mesh.config.models import Config
