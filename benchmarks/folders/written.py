@@ -51,7 +51,7 @@ NAME = "written-folders"
 FIXTURES = REPOSITORY / "tests/rollmesh/planning/architectures"
 COMMANDS = ("sft", "dpo", "lora", "run")
 TOLERANCE = 1e-5
-"""Of logits in float32."""
+"""Largest difference of logits in float32."""
 _END, _TEXT_END = "<|eot|>", "<|end_of_text|>"
 _SPECIAL = ("<|pad|>", _TEXT_END, "<|start|>", "<|head|>", _END, "<image>", "<video>", "<v_s>", "<v_e>")
 _TEMPLATE = (
@@ -357,7 +357,7 @@ def _touched(run: Path, command: str, names: Mapping[str, Tensor]) -> set[str]:
 
 
 def ask_vllm(python: Path, folders: Sequence[Path]) -> dict[str, str]:
-    """What vLLM makes of folders, each in words."""
+    """The findings of vLLM about folders, each in words."""
     script = Path(__file__).with_name("in_vllm.py")
     asked = [str(folder) for folder in folders]
     done = subprocess.run([str(python), str(script), *asked], capture_output=True, text=True, check=False)

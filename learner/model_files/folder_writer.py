@@ -1,7 +1,7 @@
 """A Hugging Face folder, written tensor by tensor: safetensors files with their index, configuration, tokenizer.
 
-What training does not touch goes along as it is: tensors that the model does not use, such as those of a vision tower,
-and files such as the tokenizer's.
+All that training leaves alone is copied as it is. That is tensors that the model does not use, such as those of a
+vision tower, and files such as the tokenizer's.
 
 Invariants: memory holds the tensors of one conversion and what it makes of them. That is one tensor of the model, with
 all experts of a layer in it, and one copy of it. `config.json` comes last: a folder without it was broken off.

@@ -1,6 +1,6 @@
 """`config.json` and `generation_config.json` of a folder that is written: those of the source, but for what changed.
 
-transformers would write them anew. Then settings of sampling in `config.json` are lost, and a model of several parts
+Files that transformers writes have less. Settings of sampling in `config.json` are lost, and a model of several parts
 becomes its language model alone.
 """
 

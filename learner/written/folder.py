@@ -118,7 +118,7 @@ def finish_folder(folder: Path, expected: Expected) -> None:
 def _differences(
     folder: Path, expected: Expected, tokenizer: PreTrainedTokenizerBase | None, ends: Sequence[int]
 ) -> Iterator[str]:
-    """What is wrong with a folder, in words."""
+    """All that is wrong with a folder, in words."""
     if named := files_without_code(folder):
         yield f"{named[0]} names code that is not there"
     yield from _configured(folder, expected)
