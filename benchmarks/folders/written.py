@@ -47,7 +47,7 @@ from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.trainers import read_trainer_config
 
-NAME = "written-folders"
+NAME = "written"
 FIXTURES = REPOSITORY / "tests/rollmesh/planning/architectures"
 COMMANDS = ("sft", "dpo", "lora", "run")
 TOLERANCE = 1e-5
