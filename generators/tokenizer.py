@@ -28,11 +28,11 @@ class TokenizerCodec:
     """
 
     def __init__(self, folder: Path) -> None:
-        from rollmesh.generators.engines.model_folder import eos_ids
+        from rollmesh.mesh.chat.end_tokens import end_tokens
         from rollmesh.mesh.model_config import read_config
 
         self._tokenizer = load_tokenizer(folder)
-        self.end_ids = frozenset(eos_ids(folder, read_config(folder).get_text_config(), self._tokenizer))
+        self.end_ids = frozenset(end_tokens(folder, read_config(folder), self._tokenizer).all)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -44,6 +44,7 @@ from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.start_requirements import check_start
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.stop_signals import StopSignals
+from rollmesh.learner.written.ends import end_notices
 from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.config import Config
@@ -146,8 +147,9 @@ def _run(
         given, config = config, config.model_copy(update={"model": model})
         check_start(config)
         algorithm = build_algorithm(config)
-        for notice in [*notices(config, algorithm), *examine_models(config, algorithm)] if rank == 0 else ():
-            log.warning("%s", notice)
+        if rank == 0:
+            for notice in [*notices(config, algorithm), *end_notices(config), *examine_models(config, algorithm)]:
+                log.warning("%s", notice)
         record = RunRecord(given, Path(config.model.path)) if rank == 0 else None
         if record is not None:
             record.check(allow_changes=allow_changes)

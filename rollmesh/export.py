@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from rollmesh.learner.checkpoint.hf_folders import write_adapter_folder, write_hf_folder
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, list_checkpoints
 from rollmesh.learner.model_files.location import resolve_model
+from rollmesh.learner.written.folder import Expected
 from rollmesh.mesh.config.models import Config
-from rollmesh.mesh.config.trainers.configs import RewardModelConfig, TrainerConfig
+from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import ConfigError, DataError
 
 
@@ -38,18 +37,12 @@ def export_checkpoint(config: Config | TrainerConfig, checkpoint: Path, out: Pat
 
     Raises:
         ConfigError: `out` is not empty, or the checkpoint is of another engine than `fsdp2` and `megatron`.
-        DataError: no such checkpoint, or a damaged one, or one of another model; or a model that cannot be loaded.
+        DataError: no such checkpoint, or a damaged one, or one of another model; or a model that cannot be loaded. The
+            written folder is not what was trained.
     """
     _require_readable(config)
-    model = Path(resolve_model(config.model).path)
-    write_hf_folder(
-        checkpoint,
-        model,
-        getattr(torch, config.model.dtype),
-        out,
-        config.learner.lora,
-        classifier=isinstance(config, RewardModelConfig),
-    )
+    local = config.model_copy(update={"model": resolve_model(config.model)})
+    write_hf_folder(checkpoint, Expected.of(local), out, config.learner.lora)
 
 
 def export_adapter(config: Config | TrainerConfig, checkpoint: Path, out: Path) -> None:

@@ -1,1 +1,1 @@
-"""Odd model folders, and the answers of each command."""
+"""Model folders: odd ones, and what each command answers; written ones, as their users read them."""

@@ -26,6 +26,8 @@ from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.full_weights import read_full
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.learner.model_files.value_head import HEAD
+from rollmesh.learner.written.adapter import check_written_adapter
+from rollmesh.learner.written.folder import Expected, finish_folder
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.lora import LoraSection
 from rollmesh.mesh.errors import ConfigError, DataError
@@ -36,38 +38,30 @@ FOLDER = "hf"
 """Folder in a run's, of the folders that it leaves."""
 
 
-def write_hf_folder(
-    checkpoint: Path,
-    model: Path,
-    dtype: torch.dtype,
-    out: Path,
-    lora: LoraSection | None = None,
-    *,
-    classifier: bool = False,
-) -> None:
+def write_hf_folder(checkpoint: Path, expected: Expected, out: Path, lora: LoraSection | None = None) -> None:
     """Writes model and tokenizer with a checkpoint's weights.
 
     Args:
         checkpoint: of any world size.
-        model: folder that gives architecture and tokenizer.
-        dtype: of floating-point tensors.
+        expected: of the folder; the checkpoint of a reward model becomes a sequence classifier with one label.
         out: folder to write; must not hold files yet.
         lora: the adapter that the checkpoint holds; it is merged with the model of the folder.
-        classifier: the checkpoint is of a reward model, which becomes a sequence classifier with one label.
 
     Raises:
         ConfigError: `out` is not empty, is a file, or cannot be a folder.
-        DataError: no such checkpoint, or a damaged one, or one of another model; or a model that cannot be loaded.
+        DataError: no such checkpoint, or a damaged one, or one of another model; or a model that cannot be loaded. The
+            written folder is not what was trained.
     """
     require_checkpoint(checkpoint)
-    out = _empty(out)
-    with StoredModel(model, backbone_only=classifier) as source:
+    out, dtype = _empty(out), expected.dtype
+    with StoredModel(expected.source, backbone_only=expected.classifier) as source:
         tensors = checkpoint_weights(checkpoint, source, dtype, lora)
         try:
-            if classifier:
+            if expected.classifier:
                 write_classifier(out, source, value_model_tensors(source), tensors, dtype)
             else:
                 write_folder(out, source, source.describe(), tensors, dtype)
+            finish_folder(out, expected)
         except BaseException:
             # Half a model is of no use, and the folder could not be given again.
             shutil.rmtree(out, ignore_errors=True)
@@ -139,6 +133,10 @@ def write_adapter_folder(checkpoint: Path, model: Path, lora: LoraSection, out: 
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_peft_folder(out, factors, alpha=lora.alpha, rslora=lora.rank_stabilized, base=str(model), head=head)
+        check_written_adapter(out, model)
+    except DataError:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
     except OSError as error:
         shutil.rmtree(out, ignore_errors=True)
         raise DataError(f"{out} cannot be written: {error.strerror or error}", hint="is the disk full?") from error
@@ -174,9 +172,7 @@ def leave_hf_folders(config: Config) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
         try:
             checkpoint = checkpoints / _name(checkpoints, best=which == "best")
-            write_hf_folder(
-                checkpoint, Path(config.model.path), getattr(torch, config.model.dtype), unfinished, config.learner.lora
-            )
+            write_hf_folder(checkpoint, Expected.of(config), unfinished, config.learner.lora)
             shutil.rmtree(out, ignore_errors=True)
             unfinished.rename(out)
         except (ConfigError, DataError, OSError) as error:

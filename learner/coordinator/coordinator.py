@@ -62,6 +62,7 @@ from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.start_requirements import check_schedules
 from rollmesh.learner.weights import PublishRules, WeightPublisher, read_model_bundle
 from rollmesh.learner.weights.transports import configured_transports
+from rollmesh.learner.written.ends import ends_of
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import CallbackError, StalledError, StarvedError, StoreError, SwapError, UnreachableError
 from rollmesh.mesh.tokenizer_files import load_tokenizer
@@ -107,7 +108,7 @@ class Coordinator:
         self._copies = _open_copies(config)
         self._publisher = WeightPublisher(
             config.run.name,
-            read_model_bundle(folder),
+            read_model_bundle(folder, ends_of(config, folder, self._tokenizer)),
             PublishRules.of(config),
             offers=configured_transports(config),
         )

@@ -6,6 +6,7 @@ another one than the end token, which responses end with.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from rollmesh.learner.model_files.carried_files import write_json
 from rollmesh.learner.model_files.conversion import store_alike
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
@@ -110,5 +112,7 @@ def set_padding(folder: Path) -> None:
         return
     token = padding_token(tokenizer)
     if token is not None and token != tokenizer.pad_token_id:
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(token)
-        tokenizer.save_pretrained(folder)
+        # The tokenizer's own writing could change more than that.
+        path = folder / "tokenizer_config.json"
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        write_json(path, settings | {"pad_token": tokenizer.convert_ids_to_tokens(token)})

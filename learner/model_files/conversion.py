@@ -129,7 +129,7 @@ def plan_loading(model: PreTrainedModel, stored: Mapping[str, Tensor]) -> Loadin
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     state = model.state_dict(keep_vars=True)
     sources: dict[str, list[Source]] = {}
-    unexpected = set()
+    unexpected, unused = set(), []
     for name in sorted(stored, key=dot_natural_key):
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
         if target not in state and name in state:
@@ -138,6 +138,7 @@ def plan_loading(model: PreTrainedModel, stored: Mapping[str, Tensor]) -> Loadin
             sources.setdefault(target, []).append((name, pattern or ""))
         else:
             unexpected.add(target)
+            unused.append(name)
     conversions = []
     for target, found in sources.items():
         converter = by_pattern.get(found[0][1])

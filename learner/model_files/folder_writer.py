@@ -1,5 +1,8 @@
 """A Hugging Face folder, written tensor by tensor: safetensors files with their index, configuration, tokenizer.
 
+All that training leaves alone is copied as it is. That is tensors that the model does not use, such as those of a
+vision tower, and files such as the tokenizer's.
+
 Invariants: memory holds the tensors of one conversion and what it makes of them. That is one tensor of the model, with
 all experts of a layer in it, and one copy of it. `config.json` comes last: a folder without it was broken off.
 """
@@ -8,27 +11,24 @@ from __future__ import annotations
 
 import errno
 import json
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from rollmesh.learner.model_files.carried_files import copy_carried
 from rollmesh.learner.model_files.conversion import group_for_storing, to_stored
 from rollmesh.learner.model_files.stored_model import StoredModel
+from rollmesh.learner.model_files.untouched import UntouchedTensors
 from rollmesh.learner.model_files.weight_files import DTYPES, SINGLE_NAME
+from rollmesh.learner.model_files.written_settings import write_settings
 from rollmesh.mesh.errors import DataError
-from rollmesh.mesh.trajectory.images import PROCESSOR_FILES
 from rollmesh.mesh.weights.safetensors_format import INDEX_NAME, LENGTH_BYTES, bucket_file
 
 FILE_BYTES = 5_000_000_000
 """Bytes of weights in a file; more only where a single tensor has more."""
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_GENERATION = "generation_config.json"
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
@@ -55,7 +55,7 @@ def write_folder(
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_weights(folder, source.model, described, tensors, dtype, file_bytes)
+        _write_weights(folder, source, described, tensors, dtype, file_bytes)
         _write_rest(folder, source, dtype)
     except OSError as error:
         hint = "free space there" if error.errno in _FULL else "choose a folder that you can write"
@@ -64,17 +64,17 @@ def write_folder(
 
 def _write_weights(
     folder: Path,
-    model: PreTrainedModel,
+    source: StoredModel,
     described: Mapping[str, Tensor],
     tensors: Iterable[tuple[str, Tensor]],
     dtype: torch.dtype,
     file_bytes: int,
 ) -> None:
-    groups = group_for_storing(model, described)
+    groups, untouched = group_for_storing(source.model, described), UntouchedTensors(source, dtype)
     empty = ((name, tensor.to("meta")) for name, tensor in described.items())
-    files = _plan_files(_stored(model, groups, empty, dtype), file_bytes)
+    files = _plan_files(_stored(source, groups, empty, dtype, untouched, untouched.describe), file_bytes)
     names = [bucket_file(index, len(files)) for index in range(len(files))] if len(files) > 1 else [SINGLE_NAME]
-    coming = _stored(model, groups, tensors, dtype)
+    coming = _stored(source, groups, tensors, dtype, untouched, untouched.read)
     for name, planned in zip(names, files, strict=True):
         with (folder / name).open("wb") as file:
             file.write(_header(planned))
@@ -89,12 +89,14 @@ def _write_weights(
 
 
 def _stored(
-    model: PreTrainedModel,
+    source: StoredModel,
     groups: Iterable[Sequence[str]],
     tensors: Iterable[tuple[str, Tensor]],
     dtype: torch.dtype,
+    untouched: UntouchedTensors,
+    carry: Callable[[str], Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Tensors as they are stored, by their stored names, from a model's, which come in order.
+    """Tensors as they are stored, by their stored names, from a model's, which come in order; then carried ones.
 
     Those that are not of floating point, small ones, come last: the format requires the numbers at their places.
     """
@@ -106,21 +108,26 @@ def _stored(
             name, tensor = next(coming)
             # The last one is used before the next is asked for.
             held[name] = tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=name != group[-1])
-        for name, tensor in to_stored(model, held).items():
+        for name, tensor in to_stored(source.model, held).items():
             if tensor.is_floating_point():
-                yield name, tensor
+                yield name, untouched.kept(name, tensor)
             else:
                 others[name] = tensor.clone()
+    for name in untouched.carried:
+        if (tensor := carry(name)).is_floating_point():
+            yield name, tensor
+        else:
+            others[name] = tensor
     yield from sorted(others.items(), key=lambda item: -item[1].itemsize)
 
 
 def _plan_files(described: Iterable[tuple[str, Tensor]], file_bytes: int) -> list[dict[str, Tensor]]:
-    """The tensors of each file, in order."""
+    """The tensors of each file, in order; each at a place that its numbers can have."""
     files: list[dict[str, Tensor]] = []
     end = file_bytes
     for name, tensor in described:
         kind = next(iter(files[-1].values())).is_floating_point() if files else None
-        if end + tensor.nbytes > file_bytes or tensor.is_floating_point() != kind:
+        if end + tensor.nbytes > file_bytes or tensor.is_floating_point() != kind or end % tensor.itemsize:
             files.append({})
             end = 0
         files[-1][name] = tensor
@@ -142,32 +149,5 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
 
 def _write_rest(folder: Path, source: StoredModel, dtype: torch.dtype) -> None:
     """Writes all but the weights."""
-    model = source.model
-    tokenizer = _tokenizer(source.folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-    for name in PROCESSOR_FILES:
-        if (source.folder / name).is_file():
-            shutil.copyfile(source.folder / name, folder / name)
-    if (source.folder / _GENERATION).is_file():
-        shutil.copyfile(source.folder / _GENERATION, folder / _GENERATION)
-    elif model.can_generate():
-        model.generation_config.save_pretrained(folder)
-    config = deepcopy(model.config)
-    config.dtype = dtype
-    config.architectures = [type(model).__name__]
-    config.save_pretrained(folder)
-
-
-def _tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model; None where it has none, or none that can be read."""
-    # Without any tokenizer file transformers would make up an empty tokenizer.
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        return None
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError):
-        return None
-    return tokenizer
+    copy_carried(source.folder, folder)
+    write_settings(folder, source, dtype)

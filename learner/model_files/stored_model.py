@@ -41,6 +41,7 @@ class StoredModel:
         files: the weights.
         plan: the way from the stored tensors to the parameters.
         folder, backbone_only: as given.
+        is_part: the folder has more than a language model, such as a vision tower, and this is that model alone.
 
     Raises:
         DataError: no model, one with code of its own, or weights that are not those of its configuration; names them.
@@ -48,7 +49,9 @@ class StoredModel:
 
     def __init__(self, folder: Path, device: torch.device | str = "cpu", *, backbone_only: bool = False) -> None:
         self.folder, self.backbone_only = folder, backbone_only
-        self.model = _without_weights(_read_trainable(folder), folder, torch.device(device))
+        config = _read_trainable(folder)
+        self.model = _without_weights(config, folder, torch.device(device))
+        self.is_part = config.model_type != self.model.config.model_type
         self.files = WeightFiles(folder)
         try:
             self.plan = self._plan()
@@ -74,6 +77,15 @@ class StoredModel:
         stored = self.model.state_dict().keys()
         buffers = {name: buffer.to("meta") for name, buffer in self.model.named_buffers() if name in stored}
         return dict(self.model.named_parameters()) | buffers
+
+    @property
+    def needed(self) -> list[str]:
+        """Names of the stored tensors, without those whose values another one has by a tie."""
+        state = self.model.state_dict(keep_vars=True)
+        named = dict(self.model.named_parameters())
+        tied = {name for name, tensor in state.items() if tensor.requires_grad and name not in named}
+        twins = {name for one in self.plan.conversions if one.target in tied for name, _ in one.sources}
+        return [name for name in self.files.stored if name not in twins]
 
     def close(self) -> None:
         """Closes the files."""

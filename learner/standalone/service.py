@@ -24,6 +24,7 @@ from rollmesh.learner.standalone.stored_weights import publish_stored
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.weights import PublishRules, WeightPublisher, read_model_bundle
 from rollmesh.learner.weights.transports import configured_transports
+from rollmesh.learner.written.ends import ends_of
 from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.config import Config
@@ -71,9 +72,10 @@ async def _serve(
     evaluator: _Evaluator, config: Config, mesh: str, port: int, ready_file: Path | None, shutdown: Shutdown
 ) -> int:
     check_security(config.security, Identity(Role.LEARNER), endpoint=False)
+    folder = Path(config.model.path)
     publisher = WeightPublisher(
         config.run.name,
-        read_model_bundle(Path(config.model.path)),
+        read_model_bundle(folder, ends_of(config, folder, load_tokenizer(folder))),
         PublishRules.of(config),
         offers=configured_transports(config),
     )

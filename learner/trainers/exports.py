@@ -19,6 +19,8 @@ from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.learner.engines.tensors.hf_folder import write_adapter
 from rollmesh.learner.trainers.checkpoints import Checkpoints
 from rollmesh.learner.trainers.objectives.interface import Objective
+from rollmesh.learner.written.adapter import check_written_adapter
+from rollmesh.learner.written.folder import Expected, finish_folder
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.files import write_atomically
@@ -85,11 +87,24 @@ def _leave(
     if engine.layout.leads:
         shutil.rmtree(unfinished, ignore_errors=True)
     export(engine, unfinished)
+    failed: DataError | None = None
     if engine.layout.leads:
         try:
+            if which.endswith(ADAPTER):
+                check_written_adapter(unfinished, Path(config.model.path))
+            else:
+                finish_folder(unfinished, Expected.of(config))
             shutil.rmtree(out, ignore_errors=True)
             unfinished.rename(out)
             write_atomically(out.with_name(f".{which}"), _source(config, name))
         except OSError as error:
-            raise DataError(f"cannot write {out}: {error.strerror or error}", hint="free space there") from error
+            failed = DataError(f"cannot write {out}: {error.strerror or error}", hint="free space there")
+        except DataError as error:
+            failed = error
+    reasons = engine.world.gather_failures(failed, "" if failed is None else str(failed))
+    if failed is not None:
+        raise failed
+    if reason := next(filter(None, reasons), ""):
+        raise DataError(reason)
+    if engine.layout.leads:
         log.info("%s has the trained %s", out, "adapter" if which.endswith(ADAPTER) else "model")

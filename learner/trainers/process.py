@@ -49,6 +49,7 @@ from rollmesh.learner.trainers.objectives.registry import build_objective
 from rollmesh.learner.trainers.record import write_record
 from rollmesh.learner.trainers.records import Records
 from rollmesh.learner.trainers.rows import check_of, held_out_rows, training_rows
+from rollmesh.learner.written.ends import end_notices
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
@@ -151,6 +152,8 @@ class _Training:
     def _begin(self) -> tuple[Beginning, Records]:
         """Refuses on rank 0 what cannot be, before the model is loaded."""
         check_trackers(self._config)
+        for notice in end_notices(self._config):
+            log.warning("%s", notice)
         begun = Beginning.find(self._command, self._config)
         return begun, Records(self._config, self._controls, self._steps)
 

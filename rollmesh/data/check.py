@@ -22,6 +22,7 @@ from rollmesh.learner.data.prompts import PromptEncoder
 from rollmesh.learner.data.rows import Row
 from rollmesh.learner.model_files.location import embedding_rows
 from rollmesh.learner.model_files.tokenizer_checks import check_tokenizer
+from rollmesh.learner.written.ends import end_notices
 from rollmesh.mesh.chat.facts import TemplateFacts
 from rollmesh.mesh.chat.probing import facts_of
 from rollmesh.mesh.chat.template import ChatTemplate
@@ -103,6 +104,7 @@ class DataReport:
         sources: in the order of the configuration.
         template: facts about the model's chat template; None: it has none, or none that can be used.
         row: the first one of all, as it is trained.
+        remarks: on the model's files.
     """
 
     measured: Literal["prompt", "row"]
@@ -110,6 +112,7 @@ class DataReport:
     sources: list[SourceReport]
     template: TemplateFacts | None = None
     row: list[Piece] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
     @property
     def errors(self) -> list[Finding]:
@@ -151,7 +154,7 @@ def check_data(config: Config, *, examples: int) -> DataReport:
             check = _SourceCheck(config, "data.eval", source, encoder, known, examples)
             reports.append(check.run(trained=False))
     template = known_facts(tokenizer, config.data.chat_template_kwargs)
-    return DataReport("prompt", config.rollout.max_prompt_tokens, reports, template, known.row)
+    return DataReport("prompt", config.rollout.max_prompt_tokens, reports, template, known.row, end_notices(config))
 
 
 def known_facts(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> TemplateFacts | None:

@@ -51,6 +51,8 @@ def lines(report: DataReport, emphasize: Callable[[str], str] = str) -> Iterator
     if report.template is not None:
         yield "chat template:"
         yield from template_lines(report.template)
+    for remark in report.remarks:
+        yield f"note: {remark}"
     for source in report.sources:
         yield f"{source.key}: {source.label}: {source.rows} rows"
         for name, count in source.data_sources.most_common():
@@ -62,9 +64,14 @@ def lines(report: DataReport, emphasize: Callable[[str], str] = str) -> Iterator
             for example in finding.examples:
                 yield f"    {example}"
     yield from _row(report, emphasize)
-    counts = {name: len(getattr(report, name)) for name in _LEVELS}
+    counts = _counts(report)
     found = ", ".join(f"{name}: {count}" for name, count in counts.items())
     yield found if any(counts.values()) else "nothing is wrong"
+
+
+def _counts(report: DataReport) -> dict[str, int]:
+    counts = {name: len(getattr(report, name)) for name in _LEVELS}
+    return counts | {"notes": counts["notes"] + len(report.remarks)}
 
 
 def template_lines(facts: TemplateFacts) -> Iterator[str]:
@@ -104,7 +111,8 @@ def to_json(report: DataReport) -> dict[str, Any]:
     """The report for programs."""
     return {
         f"max_{'prompt_' if report.measured == 'prompt' else ''}tokens": report.max_tokens,
-        **{name: len(getattr(report, name)) for name in _LEVELS},
+        **_counts(report),
+        "remarks": report.remarks,
         "sources": [_source(source, report.measured) for source in report.sources],
         "template": dict(describe(report.template)) if report.template is not None else None,
         "row": [asdict(piece) for piece in report.row],

@@ -26,6 +26,7 @@ from rollmesh.learner.data.records import Record
 from rollmesh.learner.model_files.location import context_length, embedding_rows
 from rollmesh.learner.trainers.objectives.interface import Objective
 from rollmesh.learner.trainers.objectives.registry import build_objective
+from rollmesh.learner.written.ends import end_notices
 from rollmesh.mesh.config.inputs import DataSource
 from rollmesh.mesh.config.trainers.configs import TrainerConfig
 from rollmesh.mesh.errors import DataError
@@ -64,7 +65,7 @@ def check_rows(config: TrainerConfig, *, examples: int) -> DataReport:
     first = next((source.first for source in sources if source.first is not None), None)
     row = [] if first is None else _pieces(tokenizer, first, scored=objective.model_type != "language_model")
     template = known_facts(tokenizer, config.data.chat_template_kwargs)
-    return DataReport("row", config.data.max_tokens, reports, template, row)
+    return DataReport("row", config.data.max_tokens, reports, template, row, end_notices(config))
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, example: Example, *, scored: bool) -> list[Piece]:

@@ -53,6 +53,14 @@ def test_steps_that_are_profiled_after_the_last_one_are_said_to_be_without_effec
     assert notice == "without effect: learner.profile.steps 4, 9. The run ends after step 3 (learner.steps)"
 
 
+def test_an_end_that_the_model_does_not_name_is_told_before_a_run(tmp_path: Path) -> None:
+    config = make_config(tmp_path, {})
+    assert not [notice for notice in try_learner(config, fresh=True) if "end" in notice]
+    (Path(config.model.path) / "generation_config.json").write_text("{}")
+    (notice,) = [notice for notice in try_learner(config, fresh=True) if "end" in notice]
+    assert notice.startswith("model.path: its files name no end token, and training ends turns or texts with")
+
+
 @pytest.mark.parametrize(
     ("overrides", "code", "words"),
     [

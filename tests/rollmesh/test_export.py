@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +16,8 @@ from rollmesh.export import export_checkpoint, latest_checkpoint
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.engines.fsdp2 import engine as fsdp2
 from rollmesh.learner.model_files import folder_writer
+from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.inputs import ModelSection
-from rollmesh.mesh.config.learner import LearnerSection
 from rollmesh.mesh.config.parallel import ParallelSection
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -36,7 +35,13 @@ def _without_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config_of(folder: Path, dtype: str = "bfloat16", engine: str = "fsdp2") -> Any:
-    return SimpleNamespace(model=ModelSection(path=str(folder), dtype=dtype), learner=LearnerSection(engine=engine))
+    given = {
+        "model": {"path": str(folder), "dtype": dtype},
+        "data": {"train": "rows.parquet"},
+        "learner": {"engine": engine},
+        "algorithm": "grpo",
+    }
+    return Config.model_validate(given)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", pytest.param("llama", marks=pytest.mark.exhaustive), "qwen3_moe"])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from rollmesh.generators.engines.model_folder import eos_ids
 from rollmesh.generators.engines.request_validation import RequestLimits
+from rollmesh.mesh.chat.end_tokens import end_tokens
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import read_config
 from rollmesh.mesh.tokenizer_files import load_optional_tokenizer
@@ -58,7 +58,7 @@ def read_folder(folder: Path, context: int | None) -> ModelInfo:
     limits = RequestLimits(
         context=min(longest, context or longest),
         vocabulary=int(text.vocab_size),
-        eos=frozenset(eos_ids(folder, text, tokenizer)),
+        eos=frozenset(end_tokens(folder, config, tokenizer).all),
         text=tokenizer is not None,
         images=images is not None,
     )

@@ -179,6 +179,7 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
     from rollmesh.learner.model_files.adapter_checks import check_adapter
     from rollmesh.learner.notices import notices
     from rollmesh.learner.start_requirements import check_device, check_start
+    from rollmesh.learner.written.ends import end_notices
     from rollmesh.mesh.runtime.devices import choose_device
 
     check_start(config)
@@ -199,7 +200,7 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
             check_adapter(config.learner.lora, folder)
     check_trackers(config)
     callback_factories(config)
-    return [*notices(config, algorithm), *examine_models(config, algorithm, read_s=READ_S)]
+    return [*notices(config, algorithm), *end_notices(config), *examine_models(config, algorithm, read_s=READ_S)]
 
 
 def try_model(config: Config) -> list[str]:

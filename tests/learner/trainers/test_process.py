@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 from contextlib import ExitStack
@@ -153,6 +154,21 @@ def test_the_best_checkpoint_stays_and_is_left_as_a_folder(
     assert all(torch.equal(model[name], exported[name]) for name in model)
 
 
+def test_an_end_that_the_model_does_not_name_is_told_and_named_by_what_is_left(
+    chat_model: Path, row_files: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its template ends turns with `<end>`."""
+    model, end = Path(shutil.copytree(chat_model, tmp_path / "model")), AutoTokenizer.from_pretrained(chat_model)
+    named = {"eos_token_id": 0, "temperature": 0.6, "do_sample": True}
+    (model / "generation_config.json").write_text(json.dumps(named))
+    with caplog.at_level(logging.WARNING):
+        assert train("sft", model, row_files["sft"], tmp_path / "run", learner__steps=1)
+    assert f"training ends turns or texts with <end> ({end.eos_token_id})" in caplog.text
+    left = json.loads((tmp_path / "run" / "hf" / "last" / "generation_config.json").read_text())
+    assert left == named | {"eos_token_id": [0, end.eos_token_id]}
+    assert_same_folder(tmp_path / "run" / "hf" / "last", Run(tmp_path / "run").export(tmp_path / "exported"))
+
+
 def test_kto_estimates_with_the_responses_of_the_same_step() -> None:
     """(x1, y3), (x2, y1), (x3, y2); a pair that the model cannot take loses the end of its response."""
     examples = [Example((sequence_from([10 * place] * place, [place] * place, [1] * place),)) for place in (1, 2, 3)]
@@ -289,6 +305,7 @@ def test_a_reward_model_is_a_classifier_with_the_same_scores(
     folder = tmp_path / "rm" / "hf" / "last"
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.config.num_labels == 1
+    assert (folder / "tokenizer.json").read_bytes() == (chat_model / "tokenizer.json").read_bytes()
     prompts = ["<user>1+4=<end><assistant>", "<user>0+7=<end><assistant>"]
     pairs = [(prompt, response) for prompt in prompts for response in ("5", "7", "12")]
     # As the process of a reward service does that is given `model:FOLDER`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -381,3 +382,12 @@ def test_the_bundle_holds_small_files_only(tmp_path: Path) -> None:
     (tmp_path / ".cache").mkdir()
     (tmp_path / ".cache" / "x.json").write_text("{}")
     assert set(read_model_bundle(tmp_path)) == {"config.json", "tokenizer.json", "chat_template.jinja"}
+
+
+@pytest.mark.parametrize("known", [None, {"eos_token_id": 1, "top_k": 20}])
+def test_the_bundle_names_the_tokens_at_which_responses_stop(tmp_path: Path, known: dict[str, int] | None) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    if known is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(known))
+    told = json.loads(read_model_bundle(tmp_path, (1, 7))["generation_config.json"])
+    assert told == (known or {}) | {"eos_token_id": [1, 7]}

@@ -68,6 +68,19 @@ def test_pairs_are_compared_by_their_tokens(tmp_path: Path, model: Path) -> None
     assert to_json(report)["sources"][0]["row_tokens"]["most"] == 5
 
 
+def test_an_end_that_the_model_does_not_name_is_noted(tmp_path: Path, model: Path) -> None:
+    given = {"model": {"path": str(model)}, "data": {"train": write(tmp_path / "rows.jsonl", pair("a", "b"))}}
+    assert not check_rows(read_trainer_config("dpo", given), examples=1).remarks
+    (model / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 0}))
+    report = check_rows(read_trainer_config("dpo", given), examples=1)
+    (remark,) = report.remarks
+    assert re.match(r"model\.path: its files name .* \(0\), and training ends turns or texts with .* \(1\)\.", remark)
+    assert f"note: {remark}" in list(lines(report))
+    assert (to_json(report)["notes"], to_json(report)["remarks"]) == (1, [remark])
+    # A reward model generates nothing.
+    assert not check_rows(read_trainer_config("rm", given), examples=1).remarks
+
+
 def test_rows_that_cannot_be_used_are_named(tmp_path: Path, model: Path) -> None:
     long = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a" * 40}]}
     fine = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a"}]}

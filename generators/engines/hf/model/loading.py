@@ -19,8 +19,8 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from rollmesh.generators.engines.hf.model.served_layers import layout_of
-from rollmesh.generators.engines.model_folder import eos_ids
 from rollmesh.generators.engines.request_validation import RequestLimits
+from rollmesh.mesh.chat.end_tokens import end_tokens
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import naming_config, read_config
 from rollmesh.mesh.tokenizer_files import load_optional_tokenizer
@@ -100,7 +100,7 @@ def load_model(folder: Path, *, dtype: str, device: str, context: int | None = N
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        eos_ids=eos_ids(folder, text_config, tokenizer),
+        eos_ids=end_tokens(folder, config, tokenizer).all,
         context=min(layout.longest, context or layout.longest),
         layer_types=layout.layer_types,
         window=layout.window,
