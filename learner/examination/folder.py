@@ -53,7 +53,7 @@ def examine(
         notices = [*describe_model_code(folder, setting, source.model), *_unread(folder, setting)]
         refuse_other_twins(source)
         if (unused := describe_unused(source)) is not None:
-            notices.append(f"{unused}. They are not trained")
+            notices.append(f"{unused}. They are not trained, and written folders have them as they are")
         if tokenizer:
             notices += _of_tokenizer(folder, setting, source.embedding_rows)
         if read_s is not None:
