@@ -74,11 +74,17 @@ class SwapContract(PartsContract):
 
     def test_every_token_carries_the_version_that_produced_it(self, harness: EngineHarness) -> None:
         """Each version emits a constant token of its own, and is swapped in while sequences run: nothing is lost."""
-        emitted = {PolicyVersion(1, number): 10 + number for number in range(1, 5)}
-        first, *later = emitted
-        harness.update(first, harness.constant_weights(emitted[first]))
+        first = PolicyVersion(1, 1)
+        emitted = {first: 11}
+        harness.update(first, harness.constant_weights(11))
         flow = _Flow(harness)
-        swaps = [flow.swap(version, harness.constant_weights(emitted[version])) for version in later]
+        swaps: list[SwapTimings] = []
+        # On a busy machine all may be done before a swap: then there is another.
+        while len(swaps) < 3 or not any(swap.in_flight for swap in swaps):
+            version = PolicyVersion(1, len(emitted) + 1)
+            emitted[version] = 10 + version.version
+            swaps.append(flow.swap(version, harness.constant_weights(emitted[version])))
+        later = list(emitted)[1:]
         results = flow.finish()
         seen = set()
         for length, result in zip(flow.lengths, results, strict=True):
@@ -90,7 +96,6 @@ class SwapContract(PartsContract):
         assert {first, later[-1]} <= seen
         assert any(len(result.sampled.versions.runs) > 1 for result in results), "no sequence lived through a swap"
         assert [swap.version for swap in swaps] == later
-        assert any(swap.in_flight > 0 for swap in swaps)
         assert all(swap.pause_us > 0 for swap in swaps)
         assert harness.engine.drain(harness.deadline_s)
         status = harness.engine.status()

@@ -90,7 +90,7 @@ class Generator:
         address = f"127.0.0.1:{learner_port}"
         self.connection = LearnerConnection("learner-1", address, partial(open_channel, address, SECURITY))
 
-    async def receive(self, bucket_set: BucketSet, timeout_s: float = 10.0, streams: int = 1) -> VerifiedWeights:
+    async def receive(self, bucket_set: BucketSet, timeout_s: float = DEADLINE_S, streams: int = 1) -> VerifiedWeights:
         fetch = Transfer(
             bucket_set,
             self.connection,
