@@ -296,7 +296,10 @@ class World:
         for name, content in files.items():
             (self.model_folder / name).write_bytes(content)
         # A test may have given it a template of its own.
-        TOKENIZER.save_pretrained(self.model_folder)
+        tokenizer = copy.deepcopy(TOKENIZER)
+        if endless:
+            tokenizer.eos_token = None
+        tokenizer.save_pretrained(self.model_folder)
         self.buffer: BufferFront
         self.address = ""
         self.stack = AsyncExitStack()

@@ -135,7 +135,9 @@ class Learner(Member):
         ranks = cast(RankGroup, _Ranks())
         runtime = LearnerRuntime(self._bridge, ranks, InlineTrajectories(), self._controls, self._status)
         lineage = Lineage(((self._incarnation, 0),))
-        rules = LoopRules(lineage, version=0, last_version=_LAST_VERSION, batch=self._batch, max_skipped=1)
+        rules = LoopRules(
+            lineage, version=0, last_version=_LAST_VERSION, planned_end=_LAST_VERSION, batch=self._batch, max_skipped=1
+        )
         loop = TrainingLoop(runtime, claimer, self, self, OwnDevices(), cast(StepRecorder, self), algorithm, rules)
         try:
             loop.run()

@@ -263,7 +263,7 @@ def _open(case: Case, _: ModelSection, device: torch.device, **__: Any) -> Any:
     config = AutoConfig.for_model(kind, **sizes, num_hidden_layers=case.layers, tie_word_embeddings=False)
     model = stored_model._without_weights(config, Path("none"), device)
     model.config.use_cache = False
-    return nullcontext(SimpleNamespace(model=model, plan=LoadingPlan([], [], []), files=None))
+    return nullcontext(SimpleNamespace(model=model, plan=LoadingPlan([], [], [], [], []), files=None))
 
 
 def _give_memory(*arguments: Any) -> list[str]:
