@@ -122,9 +122,9 @@ RESULTS := .make/results
 SELECTED := .make/selected
 OF_VLLM := $(addprefix -e ^,$(VLLM_TESTS))
 
-test: ## Lint, types and tests in 11 minutes on two cores; ONLY=buffer: of a package and what depends on it
+test: ## Lint, types and tests in 12 minutes on two cores; ONLY=buffer: of a package and what depends on it
 	@echo "make test: installs what is missing (8 minutes and 9 GB the first time: .venv, vLLM, SGLang), then checks lint and"
-	@echo "types and runs $(if $(ONLY),the tests of $(ONLY) and of all that depends on it.,the tests$(COMMA) which takes about 11 minutes on two cores.)"
+	@echo "types and runs $(if $(ONLY),the tests of $(ONLY) and of all that depends on it.,the tests$(COMMA) which takes about 12 minutes on two cores.)"
 	@$(MAKE) --no-print-directory suite
 
 test-all: ## The same with every cell of every product, long chaos and soaks; writes docs/testing.md once it has passed
