@@ -172,7 +172,7 @@ def _report_changes(command: str, config: TrainerConfig) -> None:
 
 @dataclass(slots=True)
 class _End:
-    """The end of a training, in words; None where it was refused, so that an earlier end still holds.
+    """The end of a training, in words; None if it was refused, so that an earlier end still holds.
 
     `begins` is called once nothing of it can be refused any more.
     """

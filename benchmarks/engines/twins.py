@@ -135,7 +135,7 @@ def count(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def values(entries: Sequence[Any]) -> Iterator[float]:
-    """Values by token; an entry [n, x] stands for n of them."""
+    """Values by token; an entry [n, x] means n times x."""
     for entry in entries:
         if isinstance(entry, list):
             yield from [entry[1]] * entry[0]

@@ -124,7 +124,7 @@ def table(server: ForkServer, names: Sequence[str], each: Callable[[str, dict[st
     Args:
         server: forks the commands.
         names: of the folders.
-        each: hears of the answers about each folder.
+        each: called with the answers about each folder.
     """
     rows = []
     for name in names:

@@ -45,10 +45,14 @@ end
 
 -- Whether an evaluation is under way. With bound 0 training waits for its end. In one decode batch with held-out
 -- prompts its log-probs would depend on the clock, and no run would repeat itself.
+local evaluates
 local function evaluating()
   if counters.max_staleness > 0 then return false end
-  local held_out = unpacked(redis.call('HGET', RUN .. ':eval', 'counters'), COUNTERS)
-  return held_out.pending + held_out.generating + held_out.ready + held_out.leased > 0
+  if evaluates == nil then
+    local held_out = unpacked(redis.call('HGET', RUN .. ':eval', 'counters'), COUNTERS)
+    evaluates = held_out.pending + held_out.generating + held_out.ready + held_out.leased > 0
+  end
+  return evaluates
 end
 
 -- The reason why nothing more may be admitted, or nil.

@@ -53,7 +53,7 @@ class Best:
     measured_by: str
 
     def beats(self, other: Best | None) -> bool:
-        """True where it is better than the best so far; values of another metric, or measured otherwise, give way."""
+        """Whether it is better than the best so far; values of another metric, or measured otherwise, give way."""
         if not math.isfinite(self.value):
             return False
         if other is None or not math.isfinite(other.value) or self._measure != other._measure:

@@ -23,7 +23,7 @@ def unused_tensors(source: StoredModel) -> dict[str, Tensor]:
 
 
 def describe_unused(source: StoredModel) -> str | None:
-    """The tensors in words, by the modules that are not used at all; None where there are none.
+    """The tensors in words, by the modules that are not used at all; None if there are none.
 
     Args:
         source: open.

@@ -28,7 +28,7 @@ _FORMS = {
 
 
 def is_folder(path: str, setting: str) -> bool:
-    """True where a model's path is a folder here, and False where it is a hub id.
+    """Whether a model's path is a folder here. Otherwise it is a hub id.
 
     Args:
         path: as given.

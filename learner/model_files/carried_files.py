@@ -60,7 +60,7 @@ def copy_carried(source: Path, out: Path) -> None:
             write_json(out / name, kept)
     found = (_naming_code(source / name) for name in (*carried_names(source), CONFIG_FILE))
     if any(_code_of(with_code_that_is_kept(values, source)) for values in found if values is not None):
-        # A module may import others beside it.
+        # A module may import others next to it.
         for path in source.glob("*.py"):
             shutil.copyfile(path, out / path.name)
 

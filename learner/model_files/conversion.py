@@ -31,7 +31,7 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 
-# Modules beside the model that predict further tokens.
+# Modules next to the model that predict further tokens.
 _PREDICTION = r"(^|\.)mtp(_\w+)?\."
 
 Source = tuple[str, str]
@@ -166,7 +166,7 @@ def plan_loading(model: PreTrainedModel, stored: Mapping[str, Tensor]) -> Loadin
 
 
 def _further_parts(model: PreTrainedModel) -> re.Pattern[str]:
-    """Names of layers that predict further tokens: beside the model under a name of their own, or after its layers."""
+    """Names of layers that predict further tokens: next to the model under a name of their own, or after its layers."""
     config = model.config.get_text_config()
     count = getattr(config, "num_nextn_predict_layers", None)
     first = getattr(config, "num_hidden_layers", None)

@@ -96,7 +96,7 @@ def context_length(folder: Path) -> int | None:
 
 
 def embedding_rows(folder: Path) -> int | None:
-    """Token ids that the model has an embedding for, from its configuration; None where that does not say."""
+    """Token ids that the model has an embedding for, from its configuration; None if that does not say."""
     if not (folder / "config.json").is_file():
         return None
     found = getattr(read_config(folder).get_text_config(), "vocab_size", None)

@@ -2,7 +2,7 @@
 
 Models often have more places than there are tokens. Beyond the last place there may be tokens that no text holds: a
 padding token, or a text model's mark of an image. The chat template and the tokenizer itself must not write them. A row
-that holds one all the same is refused where it is read. Other special tokens, as marks of tools, come in responses.
+that still holds one is refused where it is read. Other special tokens, as marks of tools, come in responses.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class RunRecord:
 
 
 def changed_inputs(before: Inputs, now: Inputs) -> list[tuple[str, str]]:
-    """The inputs that differ, of those that were recorded: key and former name."""
+    """The inputs that differ, of those that were recorded: key and previous name."""
     return [(key, before[key]["name"]) for key, given in now.items() if key in before and not _same(before[key], given)]
 
 

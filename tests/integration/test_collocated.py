@@ -21,7 +21,7 @@ _STEPS, _GROUPS, _STALENESS = 4, 4, 1
 _LOOKS = 3
 
 
-# One that continues with other ranks and generators: test_run.py. One whose turns end amid it: test_auto_placement.py.
+# Another that continues, with other ranks and generators: test_run.py. One whose turns end: test_auto_placement.py.
 @pytest.mark.slow
 @pytest.mark.parametrize("continues", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_a_run_takes_turns_yields_when_asked_and_continues_split(

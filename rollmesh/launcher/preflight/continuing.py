@@ -36,7 +36,7 @@ class Continuation:
         step: of its checkpoint; 0 without one.
         trained: the last step that was trained.
         changes: of the configuration, see `changes`.
-        former: groups that were begun before the changes; None where they are as the others.
+        former: groups that were begun before the changes; None if they are like the others.
         starts_over: nothing was trained, and the run's identity has changed: its contents are of no use any more.
         finished: why nothing is left to do; empty where something is.
         start_from: name of the checkpoint that was asked for; empty where it is the newest one.

@@ -26,7 +26,7 @@ _SAMPLED = ("rollout.agent", "reward")
 
 @dataclass(frozen=True, slots=True)
 class FormerGroups:
-    """The groups that still have former values.
+    """The groups that still have previous values.
 
     Attributes:
         keys: that have changed, by what they decide.
@@ -50,7 +50,7 @@ class FormerGroups:
 def former_groups(
     before: Mapping[str, Any], now: Config, changed: Sequence[str], *, edited: bool, step: int, trained: int
 ) -> FormerGroups | None:
-    """The groups that a change leaves as they were; None where it leaves none.
+    """The groups that a change leaves as they were; None if it leaves none.
 
     Args:
         before: configuration of the last launch, as JSON; keys that it lacks are taken to be as they are now.

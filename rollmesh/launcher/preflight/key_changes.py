@@ -81,7 +81,7 @@ class TriedRun:
         (folder / "other" / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
 
     def pair(self, key: str, kind: str) -> tuple[Any, Any] | None:
-        """Two configurations that differ in one key; None where it goes with others alone."""
+        """Two configurations that differ in one key; None if it changes with others alone."""
         named = key.replace(".N.", ".0.").replace("NAME", "critic")
         context = next((own for start, own in _CONTEXTS.items() if named.startswith(start)), [])
         before = self._load(context)
@@ -165,7 +165,7 @@ class TriedRun:
         return LATER if later else TOLD if changed else AT_ONCE
 
     def _continue(self, before: Any, now: Any) -> bool:
-        """Continues as a start does; True where groups stay as they were.
+        """Continues as a start does; returns whether groups stay as they were.
 
         Raises:
             ConfigError, DataError: it is refused.
